@@ -51,14 +51,14 @@ def logprobs(
   """
 
   @jax.jit
-  def score(*rows):
+  def score(params, *rows):
     scores = jax.nn.log_softmax(model.logits(params, *rows))
     return jnp.pad(jnp.take_along_axis(scores[:, :-1], rows[0][:, 1:, None], axis=-1)[..., 0], ((0, 0), (1, 0)))
 
   pieces = [slice(start, start + ROWS_AT_A_TIME) for start in range(0, len(tokens), ROWS_AT_A_TIME)]
   return np.concatenate(
     [
-      np.asarray(score(*(jnp.asarray(x[piece], jnp.int32) for x in (tokens, positions, segments))))
+      np.asarray(score(params, *(jnp.asarray(x[piece], jnp.int32) for x in (tokens, positions, segments))))
       for piece in pieces
     ]
   )

@@ -197,6 +197,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--median", type=float, default=36, help="median of the log-normal lengths")
   parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of their logarithm")
   parser.add_argument("--cap", type=int, default=128, help="length up to which they follow the distribution")
+  parser.add_argument("--max_positions", type=int, default=4096, help="number of positions of the model")
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args(argv)
   try:
@@ -204,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
       raise ValueError(
         f"--lengths: found {args.lengths!r}, expected 'none' with --experts, whose output is not confined"
       )
-    config = qwen3(args.hidden, args.layers, args.vocab, experts=args.experts, top_k=args.top_k)
+    config = qwen3(args.hidden, args.layers, args.vocab, experts=args.experts, top_k=args.top_k, max_positions=args.max_positions)
     hazard = (
       lognormal_hazard(args.cap, median=args.median, sigma=args.sigma) if args.lengths == "lognormal" else None
     )

@@ -25,7 +25,7 @@ from experiments.benchmarks import roofline
 from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.job import Job, add_flags, job_from, left_padded, read_prompts
 from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, spread, write_json
-from jaxrl_llm.models import Model, load, read_config
+from jaxrl_llm.models import Model, load_params, make_model, read_config
 from jaxrl_llm.sampler import make_sampler
 from jaxrl_llm.types import Params, Rollouts
 
@@ -66,10 +66,16 @@ def generate_fn(model: Model, job: Job, *, max_new_tokens: int, slots: int | Non
   )
 
 
-def load_model(job: Job) -> tuple[Model, Params]:
-  """Loads the model and its weights, in the dtype of the job."""
-  model, params = load(job.checkpoint, dtype=job.dtype)
-  return model, jax.block_until_ready(params)
+def load_model(job: Job, *, attention: str = "auto") -> tuple[Model, Params]:
+  """Loads the model and its weights, in the dtype of the job.
+
+  Args:
+    job: Job with the checkpoint.
+    attention: Attention of a decoding step; see `ModelConfig.decode_attention`.
+  """
+  config = read_config(job.checkpoint)._replace(param_dtype=job.dtype, dtype=job.dtype, decode_attention=attention)
+  model = make_model(config)
+  return model, jax.block_until_ready(load_params(job.checkpoint, model))
 
 
 def prepare(job: Job, model: Model, params: Params, *, max_new_tokens: int | None = None) -> Generation:
@@ -93,15 +99,16 @@ def prepare(job: Job, model: Model, params: Params, *, max_new_tokens: int | Non
   return Generation(run, [len(row) for row in rows], seconds, getattr(compiled.memory_analysis(), TEMP, None))
 
 
-def measure(job: Job, *, repeats: int) -> dict[str, Any]:
+def measure(job: Job, *, repeats: int, attention: str = "auto") -> dict[str, Any]:
   """Runs a job and measures it.
 
   Args:
     job: Job to run.
     repeats: Number of timed runs.
+    attention: Attention of a decoding step; see `ModelConfig.decode_attention`.
   """
   started = time.perf_counter()
-  model, params = load_model(job)
+  model, params = load_model(job, attention=attention)
   load_seconds, loaded_bytes = time.perf_counter() - started, worker.resident_bytes()
   device, weight_bytes = jax.devices()[0], sum(x.nbytes for x in jax.tree.leaves(params))
   generation = prepare(job, model, params)
@@ -214,9 +221,10 @@ def main(argv: list[str] | None = None) -> int:
     prog="python -m experiments.benchmarks.sampler", description=__doc__.splitlines()[0]
   )
   add_flags(parser)
+  parser.add_argument("--attention", choices=("auto", "xla", "ragged"), default="auto", help="attention of a decoding step")
   try:
     args, job = parse(parser, argv)
-    result = measure(job, repeats=args.repeats)
+    result = measure(job, repeats=args.repeats, attention=args.attention)
   except (ValueError, OSError, ImportError) as error:
     print(str(error).replace("rollout.", "--"), file=sys.stderr)
     return 2

@@ -32,7 +32,8 @@ from jaxrl_llm.devices.compiling import give_back_memory
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Layout, Trajectory
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
-from jaxrl_llm.models import Model, ModelConfig, load, read_config
+from jaxrl_llm.models import Model, ModelConfig, load_params, make_model, read_config
+from jaxrl_llm.models.attention import BACKENDS
 from jaxrl_llm.models.remat import check_policy
 from jaxrl_llm.objectives.settings import did_you_mean
 from jaxrl_llm.sampler import make_filter
@@ -202,10 +203,16 @@ def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[T
   return sequences, layout, 1 if one_by_one else layout.shape[0] // num_micro_batches
 
 
-def load_model(job: TrainJob) -> tuple[Model, Params]:
-  """Loads the model and its weights, which are float32 whatever the compute dtype."""
-  model, params = load(job.checkpoint, dtype="float32", compute_dtype=job.dtype, remat=job.remat)
-  return model, jax.block_until_ready(params)
+def load_model(job: TrainJob, *, attention: str = "auto") -> tuple[Model, Params]:
+  """Loads the model and its weights, which are float32 whatever the compute dtype.
+
+  Args:
+    job: Job with the checkpoint.
+    attention: Attention of the model; see `ModelConfig.attention`.
+  """
+  config = read_config(job.checkpoint)._replace(dtype=job.dtype, remat=job.remat, param_dtype="float32", attention=attention)
+  model = make_model(config)
+  return model, jax.block_until_ready(load_params(job.checkpoint, model))
 
 
 def compiled(
@@ -280,15 +287,16 @@ def attended_pairs(sequences: list[Trajectory], layout: Layout | None = None) ->
   return sum(map(triangle, prompts.values())) + sum(own)
 
 
-def measure(job: TrainJob, *, repeats: int) -> dict[str, Any]:
+def measure(job: TrainJob, *, repeats: int, attention: str = "auto") -> dict[str, Any]:
   """Runs a job and measures it.
 
   Args:
     job: Job to run.
     repeats: Number of timed updates.
+    attention: Attention of the model; see `ModelConfig.attention`.
   """
   started = time.perf_counter()
-  model, params = load_model(job)
+  model, params = load_model(job, attention=attention)
   load_seconds, loaded_bytes = time.perf_counter() - started, worker.resident_bytes()
   device, weight_bytes = jax.devices()[0], sum(x.nbytes for x in jax.tree.leaves(params))
   batch = read_batch(job, vocab_size=model.config.vocab_size, max_positions=model.config.max_positions)
@@ -380,11 +388,12 @@ def main(argv: list[str] | None = None) -> int:
     prog="python -m experiments.benchmarks.train_step", description=__doc__.splitlines()[0]
   )
   add_flags(parser)
+  parser.add_argument("--attention", choices=("auto", *BACKENDS), default="auto", help="attention of the model")
   args = parser.parse_args(argv)
   try:
     job = job_from(args)
     check(job)
-    result = measure(job, repeats=args.repeats)
+    result = measure(job, repeats=args.repeats, attention=args.attention)
   except (ValueError, OSError, ImportError) as error:
     print(error, file=sys.stderr)
     return 2

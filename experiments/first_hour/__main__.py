@@ -1,11 +1,13 @@
 """`python -m experiments.first_hour --out=FOLDER`: everything to learn about a new device at once.
 
 Runs on whatever JAX calls the default device, in order, each part in a process of its own with a
-time limit. A part that fails does not stop the others. The result is one page, FOLDER/page.md.
+time limit. A part that fails does not stop the others. The result is one page, FOLDER/page.md,
+which is written after each part.
 
   machine    versions, memory, measured peaks
   numerics   forward pass, samples and updates of two small models against a CPU's recorded numbers
   kernels    attention, experts' products and decoding against plain JAX
+  times      each kernel's, and that of plain JAX
   decoding   share of the memory's bandwidth that decoding reaches
   updates    share of the peak that updates of three shapes reach
   laptop     the laptop job
@@ -57,10 +59,17 @@ def _speeds():
   return speeds
 
 
+def _kernel_speeds():
+  from experiments.first_hour import kernel_speeds
+
+  return kernel_speeds
+
+
 PARTS = {
   "machine": Part("The machine", lambda folder, size: _speeds().machine(), 2),
   "numerics": Part("Against a CPU", lambda folder, size: _checks().numerics(), 5),
   "kernels": Part("Kernels against plain JAX", lambda folder, size: _checks().kernels(length=256 if size == "small" else 2048), 5),
+  "times": Part("Times of kernels", lambda folder, size: _kernel_speeds().kernel_speeds(size=size), 5),
   "decoding": Part("Decoding", lambda folder, size: _speeds().decoding(folder, size=size), 12),
   "updates": Part("Updates", lambda folder, size: _speeds().updates(folder, size=size), 12),
   "laptop": Part("The laptop job", lambda folder, size: _speeds().job(folder, "laptop", size=size), 10),
@@ -87,10 +96,11 @@ def main(argv: list[str] | None = None) -> int:
   args.out.mkdir(parents=True, exist_ok=True)
   device = _ask("import jax; d = jax.devices()[0]; print(d.device_kind if d.platform != 'cpu' else 'cpu')")
   size = args.size or ("small" if device == "cpu" else "full")
-  every = [_part(name, args.out, size) for name in names]
-  command = f"python -m experiments.first_hour --size={size} --parts={','.join(names)}"
-  text = results.page(every, device=device, command=command, date=datetime.date.today().isoformat())
-  (args.out / "page.md").write_text(text)
+  command, every = f"python -m experiments.first_hour --size={size} --parts={','.join(names)}", []
+  for name in names:
+    every.append(_part(name, args.out, size))
+    text = results.page(every, device=device, command=command, date=datetime.date.today().isoformat())
+    (args.out / "page.md").write_text(text)  # After each part, for a machine that is taken away.
   print(f"{args.out / 'page.md'}")
   return int(any(result.error or any(row.is_good is False for row in result.rows) for result in every))
 

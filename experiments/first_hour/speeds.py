@@ -47,11 +47,12 @@ _SMALL = ("--hidden=128", "--layers=2", "--vocab=512")
 DECODING = {
   "small": [Shape("128 x 2, 4 x 4 rows", (*_SMALL, "--prompts=4", "--prompt_tokens=8"), ("--group_size=4", "--max_new_tokens=16"))],
   "full": [
-    Shape(f"0.6B, {prompts} x 8 rows", (*_06B, f"--prompts={prompts}", "--prompt_tokens=512"), (_BF16, "--max_new_tokens=1024"))
-    for prompts in (8, 32, 64)
+    Shape(f"0.6B, {prompts} x 8 rows, attention {attention}", (*_06B, f"--prompts={prompts}", "--prompt_tokens=512"),
+      (_BF16, "--max_new_tokens=1024", f"--attention={attention}"))
+    for prompts, attention in ((64, "auto"), (64, "ragged"), (8, "auto"))
   ]
   + [Shape("mixture of 32 experts, 32 x 8 rows", (*_MIXTURE, "--prompts=32", "--prompt_tokens=512"), (_BF16, "--max_new_tokens=512"))],
-}
+}  # fmt: skip
 
 UPDATES = {
   "small": [
@@ -61,7 +62,7 @@ UPDATES = {
   "full": [
     Shape("0.6B, rows of 4k", _06B, (_BF16, "--remat=full", "--row_tokens=4096", "--microbatch=8"),
       ("--rows=64", "--prompt_tokens=512", "--median=800", "--cap=3000")),
-    Shape("0.6B, rows of 18k", _06B, (_BF16, "--remat=full", "--row_tokens=18432", "--microbatch=4"),
+    Shape("0.6B, rows of 18k", (*_06B, "--max_positions=16384"), (_BF16, "--remat=full", "--row_tokens=18432", "--microbatch=4"),
       ("--rows=32", "--prompt_tokens=1024", "--median=4000", "--cap=12000")),
     Shape("mixture of 32 experts, rows of 4k", _MIXTURE, (_BF16, "--remat=full", "--row_tokens=4096", "--microbatch=8"),
       ("--rows=64", "--prompt_tokens=512", "--median=800", "--cap=3000")),
@@ -163,9 +164,12 @@ def _goal(goal: float) -> float | None:
 
 
 def _checkpoint(folder: pathlib.Path, shape: Shape) -> pathlib.Path:
-  checkpoint = folder / "checkpoint"
-  shutil.rmtree(checkpoint, ignore_errors=True)  # Of the shape before.
-  _call(random_checkpoint.main, [str(checkpoint), *shape.model])
+  """Makes the checkpoint of a shape, unless that of the shape before is the same."""
+  checkpoint, flags = folder / "checkpoint", folder / "flags.json"
+  if not (flags.exists() and json.loads(flags.read_text()) == list(shape.model)):
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    _call(random_checkpoint.main, [str(checkpoint), *shape.model])
+    flags.write_text(json.dumps(shape.model))
   return checkpoint
 
 

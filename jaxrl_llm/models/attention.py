@@ -132,15 +132,15 @@ def suited(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
     length: Number of tokens of a row.
 
   Example:
-    >>> suited("gpu", jnp.bfloat16, 64, 2048), suited("gpu", jnp.bfloat16, 64, 4096), suited("tpu", jnp.float32, 128, 4096)
+    >>> suited("gpu", jnp.bfloat16, 64, 2047), suited("gpu", jnp.bfloat16, 64, 2048), suited("tpu", jnp.float32, 128, 4096)
     ('cudnn', 'flash', 'flash')
   """
   is_long = length > _AT_ONCE.get(platform, 2048)
   if platform == "tpu" and head_dim % 64 == 0:
     return "flash"
-  # Shorter rows take what others have run on GPUs. For longer ones it would hold T·T numbers per
-  # row, or run a loop of thousands of small products.
-  if platform == "gpu" and is_long and dtype in (jnp.bfloat16, jnp.float32) and KERNELS["gpu"].reads(head_dim):
+  # Shorter rows were not timed. For longer ones cuDNN takes 1.3 to 1.6 times as long on an H200 and
+  # holds T·T numbers per row, and a loop would launch thousands of small products.
+  if platform == "gpu" and length >= _FLASH and dtype in (jnp.bfloat16, jnp.float32) and KERNELS["gpu"].reads(head_dim):
     return "flash"
   if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= 128:
     return "cudnn"
@@ -172,6 +172,8 @@ _BLOCK = {"cpu": 64, "gpu": 256, "tpu": 512}
 # Rows up to this length do not benefit from blocks: on a CPU they are one block, and elsewhere each
 # step of the loop waits for the one before.
 _AT_ONCE = {"cpu": 64, "gpu": 2048, "tpu": 2048}
+# Length from which "auto" selects the kernels of GPUs.
+_FLASH = 2048
 
 # Functions `(q, k, v, rows, mesh, platform) -> attention`. XLA itself shards those without
 # `_on_each_device`.

@@ -91,6 +91,35 @@ matmul.defvjp(lambda x, weight, ins: (matmul(x, weight, ins), (x, weight)), _mat
 
 
 @jax.custom_vjp
+def matmul_in_float32(x: Float[Array, "..."], weight: Array) -> Float[Array, "..."]:
+  """Multiplies in the dtype of `x`, with sums and results in float32.
+
+  The gradient is rounded to the dtype of `x` before its two products, as TPUs do by themselves. By
+  JAX's own rule GPUs would widen the other operands instead, for products in TensorFloat32 at half
+  the speed.
+
+  Example:
+    >>> matmul_in_float32(jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4))).dtype.name
+    'float32'
+  """
+  return _in_float32(x, weight.astype(x.dtype), ((x.ndim - 1,), (0,)))
+
+
+def _in_float32(x: Array, y: Array, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
+  return jax.lax.dot_general(x, y, (axes, ((), ())), precision=precision_of(x, y), preferred_element_type=jnp.float32)
+
+
+def _matmul_in_float32_bwd(saved: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
+  x, weight = saved
+  ct, of_tokens = ct.astype(x.dtype), tuple(range(x.ndim - 1))
+  of_x = _in_float32(ct, weight.astype(x.dtype), ((ct.ndim - 1,), (1,)))
+  return of_x.astype(x.dtype), _in_float32(x, ct, (of_tokens, of_tokens)).astype(weight.dtype)
+
+
+matmul_in_float32.defvjp(lambda x, weight: (matmul_in_float32(x, weight), (x, weight)), _matmul_in_float32_bwd)
+
+
+@jax.custom_vjp
 def swiglu(gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
   """Computes silu(gate) ⊙ up, keeping only its two inputs for the backward pass.
 

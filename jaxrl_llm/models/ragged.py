@@ -43,8 +43,7 @@ class Kernel(NamedTuple):
 
 
 _TPU = Kernel(ragged_tpu.attend, ragged_tpu.reads, ragged_tpu.WIDTHS, ragged_tpu.COLUMNS, ragged_tpu.ROWS, is_default=True)
-# No default yet: it has been compiled and emulated, but has not run on a GPU.
-_GPU = Kernel(ragged_gpu.attend, ragged_gpu.reads, ragged_gpu.WIDTHS, ragged_gpu.COLUMNS, ragged_gpu.ROWS)
+_GPU = Kernel(ragged_gpu.attend, ragged_gpu.reads, ragged_gpu.WIDTHS, ragged_gpu.COLUMNS, ragged_gpu.ROWS, is_default=True)
 KERNELS = {"tpu": _TPU, "gpu": _GPU, "cpu": _TPU._replace(is_default=False, is_emulated=True)}
 """Kernels by platform; CPUs emulate that of TPUs."""
 
@@ -68,9 +67,9 @@ def is_used(backend: str, platform: str, head_dim: int, columns: int) -> bool:
 
   Example:
     >>> is_used("auto", "tpu", 128, 4096), is_used("auto", "gpu", 128, 4096), is_used("auto", "tpu", 128, 100)
-    (True, False, False)
-    >>> is_used("ragged", "gpu", 64, 4096)
-    True
+    (True, True, False)
+    >>> is_used("auto", "cpu", 128, 4096)
+    False
   """
   kernel = kernel_of(platform)
   fits = kernel.reads(head_dim) and block_columns(columns, platform) is not None

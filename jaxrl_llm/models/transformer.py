@@ -15,9 +15,8 @@ from jaxrl_llm.models.attention import Rows, packed
 from jaxrl_llm.models.cache import Cache, View, key_values
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, RMSNorm, rotation_of
-from jaxrl_llm.models.linear import adapter, linear, param
+from jaxrl_llm.models.linear import adapter, linear, matmul_in_float32, param
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
-from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.residual import gathered
@@ -296,6 +295,5 @@ class Transformer(nnx.Module):
       return linear(self, "head", x, self.config).astype(jnp.float32)
     head = (self.embedding if self.config.tie_embeddings else self.head).get_value()
     values, scale = head if isinstance(head, Quantized) else (head, None)
-    matrix = (values.T if self.config.tie_embeddings else values).astype(x.dtype)
-    logits = jnp.einsum("...d,dv->...v", x, matrix, precision=precision_of(x, matrix), preferred_element_type=jnp.float32)
+    logits = matmul_in_float32(x, values.T if self.config.tie_embeddings else values)
     return logits if scale is None else logits * scale

@@ -215,8 +215,8 @@ def test_a_model_uses_its_backend(monkeypatch):
 
 @pytest.mark.parametrize("platform, dtype, head_dim, length, expected", [
   ("cpu", "float32", 64, 64, "xla"), ("cpu", "bfloat16", 64, 65, "chunked"), ("gpu", "float32", 64, 512, "xla"),
-  ("gpu", "float32", 64, 4096, "flash"), ("gpu", "float32", 80, 4096, "chunked"), ("gpu", "bfloat16", 64, 2048, "cudnn"),
-  ("gpu", "bfloat16", 64, 2049, "flash"), ("gpu", "float16", 128, 4096, "cudnn"), ("gpu", "bfloat16", 256, 512, "xla"),
+  ("gpu", "float32", 64, 4096, "flash"), ("gpu", "float32", 80, 4096, "chunked"), ("gpu", "bfloat16", 64, 2047, "cudnn"),
+  ("gpu", "bfloat16", 64, 2048, "flash"), ("gpu", "float16", 128, 4096, "cudnn"), ("gpu", "bfloat16", 256, 512, "xla"),
   ("tpu", "bfloat16", 128, 512, "flash"), ("tpu", "float32", 64, 64, "flash"),
   ("tpu", "bfloat16", 80, 512, "xla"), ("tpu", "bfloat16", 80, 4096, "chunked"),
 ])  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import head as head_lib
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
+from jaxrl_llm.models.linear import matmul_in_float32
 from jaxrl_llm.sampler import make_filter
 
 BATCH, LENGTH, WIDTH, VOCAB = 8, 12, 16, 48
@@ -122,3 +123,15 @@ def test_a_chunk_takes_a_small_share_of_an_accelerator(memory, vocab_size, tenso
   mesh = mesh_lib.make_mesh(tensor=tensor)
   assert chunk_tokens(vocab_size, mesh) == tokens
   assert tokens == 128 or 4 * tokens * vocab_size / tensor <= (memory or 16 * GIB) / 16
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 8e-3)])
+def test_logits_have_the_gradient_of_a_plain_product(rng, dtype, tolerance):
+  """The weight stays in float32, and so does the sum of its gradient over the tokens."""
+  x, weight, ct = (jnp.float32(rng.standard_normal(shape)) for shape in ((3, 50, WIDTH), (WIDTH, VOCAB), (3, 50, VOCAB)))
+  x = x.astype(dtype)
+  logits, back = jax.vjp(matmul_in_float32, x, weight)
+  expected, plain = jax.vjp(lambda x, weight: x.astype(jnp.float32) @ weight, x, weight)
+  assert logits.dtype == jnp.float32 and [y.dtype.name for y in back(ct)] == [dtype, "float32"]
+  for y, z in zip((logits, *back(ct)), (expected, *plain(ct)), strict=True):
+    assert jnp.max(jnp.abs(y.astype(jnp.float32) - z.astype(jnp.float32))) < tolerance * jnp.max(jnp.abs(z))

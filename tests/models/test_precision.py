@@ -121,6 +121,16 @@ def test_every_product_of_float32_arrays_is_in_float32(name, dtype):
     assert all(x.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2 for x in of_kernels)
 
 
+@pytest.mark.parametrize("name", ["update", "update, tied head"])
+def test_a_bfloat16_update_has_no_product_of_two_dtypes(name):
+  """GPUs would widen its bfloat16 array, for a product in TensorFloat32 at half the speed."""
+  program, arguments = PROGRAMS[name](NANO._replace(dtype="bfloat16"))
+  text = jax.jit(program).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+  products = [(dtypes, line) for dtypes, _, line in lowered_products(text)]
+  assert ["bf16", "bf16"] in [dtypes for dtypes, _ in products]
+  assert not [line for dtypes, line in products if len(set(dtypes)) > 1]
+
+
 def test_every_product_in_the_package_has_a_precision():
   """Calls and partial calls have one; a bare function or the operator `@` cannot."""
   silent = []

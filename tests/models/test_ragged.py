@@ -116,6 +116,6 @@ def test_a_cache_that_the_kernel_cannot_divide_is_refused():
     ragged.is_used("ragged", "gpu", 96, 128)
 
 
-def test_gpus_use_the_kernel_only_on_request():
-  assert not ragged.is_used("auto", "gpu", 128, 256) and ragged.is_used("ragged", "gpu", 128, 64)
+def test_gpus_use_the_kernel_and_cpus_only_on_request():
+  assert ragged.is_used("auto", "gpu", 128, 256) and not ragged.is_used("auto", "gpu", 96, 256)
   assert ragged.is_used("ragged", "cpu", 128, 256) and not ragged.is_used("auto", "cpu", 128, 256)
