@@ -141,7 +141,7 @@ def test_a_run_of_the_version_with_micro_batches_resumes_with_the_same_bits(tmp_
     assert column(tmp_path / "old", name) == column(tmp_path / "new", name) and len(column(tmp_path / "new", name)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_with_several_micro_batches_is_refused_without_the_flag(tmp_path, capsys):
   assert call(tmp_path, num_steps=0) == 0
   record_micro_batches(tmp_path, 2)
@@ -172,7 +172,7 @@ def test_other_devices_are_refused_without_the_flag(tmp_path):
   assert "within rounding only" in changes_lib.check_devices(tmp_path, 4, allowed=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_on_eight_devices_resumes_on_four_and_one(tmp_path, capsys):
   """The restored weights are equal bit for bit, and the losses within rounding."""
   spread = {"mesh.fsdp": -1, "mesh.data": 1}

@@ -49,7 +49,7 @@ def test_the_ratio_lab_runs(tmp_path, capsys):
 
 
 # Tracing takes ten seconds. Each study has its own test, and only the figures have none.
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shapes_run(tmp_path, capsys):
   objective_shapes.main(["--smoke", "--folder", str(tmp_path)])
   assert "E2: identity verified" in capsys.readouterr().out

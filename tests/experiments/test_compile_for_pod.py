@@ -439,7 +439,7 @@ def test_an_update_of_experts_is_compiled_to_the_operations_that_it_needs(tmp_pa
   assert by_kind["token_sums"] < 0.01 * update["operations"]["flops"] and update["arguments"] > 6 * 2**30
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_libtpu
 def test_a_sampler_with_its_own_chips_spreads_its_experts(tmp_path):
   of_mesh = ("mesh.sampler=4", "mesh.sampler_expert=2", "mesh.sampler_tensor=2")
@@ -523,7 +523,7 @@ os._exit(0)
 
 @needs_libtpu
 @pytest.mark.parametrize(
-  "split", [pytest.param("by the rule", marks=pytest.mark.slow), pytest.param("the last axis", marks=pytest.mark.exhaustive)]
+  "split", [pytest.param("by the rule", marks=pytest.mark.exhaustive), pytest.param("the last axis", marks=pytest.mark.exhaustive)]
 )
 def test_gathered_experts_are_not_copied_into_whole_tiles(split):
   """Of the last axis of 512 numbers, fsdp 8 would leave 64 for each chip, half a tile."""
@@ -568,7 +568,7 @@ def test_the_decoding_loop_of_a_pod_leaves_weights_and_cache_in_place(settings, 
 @pytest.mark.parametrize(
   "arguments",
   [
-    pytest.param(("model.preset=nano-moe", "mesh.expert=2"), marks=pytest.mark.slow),
+    pytest.param(("model.preset=nano-moe", "mesh.expert=2"), marks=pytest.mark.exhaustive),
     pytest.param(("mesh.tensor=2", "rollout.cache_dtype=int8"), marks=pytest.mark.exhaustive),
   ],
 )
@@ -581,7 +581,7 @@ def test_the_samplers_shardings_are_those_that_the_compiler_would_choose(argumen
   assert len(lines) > 20 and set(lines) == {"same"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_libtpu
 def test_two_slices_reduce_gradients_between_them(tmp_path):
   numbers, output = compiled(tmp_path, "--topology=v5e:2x2", "--slices=2", "--programs=update", "--only_plan")
@@ -590,7 +590,7 @@ def test_two_slices_reduce_gradients_between_them(tmp_path):
   assert any("data" in name and name.startswith("all-reduce") for name in numbers["update"]["collectives"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_libtpu
 def test_a_sweep_recommends_a_setting_that_the_compiler_planned(tmp_path):
   plans, output = compiled(tmp_path, "--topology=v5e:2x2", "--sweep")

@@ -167,7 +167,7 @@ def test_a_stopped_measurement_resumes(tmp_path, monkeypatch, capsys):
   assert "punish, seed 1: " in capsys.readouterr().out
 
 
-@pytest.mark.slow  # Two compilations of a learner and a sampler; each piece has its own test.
+@pytest.mark.exhaustive  # Two compilations of a learner and a sampler; each piece has its own test.
 def test_a_trial_from_end_to_end(tmp_path):
   bed.write_problems(tmp_path)
   with runs.quick():

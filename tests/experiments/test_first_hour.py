@@ -59,7 +59,7 @@ def test_a_failing_run_gives_its_last_line(tmp_path, monkeypatch):
     speeds.job(tmp_path, "laptop", size="small")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_hour_in_small(tmp_path):
   parts = [name for name in command.PARTS if name != "smollm2"]
   assert command.main([f"--out={tmp_path}", "--size=small", f"--parts={','.join(parts)}"]) == 0, (tmp_path / "page.md").read_text()

@@ -27,8 +27,10 @@ def outputs_of(notebook):
   return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
-@pytest.mark.slow  # Ten seconds each, mostly compilation.
-@pytest.mark.parametrize("name", sources.NAMES)
+@pytest.mark.parametrize(
+  # Half a minute each, mostly compilation.
+  "name", [pytest.param(name, marks=pytest.mark.exhaustive if name.startswith("04") else pytest.mark.slow) for name in sources.NAMES]
+)
 def test_a_notebook_runs_from_the_first_cell_to_the_last(name):
   notebook = execution.execute(name)
   numbers = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]

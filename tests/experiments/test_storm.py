@@ -54,7 +54,7 @@ def test_mismatches_count_every_bit(tmp_path):
   assert attempts.mismatches(golden, finished(tmp_path / "weight", weight=float(np.nextafter(1.0, 2)))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_survives_kills_at_random_and_one_in_each_phase(tmp_path, capsys):
   """A few kills at random; `experiments/LOG.md` records storms of 25 and more."""
   assert storm.main(["storm", "--kills=4", f"--out={tmp_path / 'storm'}"]) == 0, capsys.readouterr().out

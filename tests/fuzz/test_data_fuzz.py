@@ -128,9 +128,9 @@ def test_spoiled_files(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", READERS)
-def test_hundreds_of_spoiled_files(kind, tmp_path):
-  made = sum(attempt(tmp_path / str(i), kind, f"{kind}-{i}") for i in range(500))
-  assert 150 < made < 450
+def test_many_spoiled_files(kind, tmp_path):
+  made = sum(attempt(tmp_path / str(i), kind, f"{kind}-{i}") for i in range(150))
+  assert 45 < made < 135
 
 
 @pytest.mark.parametrize("kind", READERS)

@@ -19,16 +19,15 @@ SHORT = {
   "num_steps": 2, "warm_start.num_steps": 1, "eval.every": 2, "eval.num_prompts": 8, "log.num_table_rows": 0, "log.tensorboard": False,
 }  # fmt: skip
 RUNS = ("gspo", "grpo", "ppo", "dapo", "sapo", "own_data")
-FEW = ("ppo", "own_data")
 NUMBERS = (
   "1", "2", "3", "7", "16", "64", "0.5", "1e-4", "0", "-1", "True", "False", "None", "1e300", "1e-300", "'a'", "(16,)", "(8,16)",
   "2147483647",
 )  # fmt: skip
 
 
-def less_often(name: str):
-  """Returns a parameter of a slow test for a few configs, of an exhaustive one for the others."""
-  return pytest.param(name, marks=pytest.mark.slow if name in FEW else pytest.mark.exhaustive)
+def one_of(names, chosen: str):
+  """Returns the parameters of a slow test for one config, and of exhaustive ones for the others."""
+  return [pytest.param(name, marks=pytest.mark.slow if name == chosen else pytest.mark.exhaustive) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +71,7 @@ def check(args, status: int, err: str) -> None:
   assert status == 0 or (status in (1, 2) and lines and all(line.startswith("error: ") for line in lines)), (args, status, err[-1500:])
 
 
-@pytest.mark.parametrize("name", list(map(less_often, mutations.CONFIGS)))
+@pytest.mark.parametrize("name", one_of(mutations.CONFIGS, "ppo"))
 def test_dry_runs(name, tmp_path):
   failed = []
   for args in valid(name, 3):
@@ -83,7 +82,7 @@ def test_dry_runs(name, tmp_path):
   assert not failed, "\n\n".join(failed)
 
 
-@pytest.mark.parametrize("name", list(map(less_often, RUNS)))
+@pytest.mark.parametrize("name", one_of(RUNS, "own_data"))
 def test_short_runs(name, tmp_path):
   """The fields that determine the length of a run are reset."""
   (args,) = valid(name, 1, tuple(flags(SHORT)), NUMBERS[:-1])

@@ -200,7 +200,7 @@ BUCKETS = {16: "shared", 24: "packed", 40: "padded"}
 @pytest.mark.parametrize(
   ("name", "sizes", "rows_at_once"),
   [("dense", (), 8), pytest.param("dense", (("fsdp", 4),), 8, marks=pytest.mark.slow),
-   pytest.param("sparse", (("expert", 2), ("context", 2)), 8, marks=pytest.mark.slow)],
+   pytest.param("sparse", (("expert", 2), ("context", 2)), 8, marks=pytest.mark.exhaustive)],
   ids=["one device", "four devices", "experts on four devices"],
 )  # fmt: skip
 @pytest.mark.parametrize("bucket", BUCKETS)

@@ -40,7 +40,7 @@ def check_gspo(rows, low, high):
   "split",
   [
     pytest.param({}, id="whole"),
-    pytest.param({"learner.rows_per_device": 2}, id="in micro-batches", marks=pytest.mark.slow),
+    pytest.param({"learner.rows_per_device": 2}, id="in micro-batches", marks=pytest.mark.exhaustive),
   ],
 )
 def test_token_scores_of_a_run(split, tmp_path):
@@ -56,7 +56,8 @@ def test_token_scores_on_eight_devices(tmp_path):
   check_gspo(samples_of("gspo", tmp_path, {"mesh.fsdp": 4, "mesh.tensor": 2}, devices=8), 0.006, 0.008)
 
 
-@pytest.mark.parametrize("name", [pytest.param("grpo", marks=pytest.mark.exhaustive), pytest.param("sapo", marks=pytest.mark.slow)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["grpo", "sapo"])
 def test_other_objectives_have_token_scores_too(name, tmp_path):
   rows = samples_of(name, tmp_path, {})
   weights = [x for row in rows for x in row.get("gate_weight", []) if x is not None]

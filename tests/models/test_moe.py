@@ -190,8 +190,8 @@ def test_log_probabilities_jump_at_a_routing_tie_unless_routes_are_replayed():
   "sizes",
   [
     {"fsdp": 2, "expert": 2, "tensor": 2},
-    pytest.param({"expert": 4, "tensor": 2}, marks=pytest.mark.slow),
-    pytest.param({"data": 8}, marks=pytest.mark.slow),
+    pytest.param({"expert": 4, "tensor": 2}, marks=pytest.mark.exhaustive),
+    pytest.param({"data": 8}, marks=pytest.mark.exhaustive),
   ],
   ids=str,
 )

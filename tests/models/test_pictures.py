@@ -184,8 +184,8 @@ def test_features_do_not_depend_on_padding():
   [
     ("qwen3_vl", False),
     ("qwen3_vl_moe", True),
-    pytest.param("qwen3_vl", True, marks=pytest.mark.slow),
-    pytest.param("qwen3_vl_moe", False, marks=pytest.mark.slow),
+    pytest.param("qwen3_vl", True, marks=pytest.mark.exhaustive),
+    pytest.param("qwen3_vl_moe", False, marks=pytest.mark.exhaustive),
   ],
 )
 def test_sampler_and_learner_agree(name, as_patches):

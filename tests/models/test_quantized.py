@@ -68,7 +68,7 @@ CASES = {
   "bounded": (MIXTURE._replace(tie_embeddings=False), dict(fsdp=2, expert=2, tensor=2), 0),
 }
 EVERY = [
-  pytest.param(*case, name, id=f"{label}-{name}", marks=[pytest.mark.slow] * (name == "float8" and label != "tied head"))
+  pytest.param(*case, name, id=f"{label}-{name}", marks=[pytest.mark.exhaustive] * (name == "float8" and label != "tied head"))
   for label, case in CASES.items()
   for name in FORMATS
 ]

@@ -106,7 +106,7 @@ def test_slots_move_and_return_with_their_gradients(batch, rng):
   assert striped(x, None) is in_row_order(x, None) is x
 
 
-@pytest.mark.parametrize("share_prompts", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("share_prompts", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_models_return_the_order_of_the_rows(share_prompts, rng):
   """Log-probabilities, routes, router losses, values and rewards equal those on one device."""
   sequences = []
@@ -182,7 +182,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the package libtpu is not installed")
 def test_stripes_cost_a_few_numbers_per_token_and_no_collective_of_a_layer():
   environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

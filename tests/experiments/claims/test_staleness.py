@@ -56,7 +56,7 @@ def test_the_noise_is_that_of_objectives_with_one_gradient():
   assert noise["pairs"] == 5 and 0 < noise["rms"] <= noise["largest"] < 0.2, "VESPO takes the token mean, so its gradient is different"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_objectives_of_the_a_a_comparison_have_the_same_gradient_on_fresh_data():
   rng = np.random.default_rng(0)
   old, mask = -rng.random((6, 5)).astype(np.float32), (np.arange(5) < np.array([5, 4, 3, 5, 2, 4])[:, None]).astype(np.float32)
@@ -85,7 +85,7 @@ def test_bands_of_the_sequence_ratio_are_scaled_by_one_factor():
   assert dict(rules.BAND)["clip_low"] / 3e-4 == pytest.approx(dict(rules.LUSPO_BAND)["clip_low"] / 2e-3, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_smoke_run_writes_verdicts_and_figures_that_can_be_drawn_again(tmp_path):
   argv = ["--smoke", f"--folder={tmp_path}"]
   run.main(argv)

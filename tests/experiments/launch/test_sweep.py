@@ -18,7 +18,7 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_relaunch_finishes_a_killed_and_a_failed_trial(tmp_path, monkeypatch, capsys):
   (tmp_path / "mine.py").write_text(SWEEP)
   folder = tmp_path / "sweep"

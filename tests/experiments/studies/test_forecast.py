@@ -198,7 +198,7 @@ def small(monkeypatch):
   monkeypatch.setattr(protocol, "BLOCKS", ((Cell(4, 1), Cell(4, 2, "float8")),))
 
 
-@pytest.mark.slow  # Compiles two objectives and three samplers.
+@pytest.mark.exhaustive  # Compiles two objectives and three samplers.
 @pytest.mark.usefixtures("small")
 def test_the_command_tunes_trains_resumes_and_refuses_changed_rules(tmp_path, capsys):
   with pytest.raises(SystemExit, match="error: found a tuning with trials missing, expected all: run --stage=tune first"):
