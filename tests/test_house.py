@@ -22,7 +22,7 @@ FLOORS = (
   ("types", "advantages", "pretrained"),
   ("segments", "tasks", "devices"),
   ("objectives", "models", "sampler"),
-  ("rewards", "learner"),
+  ("rewards", "learner", "serve"),
   ("evaluation", "rollouts"),
   ("config",),
   ("workdir",),

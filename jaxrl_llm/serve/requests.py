@@ -1,0 +1,119 @@
+"""What a client asks of the engine, what it gets, and why a request is refused. Starts no JAX."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+REASONS = ("stop", "length", "aborted")
+"""Reasons that a completion ended: a stop token or stop string, its budget, or the caller."""
+
+
+class Request(NamedTuple):
+  """One completion to draw.
+
+  Attributes:
+    tokens: Ids of the prompt, or of the whole conversation so far.
+    max_tokens: Budget of the completion, in tokens.
+    temperature: Temperature of the draw; 0 takes the likeliest token.
+    top_k: Number of likeliest tokens to keep; 0 keeps all.
+    top_p: Probability mass of likeliest tokens to keep; 1 keeps all.
+    stop_ids: Ids that end the completion. The stop token is kept.
+    stops: Texts that end the completion. Their last token is kept.
+    seed: Seed of the draws. Equal requests with equal seeds draw equal tokens, whatever else runs.
+    salt: Text that keeps cached prefixes apart: a request reads only those of its own salt.
+  """
+
+  tokens: Sequence[int]
+  max_tokens: int
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  stop_ids: tuple[int, ...] = ()
+  stops: tuple[str, ...] = ()
+  seed: int = 0
+  salt: str = ""
+
+
+class Piece(NamedTuple):
+  """Tokens of a completion, in the order of their draw.
+
+  Attributes:
+    tokens: Ids.
+    logprobs: Log-probability of each id under the distribution that it was drawn from.
+  """
+
+  tokens: list[int]
+  logprobs: list[float]
+
+
+class Completion(NamedTuple):
+  """A finished completion.
+
+  Attributes:
+    tokens: Ids, with the stop token if there is one.
+    logprobs: Log-probability of each id under the distribution that it was drawn from.
+    reason: Member of `REASONS`.
+    cached_tokens: Number of prompt tokens whose keys and values were already on the device.
+    computed_tokens: Number of tokens that passed through the model for this request.
+    version: Version of the weights that drew the first token.
+  """
+
+  tokens: list[int]
+  logprobs: list[float]
+  reason: str
+  cached_tokens: int
+  computed_tokens: int
+  version: int
+
+
+class QueueFull(Exception):
+  """The engine has as many open requests as it takes."""
+
+
+class Limits(NamedTuple):
+  """Limits of an engine, in tokens and requests.
+
+  Attributes:
+    context: Largest number of tokens of a prompt and its completion together.
+    requests: Largest number of open requests, those that wait included.
+  """
+
+  context: int
+  requests: int
+
+
+class Handle(NamedTuple):
+  """An accepted request.
+
+  Attributes:
+    completion: Future of the completion. It raises what broke the engine.
+    abort: Function that ends the request soon, with reason "aborted". Any thread may call it, and
+      more than once.
+  """
+
+  completion: "Future[Completion]"
+  abort: Callable[[], None]
+
+
+class Engine(Protocol):
+  """The decoding loop that all requests share. Its methods may be called from any thread."""
+
+  limits: Limits
+
+  def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
+    """Accepts a request.
+
+    Args:
+      request: Completion to draw.
+      on_piece: Function that gets the tokens as they are drawn, in the engine's own thread. It must
+        return at once.
+
+    Raises:
+      ValueError: If the request can never be served. One line, which names the field.
+      QueueFull: If too many requests are open.
+    """
+    ...
+
+  def close(self) -> None:
+    """Aborts all requests and ends the loop."""
+    ...
