@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.run.evaluate.source import tuples
@@ -66,7 +67,7 @@ def main(argv: list[str]) -> int:
   args = parser.parse_args(argv)
   try:
     step = export(args.workdir, args.folder, dtype=args.dtype)
-  except ValueError as error:
+  except (MissingPackageError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 2
   has_tokenizer = (args.folder / "tokenizer.json").exists()

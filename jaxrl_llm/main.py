@@ -27,6 +27,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import changes, check, command_line, fields
 from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.workdir import claim, logs
 
 USAGE_ERROR = 2
@@ -184,7 +185,7 @@ def begin_attempt(
       log.write(line)
     kept = hosts.on_main(lambda: claim.change(workdir, config.to_dict(), attempt=attempt))
     return start(config, workdir, command=command, log=log.write), log
-  except ValueError as error:
+  except (MissingPackageError, ValueError) as error:
     # Otherwise the folder would hold a run with another config, and the corrected command would be
     # refused.
     if is_new and hosts.is_main():
@@ -210,7 +211,7 @@ def dry_run(config: ConfigDict) -> int:
       print(xla_flags.set_flags())
       hosts.join_processes()
       print(describe_run(config))
-    except ValueError as error:
+    except (MissingPackageError, ValueError) as error:
       messages = str(error).splitlines()
   for line in messages:
     print(f"error: {line}", file=sys.stderr)
@@ -235,7 +236,7 @@ def pilot(config: ConfigDict) -> int:
     if jax.process_count() > 1:
       raise UsageError(f"--pilot: found {jax.process_count()} processes, expected one")
     print(describe_pilot(config))
-  except ValueError as error:
+  except (MissingPackageError, ValueError) as error:
     raise UsageError(str(error)) from error
   except (NoRewardError, OutOfMemoryError) as error:
     print(f"error: {error}", file=sys.stderr)

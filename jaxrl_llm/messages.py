@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 
+class MissingPackageError(ImportError):
+  """A package that an optional feature needs is not installed. One line, with what to install."""
+
+
 class Problem(NamedTuple):
   """A setting that is wrong; its text is "FIELD: found X, expected Y".
 

@@ -166,6 +166,13 @@ def test_unusable_workdirs(errors, tmp_path):
   assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
 
 
+def test_a_missing_package_is_one_line(errors, tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))  # Another test may have built the dataset.
+  monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+  lines = errors("--config=configs/gspo.py", "--config.task.name=gsm_symbolic")
+  assert lines == ["task gsm_symbolic needs the package reasoning-gym: pip install 'jaxrl_llm[tasks]'"]
+
+
 def test_a_damaged_dataset(errors, tmp_path):
   folder = tmp_path / "data" / "arithmetic" / "1.0.0"
   folder.mkdir(parents=True)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import one_line
+from jaxrl_llm.messages import MissingPackageError, one_line
 
 Message = Mapping[str, Any]
 """`{"role": "system" | "user" | "assistant", "content": content}`.
@@ -47,7 +47,7 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
 
   Raises:
     ValueError: If the template does not compile, fails, or refuses the conversation. One line.
-    ImportError: If the package jinja2 is not installed.
+    MissingPackageError: If the package jinja2 is not installed.
 
   Example:
     >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", "example", {})
@@ -78,7 +78,9 @@ def _compile(source: str):
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
   except ImportError as error:
-    raise ImportError("chat templates need the package jinja2: pip install 'jaxrl-llm[hf]'; or set config.task.chat=False") from error
+    raise MissingPackageError(
+      "chat templates need the package jinja2: pip install 'jaxrl-llm[hf]'; or set config.task.chat=False"
+    ) from error
 
   class Generation(Extension):
     """Tag `{% generation %}`, which marks the assistant's text for training and writes nothing."""

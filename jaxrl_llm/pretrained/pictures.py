@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from jaxrl_llm.messages import one_line
+from jaxrl_llm.messages import MissingPackageError, one_line
 from jaxrl_llm.pretrained import png
 
 MAX_PIXELS = 2**26
@@ -147,7 +147,7 @@ def patches(picture: Any, config: PictureConfig) -> tuple[Float[np.ndarray, "N p
 
   Raises:
     BadPicture: If one side is more than 200 times the other.
-    ImportError: If Pillow is not installed and the picture has to be resized.
+    MissingPackageError: If Pillow is not installed and the picture has to be resized.
     ValueError: If an array has another type or shape.
 
   Example:
@@ -205,7 +205,7 @@ def open_picture(source: bytes | str | os.PathLike, *, max_pixels: int = MAX_PIX
   Raises:
     BadPicture: If the file is missing or broken, or the picture is too large, one pixel, or more
       than 200 times as long as wide. One line.
-    ImportError: If Pillow is not installed.
+    MissingPackageError: If Pillow is not installed.
 
   Example:
     >>> open_picture(png.encode(np.full((2, 3, 3), 7, np.uint8))).tolist()[0]
@@ -223,7 +223,7 @@ def size_of(source: bytes | str | os.PathLike, *, max_pixels: int = MAX_PIXELS) 
 
   Raises:
     BadPicture: If the file is missing or no picture, or its size is refused. One line.
-    ImportError: If Pillow is not installed.
+    MissingPackageError: If Pillow is not installed.
 
   Example:
     >>> size_of(png.encode(np.zeros((2, 3, 3), np.uint8)))
@@ -283,7 +283,7 @@ def data_uri(source: bytes | str | os.PathLike) -> str:
 
   Raises:
     BadPicture: If the picture cannot be opened. One line.
-    ImportError: If the picture is no PNG and Pillow is not installed.
+    MissingPackageError: If the picture is no PNG and Pillow is not installed.
 
   Example:
     >>> data_uri(png.encode(np.zeros((2, 3, 3), np.uint8)))[:30]
@@ -387,11 +387,11 @@ def check_installed(**settings: object) -> None:
   """Checks that Pillow is installed, without importing it, for a task of any settings.
 
   Raises:
-    ImportError: If it is not. One line.
+    MissingPackageError: If it is not. One line.
   """
   del settings
   if importlib.util.find_spec("PIL") is None:
-    raise ImportError(_MISSING)
+    raise MissingPackageError(_MISSING)
 
 
 def _pillow() -> Any:
@@ -399,5 +399,5 @@ def _pillow() -> Any:
     import PIL.Image
     import PIL.ImageOps
   except ImportError as error:
-    raise ImportError(_MISSING) from error
+    raise MissingPackageError(_MISSING) from error
   return PIL

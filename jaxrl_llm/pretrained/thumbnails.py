@@ -21,7 +21,7 @@ def thumbnails(contents: Sequence[bytes]) -> list[str]:
   A picture that cannot be opened has no copy: a run does not stop for a page.
 
   Raises:
-    ImportError: If Pillow is not installed.
+    MissingPackageError: If Pillow is not installed.
   """
   made = []
   for content in contents[:MAX_PICTURES]:
@@ -43,7 +43,7 @@ def thumbnail(content: bytes) -> str:
 
   Raises:
     BadPicture: If the picture cannot be opened. One line.
-    ImportError: If Pillow is not installed.
+    MissingPackageError: If Pillow is not installed.
 
   Example:
     >>> import numpy as np

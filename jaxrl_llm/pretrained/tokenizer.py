@@ -176,7 +176,7 @@ def load_tokenizer(
   Raises:
     ValueError: If a part of the checkpoint is missing or damaged, or the parts do not fit together.
       One line, with the fix.
-    ImportError: If the chat template needs the package jinja2 and it is not installed.
+    MissingPackageError: If the chat template needs the package jinja2 and it is not installed.
   """
   path = where.resolve(path)
   vocabulary = read_folder(path) if path.is_dir() else read_gguf(path)

@@ -13,6 +13,8 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxrl_llm.messages import MissingPackageError
+
 # Okabe and Ito's colours, distinguishable in grey and for colour-blind readers.
 BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK, GREY = (
   "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#1a1a1a", "#8a919c",
@@ -49,13 +51,13 @@ def new_figure(height: float, width: float = FULL_WIDTH) -> Iterator[Any]:
     width: Width in inches.
 
   Raises:
-    ImportError: If matplotlib is not installed.
+    MissingPackageError: If matplotlib is not installed.
   """
   try:
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # Not pyplot: no global state, no display.
   except ImportError as error:
-    raise ImportError("the figures need matplotlib: pip install 'jaxrl-llm[logging]'") from error
+    raise MissingPackageError("the figures need matplotlib: pip install 'jaxrl-llm[logging]'") from error
   with rc_context(_STYLE):
     yield Figure(figsize=(width, height), layout="constrained")
 

@@ -21,7 +21,7 @@ def write_figure(workdir: str | os.PathLike, path: str | os.PathLike) -> Path:
 
   Raises:
     FileNotFoundError: If `workdir` has no metrics.
-    ImportError: If matplotlib is not installed.
+    MissingPackageError: If matplotlib is not installed.
     ValueError: If the format is another one.
   """
   path, rows = Path(path), metrics.read_rows(Path(workdir) / "metrics.jsonl")

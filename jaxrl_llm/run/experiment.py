@@ -92,7 +92,7 @@ def load_task(config: ConfigDict) -> Task:
   """Loads the task that a config names, without problems longer than its sizes or its model allow.
 
   Raises:
-    ImportError: If a dataset must be built and the package that generates it is missing.
+    MissingPackageError: If a dataset must be built and the package that generates it is missing.
     ValueError: If problems or files cannot be used. One line, with the fix.
   """
   widest, budget = _prompt_limit(config), config.rollout.max_new_tokens

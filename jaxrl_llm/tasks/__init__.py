@@ -221,7 +221,7 @@ def make(
     **settings: Task-specific settings, such as `path`.
 
   Raises:
-    ImportError: If a dataset has to be built and the package that generates it is missing.
+    MissingPackageError: If a dataset has to be built and the package that generates it is missing.
     ValueError: If there is no such task, level or setting, a folder cannot be written, a dataset is
       damaged, or rows are bad. One line, with the fix.
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.pretrained.gguf_header import Header, TensorInfo, read_header
@@ -79,7 +80,7 @@ def open_gguf(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
   Raises:
     ValueError: If the file is not a whole GGUF file, or an architecture, option, tensor or
       quantization is not supported. The message has one line, and no tensor has been read.
-    ImportError: If the package gguf is not installed.
+    MissingPackageError: If the package gguf is not installed.
   """
   header = read_header(path)
   types, block_sizes = _ggml_types()
@@ -107,7 +108,7 @@ def _ggml_types() -> tuple[dict[int, str], dict[str, tuple[int, int]]]:
   try:
     import gguf
   except ImportError as error:
-    raise ImportError("GGUF checkpoints need the package gguf: pip install 'jaxrl-llm[hf]'") from error
+    raise MissingPackageError("GGUF checkpoints need the package gguf: pip install 'jaxrl-llm[hf]'") from error
   return {kind.value: kind.name for kind in gguf.GGMLQuantizationType}, {kind.name: size for kind, size in gguf.GGML_QUANT_SIZES.items()}
 
 

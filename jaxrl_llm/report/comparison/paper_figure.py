@@ -64,7 +64,7 @@ def draw(arms: Sequence[Arm], metrics: Sequence[str], path: Path, *, axis: str =
 
   Raises:
     ValueError: If a metric or the format is unknown, or if no run has data for the x axis.
-    ImportError: If matplotlib is not installed.
+    MissingPackageError: If matplotlib is not installed.
   """
   panels = choose_panels(arms, metrics)
   columns = min(len(panels), 3 if width == "full" else 1)

@@ -42,7 +42,7 @@ def load(value: Any, folder: pathlib.Path) -> tuple[bytes, ...]:
 
   Raises:
     Unusable: If a picture is missing, broken, or too large or small.
-    ImportError: If Pillow is not installed.
+    MissingPackageError: If Pillow is not installed.
   """
   contents = []
   for source in _sources(value, folder):

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import Problem, did_you_mean, one_line
+from jaxrl_llm.messages import MissingPackageError, Problem, did_you_mean, one_line
 
 # A longer record is a fault; otherwise a file without line ends would be read whole.
 MAX_RECORD_BYTES = 64 * 2**20
@@ -64,7 +64,7 @@ def read_records(path: str | os.PathLike, *, columns: Iterable[str] | None = Non
 
   Raises:
     ValueError: If the file as a whole cannot be read. One line, with the fix.
-    ImportError: If the file is Parquet and the package pyarrow is missing.
+    MissingPackageError: If the file is Parquet and the package pyarrow is missing.
   """
   path = check_path(path)
   suffix = _suffix(path)
@@ -249,7 +249,9 @@ def _parquet(path: pathlib.Path, columns: Iterable[str] | None) -> Records:
     import pyarrow
     from pyarrow import parquet
   except ImportError as error:
-    raise ImportError(f"{path}: Parquet needs the package pyarrow: pip install 'jaxrl_llm[tasks]'; or convert it to .jsonl") from error
+    raise MissingPackageError(
+      f"{path}: Parquet needs the package pyarrow: pip install 'jaxrl_llm[tasks]'; or convert it to .jsonl"
+    ) from error
   number = 0
   try:
     with parquet.ParquetFile(path) as file:

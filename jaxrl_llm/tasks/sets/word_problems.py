@@ -25,6 +25,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
+from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.tasks.files.storage import GeneratedProblems
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -62,13 +63,13 @@ def generate_rows() -> dict[str, dict[str, Any]]:
   """Generates all problems, as rows by question; `response` is the generator's own solution.
 
   Raises:
-    ImportError: If the package reasoning-gym is missing.
+    MissingPackageError: If the package reasoning-gym is missing.
     ValueError: If reasoning-gym's problems have another form. One line.
   """
   try:
     import reasoning_gym
   except ImportError as error:
-    raise ImportError("task gsm_symbolic needs the package reasoning-gym: pip install 'jaxrl_llm[tasks]'") from error
+    raise MissingPackageError("task gsm_symbolic needs the package reasoning-gym: pip install 'jaxrl_llm[tasks]'") from error
   rows, counts = {}, collections.Counter()
   for problem in reasoning_gym.create_dataset("gsm_symbolic", size=NUM_PROBLEMS, seed=SEED):
     question, request, rest = problem["question"].partition(_GENERATOR_REQUEST)

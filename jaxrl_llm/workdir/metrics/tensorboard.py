@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.workdir import disk
 from jaxrl_llm.workdir.metrics.row_file import RESERVED, Row
 
@@ -27,7 +28,7 @@ class TensorBoard:
       from tensorboardX.proto import event_pb2, summary_pb2
       from tensorboardX.record_writer import RecordWriter
     except ImportError as error:
-      raise ImportError(
+      raise MissingPackageError(
         "TensorBoard event files need tensorboardX: pip install tensorboardX, or set config.log.tensorboard = False"
       ) from error
     self._open, self._events, self._summaries = RecordWriter, event_pb2, summary_pb2

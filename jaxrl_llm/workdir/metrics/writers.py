@@ -34,7 +34,7 @@ class MetricWriter(contextlib.AbstractContextManager):
     tensorboard: Whether to write event files (needs tensorboardX).
 
   Raises:
-    ImportError: If `tensorboard` is set and tensorboardX is not installed.
+    MissingPackageError: If `tensorboard` is set and tensorboardX is not installed.
 
   Example:
     >>> import tempfile
