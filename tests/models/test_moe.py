@@ -348,12 +348,13 @@ def draw_copies(*, crowded, adapted=False, num_tokens=150, top_k=4):
   return x, gates, weights, experts
 
 
+# How copies are added up, whether they exceed the room, and whether there are adapters.
+ROOM = list(itertools.product(("cpu", "tpu", "product"), (False, True), (False, True)))
+FEW = {("cpu", False, True), ("tpu", True, False), ("product", True, True)}
+
+
 @pytest.mark.parametrize(
-  ("sums", "crowded", "adapted"),
-  [
-    pytest.param(*case, marks=() if case in (("cpu", False, True), ("tpu", True, False), ("product", True, True)) else pytest.mark.exhaustive)
-    for case in itertools.product(("cpu", "tpu", "product"), (False, True), (False, True))
-  ],
+  ("sums", "crowded", "adapted"), [pytest.param(*case, marks=() if case in FEW else pytest.mark.exhaustive) for case in ROOM]
 )
 def test_gradients_with_room_for_some_copies_equal_those_of_all(sums, crowded, adapted):
   x, gates, weights, experts = draw_copies(crowded=crowded, adapted=adapted)
