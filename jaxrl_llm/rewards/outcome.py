@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,6 +40,30 @@ class Outcome(NamedTuple):
   detail: str = ""
 
 
+class Service(Protocol):
+  """A service that judges responses while this process does something else."""
+
+  def open(self, *args: Any) -> None:
+    """Checks before a run that the service works. Raises a ValueError of one line if not."""
+    ...
+
+  def begin(self, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> Callable[[], list[Outcome]]:
+    """Begins to judge responses, and returns a function that waits for the outcomes."""
+    ...
+
+  def waits_for(self) -> str:
+    """Describes what is under way; may be called from another thread."""
+    ...
+
+  def metrics(self) -> dict[str, float]:
+    """Returns counts since the last call."""
+    ...
+
+  def close(self) -> None:
+    """Gives up what is under way."""
+    ...
+
+
 class WeightedReward(NamedTuple):
   """One term of the total reward.
 
@@ -55,6 +79,10 @@ class WeightedReward(NamedTuple):
       only in such terms are not told apart.
     batch_fn: Function `(completions, examples) -> outcomes` that judges many responses at once in
       this process. None calls `fn` for each response.
+    monitors: Whether the term is only logged: it is in no total, and its failure, NaN in
+      `Graded.parts`, costs no response its reward.
+    service: Service that judges the responses; it begins before other terms are called. None for a
+      term that is a function.
   """
 
   name: str
@@ -64,6 +92,8 @@ class WeightedReward(NamedTuple):
   shapes: bool = False
   routes: tuple["WeightedReward", ...] = ()
   batch_fn: Callable[[Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]] | None = None
+  monitors: bool = False
+  service: Service | None = None
 
 
 class Graded(NamedTuple):
@@ -72,7 +102,8 @@ class Graded(NamedTuple):
   Attributes:
     totals: Σ weight · reward, float32 `[N]`; 0 if a term failed, in which case the sample must not
       be learned from.
-    parts: Unweighted reward of each term, float32 `[N]`; 0 if the term failed.
+    parts: Unweighted reward of each term, float32 `[N]`; 0 if the term failed, and NaN if it is
+      only a monitor.
     verdicts: Sum without the terms that only shape the reward, float32 `[N]`.
     failed: Cause of the first term that failed, or None; object array `[N]`.
     details: Description of that failure in one line, or ""; object array `[N]`.
@@ -183,8 +214,9 @@ def grade(
   asked = [i for i, completion in enumerate(completions) if completion.failed is None]
   asked_completions, asked_examples = [completions[i] for i in asked], [examples[i] for i in asked]
   parts, failures = {}, {i: completion.failed for i, completion in enumerate(completions) if completion.failed is not None}
+  begun = {reward.name: reward.service.begin(asked_completions, asked_examples) for reward in rewards if reward.service is not None}
   for reward in rewards:
-    outcomes = list(call(reward, asked_completions, asked_examples))
+    outcomes = list(begun[reward.name]() if reward.name in begun else call(reward, asked_completions, asked_examples))
     if len(outcomes) != len(asked):
       raise ValueError(f"reward {reward.name!r}: found {len(outcomes)} outcomes, expected {len(asked)}, one for each completion")
     parts[reward.name] = np.zeros(len(completions), np.float32)
@@ -193,6 +225,8 @@ def grade(
         cause = "not_finite"
       if cause is None:
         parts[reward.name][i] = value
+      elif reward.monitors:
+        parts[reward.name][i] = np.nan
       else:
         failures.setdefault(i, (cause, f"reward {reward.name!r}, completion {i}: {cause}: {detail}"[:500]))
   return weigh(rewards, parts, failures)
@@ -212,7 +246,7 @@ def weigh(rewards: Sequence[WeightedReward], parts: dict[str, np.ndarray], failu
   for i, (cause, detail) in failures.items():
     failed[i], details[i] = cause, detail
   # Rounded once, at the end.
-  weighted = [(reward, reward.weight * parts[reward.name].astype(np.float64)) for reward in rewards]
+  weighted = [(reward, reward.weight * parts[reward.name].astype(np.float64)) for reward in rewards if not reward.monitors]
   totals = np.where(np.equal(failed, None), sum(part for _, part in weighted), 0.0)
   # Summed separately rather than by subtraction: equal verdicts are then equal to the last bit.
   verdicts = sum((part for reward, part in weighted if not reward.shapes), np.zeros(count))

@@ -106,7 +106,11 @@ def metrics(batch: Batch) -> dict[str, Any]:
   values = {"critic/rewards": known, "critic/advantages": advantages, "response_length": rollouts.mask.sum(axis=1)}
   statistics = {"mean": np.mean, "max": np.max, "min": np.min}
   row: dict[str, Any] = {f"{name}/{kind}": float(fn(x)) for name, x in values.items() for kind, fn in statistics.items()}
-  row |= {f"reward/{name}/mean": float(np.mean(part[valid])) if np.any(valid) else 0.0 for name, part in graded.parts.items()}
+  for name, part in graded.parts.items():
+    own = part[valid]
+    own, unknown = own[~np.isnan(own)], int(np.sum(np.isnan(own)))  # NaN if a monitor failed.
+    row |= {f"reward/{name}/unknown": float(unknown)} if unknown else {}
+    row |= {f"reward/{name}/mean": float(np.mean(own)) if len(own) else 0.0} if len(own) or not unknown else {}
   # Only the causes that occurred, so that a run without failures has no column of zeros for each.
   row |= {name: x for name, x in failure_metrics(graded.failed).items() if x or name == "rewards/failed"}
   row["rollout/counted"] = float(np.mean(batch.counted))

@@ -103,6 +103,9 @@ def follow(
   that a later call continues. No sequence is aborted: without its end a response has no reward, and
   its group no advantages.
 
+  A term with a service, such as a judge, is asked about the finished sequences without waiting, and
+  nothing is graded here: the wait would hold up the devices.
+
   Args:
     stream: Stream of `dispatch`.
     examples: One task row per prompt.
@@ -117,6 +120,7 @@ def follow(
     on decoding and grading while others were being drawn.
   """
   num_sequences = len(examples) * group_size
+  begins = [reward.service.begin for reward in rewards if reward.service is not None]
   finished, texts, graded, seconds = [], {}, pending(rewards, num_sequences), 0.0
   for part in stream:
     between()
@@ -126,6 +130,10 @@ def follow(
     if len(texts) == num_sequences:
       continue
     whole = part.sequences[part.rollouts.reasons != StopReason.UNFINISHED].tolist()
+    for begin in begins:
+      begin([texts[i] for i in whole], [examples[i // group_size] for i in whole])
+    if begins:
+      continue
     graded = put(graded, whole, grade(rewards, [texts[i] for i in whole], [examples[i // group_size] for i in whole], call=call))
     seconds += time.perf_counter() - start
   return Drawn(collect_finished(finished), [texts[i] for i in range(num_sequences)], examples, graded), seconds

@@ -47,7 +47,7 @@ def evidence(
     values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
   """
   mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
-  parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards])
+  parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards if not reward.monitors])
   counted = written & batch.counted[:, None]
   inputs = Evidence(
     batch.graded.totals, parts, counted.astype(np.float32), batch.graded.valid, kl_coef=np.float32(kl_coef)
