@@ -14,7 +14,7 @@ from jaxrl_llm.rollouts import pipelining
 from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
 from jaxrl_llm.run.learn import adapt_kl, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.out_of_memory import explained
-from jaxrl_llm.run.sample import assess, evaluate, launch, move_weights, refill, wait
+from jaxrl_llm.run.sample import assess, evaluate, judge_metrics, launch, move_weights, refill, wait
 from jaxrl_llm.run.start import Run, start_run
 from jaxrl_llm.run.stopping import end_step, position, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
@@ -122,7 +122,7 @@ def reinforce(run: Run) -> None:
     stop_if_preempted(run, began)
 
     learned = learn_from(run, batch, step, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
-    row = learned.metrics | draw_metrics | refill_metrics | run.phases.timing
+    row = learned.metrics | draw_metrics | refill_metrics | judge_metrics(run) | run.phases.timing
     adapt_kl(run, row)
     row |= summary_lib.step_performance(row, learned.num_tokens)
     row |= {"rollout/staleness": step - current.version, "perf/compiles": run.compiled.count}

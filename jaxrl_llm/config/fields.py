@@ -185,7 +185,7 @@ FIELDS: dict[str, Field] = {
   "task.images_column": Field(None, TEXT, "Task file: column of the pictures, paths relative to the file or bytes, one or a list."),
   "task.prompt_template": Field(None, LINES, "Task file: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
   "task.reward": Field(None, TEXT,
-    "Task file: a key of `rewards.REWARDS`, or MODULE:FUNCTION. None: final_number, choice or final_text, by the answers."),
+    "Task file: a key of `rewards.REWARDS`, MODULE:FUNCTION or judge:RUBRIC. None: final_number, choice or final_text, by the answers."),
   "task.source": Field(None, TEXT, "Published sets: file or folder of the original set. None: download it."),
   "task.config": Field(None, TEXT, "Published sets: variant."),
   "task.mode": Field(None, TEXT, "Tasks zebralogic and mathvision: variant."),
@@ -196,7 +196,8 @@ FIELDS: dict[str, Field] = {
   "task.parts": Field(None, texts("tasks with weights, as in ('gsm8k=0.7', 'gym:countdown=0.3')", least=1),
     "Task mixture: tasks with weights."),
 
-  "reward.terms": Field((), texts("a tuple of rewards with weights, as in ('tags=0.1',)"), "Rewards with weights, beside the task's own."),
+  "reward.terms": Field((), texts("a tuple of rewards with weights, as in ('tags=0.1',)"),
+    "Rewards with weights, beside the task's own; one of weight 0 is only logged."),
   "reward.settings": Field((), texts("a tuple of settings, as in ('pattern.regex=[0-9]+',)"),
     "Settings of rewards, as NAME.SETTING=VALUE."),
   "reward.verifier_weight": Field(1.0, NOT_NEGATIVE, "Weight of the task's own verifier; at 0 it is logged, and evaluations still use it."),

@@ -15,6 +15,8 @@
 | `length_target`, `cosine_length`, `soft_overlong` | (a number for the length in tokens) |
 | `imported` | (a Python function of your own) |
 
+`rubric` adds judges: language models behind an endpoint.
+
 All are cheap to import: sympy and reasoning-gym are imported on the first call that needs them.
 """
 

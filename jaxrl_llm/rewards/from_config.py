@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import rewards
 from jaxrl_llm.messages import Problem, problem_of
 from jaxrl_llm.rewards import REWARDS, RewardSpec, WeightedReward, model, weighted
+from jaxrl_llm.rewards.rubric import judge_terms, path_of, read_rubric, rubric_problems
 from jaxrl_llm.rewards.terms import parse_settings, parse_terms
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.mixture import routed
@@ -36,9 +37,17 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
   if config.environment.name is not None and config.environment.weight:
     terms.append(WeightedReward("environment", environment_reward, config.environment.weight))
   for name, weight in parse_terms(section.terms).items():
+    if (path := path_of(name)) is not None:
+      judged = judge_terms(path, weight=weight)
+      if judged[0].name in [term.name for term in terms]:
+        name = judged[0].name
+        raise ValueError(f"config.reward.terms: found {name!r} twice, expected another name in one of the rubrics (its field name)")
+      terms += judged
+      continue
     if name in [term.name for term in terms]:
       raise ValueError(f"config.reward.terms: found {name!r}, which is a reward of task {task.name} already, expected another")
-    terms.append(_term(task, name, config, settings.get(name, {}))._replace(weight=weight))
+    term = _term(task, name, config, settings.get(name, {}))
+    terms.append(term._replace(weight=weight, monitors=weight == 0))
   if section.form_weight:
     if task.form_reward is None:
       raise ValueError(f"config.reward.form_weight={section.form_weight}: task {task.name} has no reward for the form, expected 0")
@@ -54,6 +63,8 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
 
 def _term(task: Task, name: str, config: ConfigDict, settings: Mapping[str, Any]) -> WeightedReward:
   """Makes a term by name: the task's own function, or a registered one set up by the config."""
+  if (path := path_of(name)) is not None:
+    return judge_terms(path)[0]
   if name in task.verifiers:
     return WeightedReward(name, task.verifiers[name])
   section = _section(name)
@@ -96,6 +107,9 @@ def reward_problems(config: ConfigDict) -> Iterator[Problem | str]:
     yield problem.with_prefix("config") if isinstance(problem, Problem) else problem
     return
   for field, name in (("task.reward", config.task.reward), *(("reward.terms", name) for name in weights)):
+    if name is not None and (path := path_of(name)) is not None:
+      yield from _judge_problems(f"config.{field}", path, config)
+      continue
     if name is None or ":" in name or _section(name) is not None:
       continue
     try:
@@ -105,6 +119,14 @@ def reward_problems(config: ConfigDict) -> Iterator[Problem | str]:
       yield f"config.{field}: {error}{given_by}"
     except TypeError as error:
       yield f"config.reward.settings: {name}: {error}"
+
+
+def _judge_problems(field: str, path: str, config: ConfigDict) -> Iterator[str]:
+  problems = rubric_problems(path)
+  yield from (f"{field}: {problem}" for problem in problems)
+  if not problems and (seconds := read_rubric(path).deadline_s) >= config.watchdog.seconds:
+    limit = f"less than config.watchdog.seconds={config.watchdog.seconds:g}, which ends the run"
+    yield f"{field}: {Problem(f'{path}: deadline_s', f'{seconds:g}', limit)}"
 
 
 def environment_reward(completion: Completion, example: Mapping[str, Any]) -> float:

@@ -1,9 +1,11 @@
 """The caller of a run's reward functions: safe ones in this process, all others in workers."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.rewards import REWARDS, Outcome, RewardSpec, WeightedReward, call_here
+from jaxrl_llm.rewards.rubric import Judgements
 from jaxrl_llm.rewards.workers import Function, Job, Pool, open_pool
 from jaxrl_llm.text_types import Completion
 
@@ -13,7 +15,8 @@ class Grader:
 
   Terms without a spec, and those whose reward is safe, are called in this process. All others are
   called by a pool of worker processes, which is opened at once if needed and closed on leaving the
-  context. A term with routes sends each response to the route that its example names.
+  context. A term with routes sends each response to the route that its example names. The judges
+  among the terms are opened and closed with it.
 
   Args:
     terms: Terms of the reward.
@@ -22,9 +25,11 @@ class Grader:
     max_chars: Number of characters sent to a worker, from the end of a response.
     memory_gb: Address space limit of a worker, in GiB.
     cache_size: Number of cached values.
+    judgements: Folder for the judgements of judges, see `Judgements`; None keeps them in memory.
+    process: Index of this process among those of the run.
 
   Raises:
-    ValueError: If a function cannot be built, or a limit is out of range.
+    ValueError: If a function cannot be built, a limit is out of range, or a judge does not answer.
   """
 
   def __init__(
@@ -36,12 +41,27 @@ class Grader:
     max_chars: int = 20_000,
     memory_gb: float = 4.0,
     cache_size: int = 100_000,
+    judgements: Path | None = None,
+    process: int = 0,
   ):
     self.pool: Pool | None = None
+    self.judgements: Judgements | None = None
     limits = dict(num_workers=num_workers, timeout_s=timeout_s, max_chars=max_chars, memory_gb=memory_gb, cache_size=cache_size)
     flat = [route for term in terms for route in (term.routes or (term,))]
+    self.services = [term.service for term in flat if term.service is not None]
     if functions := {term.name: _function(term.spec) for term in flat if not _stays_here(term)}:
       self.pool = open_pool(functions, **limits)
+    try:
+      self._open_services(judgements, process)
+    except BaseException:
+      self.close()
+      raise
+
+  def _open_services(self, folder: Path | None, process: int) -> None:
+    if self.services:
+      self.judgements = Judgements(folder, process=process)
+    for service in self.services:
+      service.open(self.judgements)
 
   def __call__(self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     if reward.routes:
@@ -59,10 +79,19 @@ class Grader:
 
   def waits_for(self) -> str:
     """Describes what the workers are doing; may be called from another thread."""
-    return "reward functions of this process" if self.pool is None else self.pool.under_way()
+    workers = "reward functions of this process" if self.pool is None else self.pool.under_way()
+    return "; ".join([*(service.waits_for() for service in self.services), workers])
+
+  def metrics(self) -> dict[str, float]:
+    """Returns the counts of the judges since the last call; empty without judges."""
+    return {name: value for service in self.services for name, value in service.metrics().items()}
 
   def close(self) -> None:
-    """Shuts down the workers."""
+    """Shuts down the workers and the judges."""
+    for service in self.services:
+      service.close()
+    if self.judgements is not None:
+      self.judgements.close()
     if self.pool is not None:
       self.pool.close()
 

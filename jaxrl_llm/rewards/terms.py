@@ -11,7 +11,8 @@ from jaxrl_llm.messages import Problem
 def parse_terms(texts: Sequence[str]) -> dict[str, float]:
   """Parses weights by reward from texts such as "tags=0.1".
 
-  A reward is a key of `REWARDS` or MODULE:FUNCTION. Without a weight, its weight is 1.
+  A reward is a key of `REWARDS`, MODULE:FUNCTION or judge:RUBRIC. Without a weight, its weight is
+  1. A reward of weight 0 is only logged.
 
   Raises:
     ValueError: If a reward occurs twice, or a weight is invalid. One line.
@@ -28,7 +29,7 @@ def parse_terms(texts: Sequence[str]) -> dict[str, float]:
       weight = float(number)
     except ValueError:
       weight = math.nan
-    if not math.isfinite(weight) or weight == 0 or not name:
+    if not math.isfinite(weight) or not name:
       raise ValueError(Problem("reward.terms", repr(text), "a reward and its weight, such as 'tags=0.1'"))
     if name in weights:
       raise ValueError(Problem("reward.terms", f"{name!r} twice", "each reward once"))

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -279,11 +280,20 @@ def make_gallery(config: ConfigDict, task: Task, learner: Programs, shape: Model
   return Gallery(prompts, rows, prompt_ids=ids, features=placed, at_once=pictures_at_once(rows, mesh))
 
 
-def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
-  """Opens the grader of a reward's terms, with the settings of `config.reward`."""
+def make_grader(config: ConfigDict, terms: Sequence[WeightedReward], *, judgements: Path | None = None) -> Grader:
+  """Opens the grader of a reward's terms, with the settings of `config.reward`.
+
+  Args:
+    config: Checked config.
+    terms: Terms of the reward.
+    judgements: Folder in which judgements of judges outlast the run; None for none.
+
+  Raises:
+    ValueError: If a reward function cannot be built, or a judge does not answer. One line.
+  """
   section = config.reward
   limits = dict(timeout_s=section.timeout_s, max_chars=section.max_chars, memory_gb=section.worker_memory_gb)
-  return Grader(terms, num_workers=section.workers, **limits)
+  return Grader(terms, num_workers=section.workers, judgements=judgements, process=jax.process_index(), **limits)
 
 
 def make_draw(

@@ -1,6 +1,8 @@
 """The sampler's part of a run: weight sync, rollouts and evaluation of the policy."""
 
+import json
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -155,6 +157,16 @@ def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
     verdicts = np.clip(graded.parts[run.experiment.rewards[0].name], 0, 1)
     run.prompts.observe(batch.examples, np.where(graded.valid, verdicts, np.nan).tolist())
   return batch if run.config.reward.at_random is None else rewarded_at_random(run, batch)
+
+
+def judge_metrics(run: Run) -> dict[str, float]:
+  """Returns the counts of the judges since the last step, over all processes."""
+  if not run.grader.services:
+    return {}
+  counts = Counter()
+  for text in hosts.gather_text(json.dumps(run.grader.metrics())):
+    counts.update(json.loads(text))
+  return dict(counts)
 
 
 def rewarded_at_random(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:

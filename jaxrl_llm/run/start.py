@@ -138,7 +138,7 @@ def start_run(
     progress=progress,
     phases=phases,
     compiled=compiled,
-    grader=make_grader(config, experiment.rewards),
+    grader=make_grader(config, experiment.rewards, judgements=workdir / "judgements"),
   )
 
 

@@ -12,6 +12,7 @@ from jaxrl_llm.config import check, command_line
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.config.fields import FIELDS, flatten
 from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_samples
+from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.run.evaluate import source as source_lib
 from jaxrl_llm.run.evaluate.source import Source
 
@@ -94,6 +95,8 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
     source_lib.refuse_other_model(config, source.path)
   if source.kind == "files":
     config.model.path = str(source.path)
+  # Only the verifier is called, and the key of a judge may be missing here.
+  config.reward.terms = tuple(term for term in config.reward.terms if path_of(str(term)) is None)
   return config
 
 
