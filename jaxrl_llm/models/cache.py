@@ -256,9 +256,12 @@ def write_spans(blocks: Sequence[KeyValues], new: KeyValues, spans: Spans) -> tu
   return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
-def copy_rows(blocks: Sequence[KeyValues], sources: Int[Array, " N"], targets: Int[Array, " N"]) -> tuple[KeyValues, ...]:
-  """Copies whole rows; a target that is no row is left out. No source may be a target."""
-  return tuple(jax.tree.map(lambda x: x.at[targets].set(x[sources], mode="drop"), block) for block in blocks)
+def copy_rows(cache: Cache, sources: Int[Array, " N"], targets: Int[Array, " N"]) -> Cache:
+  """Copies whole rows of a cache without prompts.
+
+  A target beyond the last row is left out. No source may be a target.
+  """
+  return cache._replace(blocks=jax.tree.map(lambda x: x.at[targets].set(x[sources], mode="drop"), cache.blocks))
 
 
 def map_prompts(function: Callable[[PyTree], PyTree], cache: Cache) -> Cache:
