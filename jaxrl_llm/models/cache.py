@@ -301,7 +301,7 @@ def nothing_of(q: Float[Array, "B K G C"]) -> Partial:
 
 
 def attend_spans(q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans: Spans) -> Float[Array, "N T H C"]:
-  """Attends from the tokens of spans to their rows, in pieces of columns up to the last one seen."""
+  """Attends from the tokens of spans to their rows, piece by piece up to the last column seen."""
   num_spans, length, _, width = q.shape
   # [N T H C] -> [N K T·G C]: a product per row and head of keys.
   num_kv = blocks[0].v.shape[1]

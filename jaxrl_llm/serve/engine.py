@@ -50,7 +50,7 @@ class _Open:
     on_piece: Function that gets the tokens as they are drawn.
     future: Future of the completion.
     aborted: Whether the caller has aborted it.
-    place: Its row; None while it waits for one.
+    place: Place in the cache; None while it waits for a row.
     copies: Whether it still has to copy a prefix from another row.
     tokens, logprobs: Completion so far.
     text: Bytes of the completion so far, if it has stop strings.
@@ -163,7 +163,7 @@ class DecodingEngine:
         self._copy()
         self._prefill()
         self._decode()
-    except BaseException as error:  # Whatever it is, nobody may wait for ever.
+    except BaseException as error:  # Whatever it is, no caller may wait for ever.
       with self._changed:
         self._error, arrived = error, self._arrived
         self._arrived, self._num_open = [], 0
@@ -223,9 +223,8 @@ class DecodingEngine:
 
   def _prefill(self) -> None:
     """Computes prompts in the order of their arrival, but for their last tokens."""
-    missing = lambda opened: len(opened.prompt) - 1 - self._pool.lengths[opened.place.row]
     for call in itertools.count():
-      waiting = [opened for opened in self._running.values() if not opened.copies and missing(opened) > 0]
+      waiting = [opened for opened in self._running.values() if not opened.copies and self._missing(opened)]
       if not waiting or (call >= _CALLS and 2 * len(waiting) <= len(self._running)):
         return
       tokens = np.zeros((self._spans, self._chunk), np.int32)
@@ -233,20 +232,24 @@ class DecodingEngine:
       spans = iter(range(self._spans))
       for opened in waiting:
         row = opened.place.row
-        while missing(opened) > 0 and (i := next(spans, None)) is not None:
+        while self._missing(opened) and (i := next(spans, None)) is not None:
           start = int(self._pool.lengths[row])
           # Ends at a multiple of the chunk, so that a token's numbers do not depend on where the
           # prefix ends that was cached.
-          count = min(self._chunk - start % self._chunk, missing(opened))
+          count = min(self._chunk - start % self._chunk, self._missing(opened))
           tokens[i, :count] = opened.prompt[start : start + count]
           starts[i], counts[i], rows[i] = start, count, row
           self._pool.add(row, tokens[i, :count])
-          opened.computed += int(count)
+          opened.computed += count
       self._cache = self._programs.prefill(self._weights, self._cache, tokens, starts, counts, rows)
+
+  def _missing(self, opened: _Open) -> int:
+    """Returns how many tokens of a prompt still have to be computed before its last one."""
+    return max(len(opened.prompt) - 1 - int(self._pool.lengths[opened.place.row]), 0)
 
   def _decode(self) -> None:
     """Draws tokens for all rows whose prompts are computed, and hands them over."""
-    ready = [opened for opened in self._running.values() if self._pool.lengths[opened.place.row] >= len(opened.prompt) - 1 and not opened.copies]
+    ready = [opened for opened in self._running.values() if not opened.copies and not self._missing(opened)]
     if not ready:
       return
     rows = self._rows
@@ -268,6 +271,9 @@ class DecodingEngine:
 
   def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float]) -> None:
     """Gives a caller what its row has drawn, up to a stop."""
+    if not np.isfinite(logprobs).all():
+      self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {self._version} are broken"))
+      return
     kept, is_stopped = self._until_stop(opened, tokens)
     tokens, logprobs = tokens[:kept], logprobs[:kept]
     # Each of them was drawn by feeding the one before.

@@ -108,7 +108,7 @@ class Pool:
     self.lengths[row] = end
 
   def release(self, row: int, *, version: int) -> None:
-    """Makes a row idle. What it holds can be shared if it is of the given version of the weights."""
+    """Makes a row idle, and empties it if it is not of the given version of the weights."""
     self._time += 1
     self._busy[row], self._ended[row] = False, self._time
     if self._versions[row] != version:

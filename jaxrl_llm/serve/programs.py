@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ NO_ID = -1
 """Id of a token that was not drawn, and of a stop token that does not exist."""
 
 _ALIGNMENT = {"cpu": 64}
-"""The number of columns is a multiple of this; elsewhere of 256, which the kernels' blocks divide."""
+_BLOCK = 256
+"""Units of the number of columns: by platform, and one that the blocks of all kernels divide."""
 
 
 class Rows(NamedTuple):
@@ -55,7 +56,7 @@ class Programs(NamedTuple):
     make_cache: Function to an empty cache.
     prefill: Function `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> cache`;
       see `Model.extend`.
-    copy: Function `(cache, sources [N], targets [N]) -> cache`. Pairs without a target are left out.
+    copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
     stretch: Function `(weights, cache, rows) -> (cache, tokens [k B], logprobs [k B])`.
   """
 
@@ -68,9 +69,9 @@ class Programs(NamedTuple):
 
 def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
   """Makes rows that draw nothing."""
-  whole, full = np.zeros(num_rows, np.int32), np.ones(num_rows, np.float32)
-  rows = Rows(whole, whole, whole, whole, full, whole, full, np.zeros((num_rows, 2), np.uint32), np.full((num_rows, num_stop_ids), NO_ID, np.int32))
-  return Rows(*(x.copy() for x in rows))
+  zeros, ones = lambda: np.zeros(num_rows, np.int32), lambda: np.ones(num_rows, np.float32)
+  seeds, stop_ids = np.zeros((num_rows, 2), np.uint32), np.full((num_rows, num_stop_ids), NO_ID, np.int32)
+  return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), seeds, stop_ids)
 
 
 def make_programs(
@@ -132,7 +133,7 @@ def column_blocks(context: int, platform: str) -> tuple[int, ...]:
     >>> column_blocks(1000, "cpu"), column_blocks(100, "cpu"), column_blocks(1000, "gpu")
     ((128, 128, 256, 512), (64, 64), (1024,))
   """
-  unit = _ALIGNMENT.get(platform, 256)
+  unit = _ALIGNMENT.get(platform, _BLOCK)
   columns = -(-context // unit) * unit
   if platform != "cpu":
     return (columns,)
@@ -147,7 +148,7 @@ def _abstract(shapes: PyTree, shardings: PyTree) -> PyTree:
 
 
 class _Drawing(NamedTuple):
-  """State of a stretch: the number of steps, the cache, each row's next token and budget, and output."""
+  """State of a stretch: steps so far, cache, each row's next token and budget, and output."""
 
   step: Int[Array, ""]
   cache: PyTree
@@ -170,9 +171,7 @@ def _stretch(model: Model, steps: int, weights: PyTree, cache: PyTree, rows: Row
 
   def advance(state: _Drawing) -> _Drawing:
     active = state.budgets > 0
-    logits, cache = model.extend(
-      weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32)
-    )
+    logits, cache = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
     filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)

@@ -17,7 +17,7 @@ PRESETS = {"dense": "nano", "mixture": "nano-moe"}
 
 @functools.cache
 def built(kind):
-  """Returns a model, its weights for decoding, sequences, and their logits by the whole-row pass."""
+  """Returns a model, its weights for decoding, its params, sequences, and the logits of these."""
   model = make_model(preset(PRESETS[kind], vocab_size=64))
   params = model.init(jax.random.key(0))
   tokens = np.random.default_rng(1).integers(0, 64, (ROWS, LENGTH)).astype(np.int32)

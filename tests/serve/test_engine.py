@@ -207,6 +207,53 @@ def test_the_params_may_be_donated_after_an_update(engine_of):
   assert complete(engine, Request([1], 3))[0].version == 1
 
 
+def test_weights_that_are_not_finite_leave_nothing_behind(engine_of):
+  engine, (_, params, _) = engine_of(slots=2), built("dense")
+  (before,) = complete(engine, Request(prompt(0, 30), 9))
+  engine.update(jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params), 1)
+  for handle in [engine.submit(Request(prompt(i, 100), 100)) for i in range(4)]:
+    with pytest.raises(FloatingPointError, match="^the log-probabilities are not finite: the weights of version 1 are broken$"):
+      handle.completion.result(WAIT)
+  engine.update(params, 2)
+  (after,) = complete(engine, Request(prompt(0, 30), 9))
+  assert after.cached_tokens == 0 and after.tokens == before.tokens and after.logprobs == before.logprobs
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(engine_of):
+  """Of 300 requests every third is aborted at some time or has a caller that raises."""
+  engine, rng, whole = engine_of(slots=2), random.Random(0), []
+  shared, lock = [prompt(i, 60) for i in range(3)], threading.Lock()
+
+  def misbehaves(piece):
+    raise OSError("disconnected")
+
+  def client(seed):
+    rng = random.Random(seed)
+    for i in range(50):
+      tokens = shared[rng.randrange(3)][: rng.randint(1, 60)] + prompt(rng.randrange(1000), rng.randrange(20))
+      request = Request(tokens, rng.randint(1, 12), seed=rng.randrange(5), stops=("a",) * rng.randrange(2))
+      handle = engine.submit(request, misbehaves if i % 6 == 1 else None)
+      if i % 6 == 4:
+        handle.abort()
+      elif i % 6 != 1:
+        result = handle.completion.result(WAIT)
+        with lock:
+          whole.append((request, result))
+
+  threads = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(WAIT)
+  engine.submit(Request([1], 1)).completion.result(WAIT)
+  pool = engine._pool
+  assert len(whole) == 6 * 33 and engine._num_open == 0 and not engine._running
+  assert not pool._busy.any() and not pool._readers.any()
+  for request, result in rng.sample(whole, 20):
+    known = logprobs_of("dense", [*request.tokens, *result.tokens])[len(request.tokens) - 1 :]
+    np.testing.assert_allclose(result.logprobs, known, atol=1e-5)
+
+
 def test_stop_ids_and_stop_strings_end_a_completion(engine_of):
   engine, request = engine_of(), Request(prompt(3, 5), 60, seed=3)
   (whole,) = complete(engine, request)
