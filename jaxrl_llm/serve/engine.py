@@ -168,7 +168,8 @@ class DecodingEngine:
         self._error, arrived = error, self._arrived
         self._arrived, self._num_open = [], 0
       for opened in (*self._running.values(), *self._waiting, *arrived):
-        opened.future.set_exception(error)
+        if not opened.future.done():
+          opened.future.set_exception(error)
     finally:
       self._weights = self._cache = self._update = None
       self._running, self._waiting = {}, deque()

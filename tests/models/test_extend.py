@@ -72,7 +72,7 @@ def test_spans_of_one_row_may_follow_each_other_in_one_call(kind):
     np.testing.assert_allclose(logits[i], expected[row, last], atol=1e-5)
 
 
-@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("width", [1, 5])
 def test_what_a_row_has_left_behind_harms_nobody(width):
   """Broken weights, then good ones: the old columns are masked, but 0 times NaN would be NaN."""
   model, weights, _, _, expected = built("dense")
@@ -80,7 +80,8 @@ def test_what_a_row_has_left_behind_harms_nobody(width):
   logits, cache = run("dense", empty(model), [(row, 0, 20) for row in range(ROWS)], 20, weights=broken)
   assert np.isnan(logits).all()
   for start in range(0, 8, width):
-    logits, cache = run("dense", cache, [(row, start, start + width) for row in range(ROWS)], width, named=False)
+    spans = [(row, start, min(start + width, 8)) for row in range(ROWS)]
+    logits, cache = run("dense", cache, spans, width, named=False)
   np.testing.assert_allclose(logits, expected[:, 7], atol=1e-5)
 
 
