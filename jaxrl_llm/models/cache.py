@@ -3,6 +3,7 @@
 Prompts are kept once for all of their samples, and responses column by column.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import accumulate
@@ -17,6 +18,12 @@ from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.precision import in_parts, precision_of
 from jaxrl_llm.models.visibility import MASKED
+
+NOWHERE = jnp.iinfo(jnp.int32).max
+"""Column of a token that is not written."""
+
+_PIECE = 256
+"""Largest number of columns that a span reads at a time."""
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
 
@@ -73,11 +80,13 @@ class View(NamedTuple):
   """The part of the cache that the rows of a decoding step see, the same for all layers.
 
   Attributes:
-    column: Column of the new tokens' keys and values, counted through all blocks.
+    column: Column of the new tokens' keys and values, counted through all blocks: one for all rows,
+      or one for each. A row whose column is `NOWHERE` writes nothing.
     ages: Number of steps since each column of each block was written; 0 for the new one.
     lengths: Number of tokens that each row sees, the new one included. A row sees the columns that
       are younger than that.
-    reads: Parts of each block that a kernel reads; None if all of it is read. See `ragged`.
+    reads: Parts of each block that a kernel reads, or whether any row sees a token of it; None if
+      all of it is read. See `ragged`.
     prompts: Boolean mask, True if a column of a prompt holds a token; None if no prompt has cached
       tokens.
     rows: Row that decodes each sequence, with sequences in pieces as the devices hold them;
@@ -86,13 +95,28 @@ class View(NamedTuple):
       row i decodes sequence i.
   """
 
-  column: Int[Array, ""]
+  column: Int[Array, ""] | Int[Array, " B"]
   ages: tuple[Int[Array, " S"], ...]
   lengths: Int[Array, " B"]
-  reads: tuple[Visits | None, ...]
+  reads: tuple[Visits | Bool[Array, ""] | None, ...]
   prompts: Bool[Array, "n P"] | None
   rows: Int[Array, "d N"] | None = None
   sequences: Int[Array, "d b"] | None = None
+
+
+class Spans(NamedTuple):
+  """Consecutive tokens that are new to a cache in which each row has its own columns.
+
+  Several spans may be of one row.
+
+  Attributes:
+    rows: Row of each span.
+    columns: Column of each token, counted through all blocks; `NOWHERE` for none. A token sees the
+      columns of its row up to its own.
+  """
+
+  rows: Int[Array, " N"]
+  columns: Int[Array, "N T"]
 
 
 class Partial(NamedTuple):
@@ -190,8 +214,10 @@ def filled(blocks: Sequence[KeyValues], prefilled: KeyValues) -> tuple[KeyValues
   return tuple(cut(first + start, size) for start, size in _columns(blocks))
 
 
-def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -> tuple[KeyValues, ...]:
-  """Writes one token per row (S = 1) to a column, counted through all blocks."""
+def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""] | Int[Array, " B"]) -> tuple[KeyValues, ...]:
+  """Writes one token per row (S = 1) to a column, counted through all blocks; see `View`."""
+  if column.ndim:
+    return write_spans(blocks, new, Spans(jnp.arange(len(column)), column[:, None]))
 
   def written(block: KeyValues, start: int, size: int) -> KeyValues:
     inside = (column >= start) & (column < start + size)
@@ -208,16 +234,46 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -
   return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
+def write_spans(blocks: Sequence[KeyValues], new: KeyValues, spans: Spans) -> tuple[KeyValues, ...]:
+  """Writes the tokens of spans to their columns.
+
+  Numbers that are not finite become 0. Masked columns have a weight of exactly 0, and what a row
+  has left in its columns must not turn that into NaN for the next sequence there.
+  """
+  rows = spans.rows[:, None]
+
+  def written(block: KeyValues, start: int, size: int) -> KeyValues:
+    inside = (spans.columns >= start) & (spans.columns < start + size)
+    columns = jnp.where(inside, spans.columns - start, size)  # Out-of-bounds writes are dropped.
+
+    def put(x, value, axis):
+      value = jnp.moveaxis(value, axis, 1)
+      value = jnp.where(jnp.isfinite(value), value, 0) if jnp.issubdtype(value.dtype, jnp.floating) else value
+      return x.at[(rows, *[slice(None)] * (axis - 1), columns)].set(value, mode="drop", unique_indices=True)
+
+    return _map(put, block, new)
+
+  return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
+
+
+def copy_rows(cache: Cache, sources: Int[Array, " N"], targets: Int[Array, " N"]) -> Cache:
+  """Copies whole rows of a cache without prompts.
+
+  A target beyond the last row is left out. No source may be a target.
+  """
+  return cache._replace(blocks=jax.tree.map(lambda x: x.at[targets].set(x[sources], mode="drop"), cache.blocks))
+
+
 def map_prompts(function: Callable[[PyTree], PyTree], cache: Cache) -> Cache:
   """Applies a function to the tree of arrays [n ...] with the prompts' keys and values."""
   return cache._replace(prompts=function(cache.prompts))
 
 
-def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]) -> Partial:
+def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"] | Bool[Array, "B G S"]) -> Partial:
   """Attends from queries to a part of the cached tokens, with scores and sums in float32.
 
   Queries are grouped by the key-value head that they read. The mask is True if the queries of a row
-  may attend to a token.
+  may attend to a token, all of them or each by itself.
   """
   in_full = lambda x: x.astype(q.dtype) if x.dtype == jnp.int8 else x
   k, v = in_full(held.k), in_full(held.v)
@@ -226,7 +282,7 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   scores = scores * q.shape[-1] ** -0.5
   if held.k_scale is not None:
     scores = scores * held.k_scale[:, :, None]
-  scores = jnp.where(mask[:, None, None], scores, MASKED)
+  scores = jnp.where(mask[:, None, None] if mask.ndim == 2 else mask[:, None], scores, MASKED)
   top = jnp.max(scores, axis=-1)
   weights = jnp.exp(scores - top[..., None])
   total = jnp.sum(weights, axis=-1)
@@ -238,6 +294,45 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   return Partial(top, total, reduce(jnp.add, jnp.split(mix, len(parts), axis=2)))
 
 
+def nothing_of(q: Float[Array, "B K G C"]) -> Partial:
+  """Returns the part of no keys, which changes no sum."""
+  zeros = jnp.zeros(q.shape, jnp.float32)
+  return Partial(jnp.full(q.shape[:-1], MASKED, jnp.float32), zeros[..., 0], zeros)
+
+
+def attend_spans(q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans: Spans) -> Float[Array, "N T H C"]:
+  """Attends from the tokens of spans to their rows, piece by piece up to the last column seen."""
+  num_spans, length, _, width = q.shape
+  # [N T H C] -> [N K T·G C]: a product per row and head of keys.
+  num_kv = blocks[0].v.shape[1]
+  q = q.reshape(num_spans, length, num_kv, -1, width).transpose(0, 2, 1, 3, 4).reshape(num_spans, num_kv, -1, width)
+  columns = jnp.where(spans.columns == NOWHERE, -1, spans.columns)
+  ends = jnp.repeat(columns, q.shape[2] // length, axis=1)
+  part = nothing_of(q)
+  for block, (start, size) in zip(blocks, _columns(blocks), strict=True):
+    piece = math.gcd(size, _PIECE)
+
+    def add(i, part, block=block, start=start, piece=piece):
+      of_row = lambda x, axis: jax.vmap(
+        lambda row: jax.lax.dynamic_slice_in_dim(jax.lax.dynamic_index_in_dim(x, row, keepdims=False), i * piece, piece, axis - 1)
+      )(spans.rows)
+      mask = start + i * piece + jnp.arange(piece) <= ends[:, :, None]
+      return _sum([part, attend(q, _map(of_row, block), mask)])
+
+    count = jnp.clip(-(-(jnp.max(columns) + 1 - start) // piece), 0, size // piece)
+    part = jax.lax.fori_loop(0, count, add, part)
+  mixed = part.mix / jnp.maximum(part.total, 1)[..., None]
+  return mixed.reshape(num_spans, num_kv, length, -1, width).transpose(0, 2, 1, 3, 4).reshape(num_spans, length, -1, width)
+
+
+def _sum(parts: Sequence[Partial]) -> Partial:
+  """Joins the sums of parts, relative to their common maximum."""
+  top = reduce(jnp.maximum, (part.top for part in parts))
+  shares = [jnp.exp(part.top - top) for part in parts]
+  total = sum(share * part.total for share, part in zip(shares, parts, strict=True))
+  return Partial(top, total, sum(share[..., None] * part.mix for share, part in zip(shares, parts, strict=True)))
+
+
 def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:
   """Merges parts into softmax(scores)·v over the keys of all parts together.
 
@@ -247,10 +342,8 @@ def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:
   References:
     FlashAttention, arXiv:2205.14135, 2022; Hydragen (shared prefixes), arXiv:2402.05099, 2024.
   """
-  top = reduce(jnp.maximum, (part.top for part in parts))
-  shares = [jnp.exp(part.top - top) for part in parts]
-  total = sum(share * part.total for share, part in zip(shares, parts, strict=True))
-  return sum(share[..., None] * part.mix for share, part in zip(shares, parts, strict=True)) / total[..., None]
+  whole = _sum(parts)
+  return whole.mix / whole.total[..., None]
 
 
 def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View) -> Partial:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.models import ragged
-from jaxrl_llm.models.cache import Cache, View, Visits, columns_of_blocks, empty, filled, map_prompts, split_rows
+from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, Visits, columns_of_blocks, empty, filled, map_prompts, split_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
 from jaxrl_llm.types import Params
@@ -25,6 +26,7 @@ class Steps(NamedTuple):
   map_prompts: Callable
   decoding_weights: Callable[[Params], DecodingWeights]
   decode: Callable
+  extend: Callable
 
 
 Bind = Callable[[Params], nnx.Module]
@@ -116,4 +118,37 @@ def make_steps(
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
     return model.unembed(x), cache, routes
 
-  return Steps(prefill, grow, resume, map_prompts, decoding_weights, decode)
+  def extend(
+    weights: DecodingWeights,
+    tokens: Int[Array, "N T"],
+    cache: Cache,
+    starts: Int[Array, " N"],
+    counts: Int[Array, " N"],
+    rows: Int[Array, " N"] | None = None,
+  ) -> tuple[Float[Array, "N V"], Cache]:
+    if mesh is not None and mesh.size > 1:
+      raise ValueError(f"model.extend: found a mesh of {mesh.size} devices, expected one; make the model with mesh=None")
+    model = bind_decoder(weights.rest)
+    offsets = jnp.arange(tokens.shape[1])
+    positions = starts[:, None] + offsets
+    columns = jnp.where(offsets < counts[:, None], positions, NOWHERE)
+    if tokens.shape[1] == 1 and rows is None:
+      of_blocks = columns_of_blocks(jnp.arange(sum(block.v.shape[2] for block in cache.blocks[0])), cache.blocks[0])
+      lengths = jnp.where(counts > 0, starts, 0) + 1
+      view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None)
+      x, cache, _ = model.step(weights.blocks, tokens[:, 0], starts, cache, view)
+      return model.unembed(x), cache
+    spans = Spans(jnp.arange(len(tokens)) if rows is None else rows, columns)
+    x, cache = model.extend(weights.blocks, tokens, positions, cache, spans)
+    last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
+    return model.unembed(last), cache
+
+  def reads_of_rows(columns: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | Bool[Array, ""] | None, ...]:
+    by_kernel = reads(columns, lengths)
+    if platform_of(mesh) != "cpu":
+      return by_kernel
+    # A branch costs nothing on a CPU, and elsewhere more than it saves. All rows see column 0.
+    longest = jnp.max(lengths)
+    return tuple(longest > x[0] if read is None and i else read for i, (x, read) in enumerate(zip(columns, by_kernel, strict=True)))
+
+  return Steps(prefill, grow, resume, map_prompts, decoding_weights, decode, extend)

@@ -107,6 +107,17 @@ class Attention(nnx.Module):
     return linear(self, "o", mixed, self.config, ins=2), blocks
 
 
+  @jax.named_scope("attention")
+  def extend(
+    self, x: Float[Array, "N T D"], rotated: Rotation, blocks: tuple[cache.KeyValues, ...], spans: cache.Spans
+  ) -> tuple[Float[Array, "N T D"], tuple[cache.KeyValues, ...]]:
+    """Attends from the tokens of spans to their rows so far, and writes them to the blocks."""
+    q, k, v = self.project(x, rotated)
+    blocks = cache.write_spans(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), spans)
+    mixed = cache.attend_spans(q, blocks, spans).astype(x.dtype)
+    return linear(self, "o", mixed.reshape(*x.shape[:2], -1, q.shape[-1]), self.config, ins=2), blocks
+
+
 class MLP(nnx.Module):
   """A SwiGLU feed-forward layer: (silu(x·gate) ⊙ x·up)·down.
 
@@ -168,3 +179,9 @@ class Block(nnx.Module):
     x = x + mixed
     y, routed = self.feed_forward(self.mlp_norm(x)[:, None])
     return x + y[:, 0], blocks, None if routed is None else routed.experts[:, 0]
+
+  def extend(self, x: Float[Array, "N T D"], rotated: Rotation, blocks, spans: cache.Spans):
+    """Applies the block to the tokens of spans; also returns the cache blocks with them."""
+    mixed, blocks = self.attention.extend(self.attention_norm(x), rotated, blocks, spans)
+    x = x + mixed
+    return x + self.feed_forward(self.mlp_norm(x))[0], blocks

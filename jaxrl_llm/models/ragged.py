@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.models import ragged_gpu, ragged_tpu
-from jaxrl_llm.models.cache import KeyValues, Partial, View, Visits
+from jaxrl_llm.models.cache import KeyValues, Partial, View, Visits, nothing_of
 from jaxrl_llm.models.cache import attend as attend_all
 
 
@@ -128,8 +128,9 @@ def visits(ages: Int[Array, " S"], lengths: Int[Array, " B"], *, rows: int, colu
 def attend_block(q: Float[Array, "B K G C"], held: KeyValues, view: View, block: int, *, mesh: Mesh | None) -> Partial:
   """Attends from the queries of each row to its own tokens in a block of the cache."""
   ages, reads = view.ages[block], view.reads[block]
-  if reads is None:
-    return attend_all(q, held, ages < view.lengths[:, None])
+  if not isinstance(reads, Visits):
+    attend_whole = lambda: attend_all(q, held, ages < view.lengths[:, None])
+    return attend_whole() if reads is None else jax.lax.cond(reads, attend_whole, lambda: nothing_of(q))
   return attend(q, held, ages, view.lengths, reads, kernel=kernel_of(platform_of(mesh)), mesh=mesh)
 
 

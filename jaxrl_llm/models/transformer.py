@@ -1,6 +1,6 @@
 """The decoder: embedding, stacked and scanned blocks, and output head."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.models.attention import Rows, packed
-from jaxrl_llm.models.cache import Cache, View, key_values
+from jaxrl_llm.models.cache import Cache, Spans, View, key_values
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, RMSNorm, rotation_of
 from jaxrl_llm.models.linear import adapter, linear, matmul_in_float32, param
@@ -269,18 +269,38 @@ class Transformer(nnx.Module):
     Also returns the cache with the tokens written to it, and the experts that they visited.
     """
     config, x, held, routes = self.config, self.embed(tokens), [], []
-    graphs, sparse = {stack: nnx.split(getattr(self, stack))[0] for stack in STACKS if hasattr(self, stack)}, set(config.sparse_layers)
     # Without the barrier, XLA recomputes the sines for every head of every layer.
     rotated = jax.lax.optimization_barrier(rotation_of(config, positions[:, None]))
-    # Unrolled, not scanned: a slice of stacked weights or of a stacked cache is a copy at every
-    # step unless XLA can fuse it.
-    for layer, state in enumerate(blocks):
-      block = nnx.merge(graphs[STACKS[layer in sparse]], state)
+    for layer, block in enumerate(self.merged(blocks)):
       x, written, experts = block.step(x, rotated, cache.prompts[layer], cache.blocks[layer], view)
       held.append(written)
       if config.experts is not None:
         routes.append(jnp.full((len(tokens), config.experts.top_k), -1, jnp.int32) if experts is None else experts)
     return self.final_norm(x), cache._replace(blocks=tuple(held)), jnp.stack(routes, axis=1) if routes else None
+
+  def extend(
+    self, blocks: tuple[PyTree, ...], tokens: Int[Array, "N T"], positions: Int[Array, "N T"], cache: Cache, spans: Spans
+  ) -> tuple[Float[Array, "N T D"], Cache]:
+    """Computes the final hidden states of spans of new tokens.
+
+    Also returns the cache with the tokens written to it.
+    """
+    x, held = self.embed(tokens), []
+    rotated = jax.lax.optimization_barrier(rotation_of(self.config, positions))
+    for block, kept in zip(self.merged(blocks), cache.blocks, strict=True):
+      x, written = block.extend(x, rotated, kept, spans)
+      held.append(written)
+    return self.final_norm(x), cache._replace(blocks=tuple(held))
+
+  def merged(self, blocks: tuple[PyTree, ...]) -> Iterator[Block]:
+    """Yields the blocks with weights that are not stacked, in order.
+
+    Steps visit them unrolled, not scanned: a slice of stacked weights or of a stacked cache is a
+    copy at every step unless XLA can fuse it.
+    """
+    graphs = {stack: nnx.split(getattr(self, stack))[0] for stack in STACKS if hasattr(self, stack)}
+    sparse = set(self.config.sparse_layers)
+    return (nnx.merge(graphs[STACKS[layer in sparse]], state) for layer, state in enumerate(blocks))
 
   def unstacked(self) -> tuple[PyTree, ...]:
     """Returns the weights of each layer by itself, in order."""

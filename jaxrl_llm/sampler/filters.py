@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 FilterFn = Callable[..., Float[Array, "*batch V"]]
 """`(logits, keep=None, temperatures=None) -> filtered logits`; `keep` holds ids never removed."""
@@ -78,6 +78,52 @@ def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0)
   return filter_logits
 
 
+def filter_rows(
+  logits: Float[Array, "B V"], temperatures: Float[Array, " B"], top_ks: Int[Array, " B"], top_ps: Float[Array, " B"]
+) -> Float[Array, "B V"]:
+  """Filters each row with settings of its own; see `make_filter`.
+
+  The settings are data, not part of the program. A filter that no row asks for costs nothing.
+
+  Example:
+    >>> logits = jnp.log(jnp.array([[0.5, 0.3, 0.2]] * 3))
+    >>> filtered = filter_rows(logits, jnp.array([0.0, 1.0, 1.0]), jnp.array([0, 2, 0]), jnp.array([1.0, 1.0, 0.4]))
+    >>> jax.nn.softmax(filtered).round(3).tolist()
+    [[1.0, 0.0, 0.0], [0.625, 0.375, 0.0], [1.0, 0.0, 0.0]]
+  """
+  greedy = ~(temperatures > 0)[:, None]
+  logits = logits.astype(jnp.float32) / jnp.where(greedy, 1, temperatures[:, None])
+  only = lambda kept: lambda logits: jnp.where(kept(logits), logits, REMOVED)
+  ranks = jnp.where((top_ks > 0) & (top_ks < logits.shape[-1]), top_ks, logits.shape[-1])[:, None]
+  filters = (
+    (ranks < logits.shape[-1], lambda logits: logits >= _rank_threshold(logits, ranks)),
+    (top_ps[:, None] < 1, lambda logits: _nucleus(logits, top_ps[:, None])),
+    (greedy, _is_argmax),
+  )
+  for wanted, kept in filters:
+    within = only(lambda logits, wanted=wanted, kept=kept: ~wanted | kept(logits))
+    logits = jax.lax.cond(jnp.any(wanted), within, lambda logits: logits, logits)
+  return logits
+
+
+def _rank_threshold(logits: Float[Array, "B V"], ranks: Int[Array, "B 1"]) -> Float[Array, "B 1"]:
+  """Returns the logit of the given rank of each row, from 1, without sorting the vocabulary.
+
+  Floats are ordered like integers once the bits of negative ones are inverted. The result is the
+  largest number that at least `ranks` logits reach, found bit by bit as in `_nucleus`.
+  """
+  top = jnp.uint32(1 << 31)
+  bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
+  order = jnp.where(bits >= top, ~bits, bits | top)
+
+  def refine(i, low: Integer[Array, "B 1"]) -> Integer[Array, "B 1"]:
+    trial = low | (top >> i.astype(jnp.uint32))
+    return jnp.where(jnp.sum(order >= trial, axis=-1, keepdims=True) >= ranks, trial, low)
+
+  low = jax.lax.fori_loop(0, 32, refine, jnp.zeros(ranks.shape, jnp.uint32))
+  return jax.lax.bitcast_convert_type(jnp.where(low >= top, low ^ top, ~low), jnp.float32)
+
+
 def _is_argmax(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch V"]:
   # Two plain reductions take a quarter of the time of `argmax`, which reduces pairs.
   ids, size = jnp.arange(logits.shape[-1]), logits.shape[-1]
@@ -111,7 +157,7 @@ def _top_k_threshold(logits: Float[Array, "*batch V"], top_k: int, top_p: float)
   return jnp.min(jnp.where(in_nucleus, ranked, jnp.inf), axis=-1, keepdims=True)
 
 
-def _nucleus(logits: Float[Array, "*batch V"], top_p: float) -> Bool[Array, "*batch V"]:
+def _nucleus(logits: Float[Array, "*batch V"], top_p: float | Float[Array, "*batch 1"]) -> Bool[Array, "*batch V"]:
   """Returns which tokens have less than mass p above them, without sorting the vocabulary.
 
   kept = {v : Σ_{u : p_u > p_v} p_u < top_p} = {v : p_v > x}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmarks import peers, random_checkpoint, roofline, sampler
+from experiments.benchmarks import peers, random_checkpoint, roofline, sampler, service
 from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.job import Job, token_ids
 from jaxrl_llm.models import Experts, ModelConfig, make_model, preset, read_config
@@ -184,6 +184,18 @@ def test_a_run_reports_everything(checkpoint, tmp_path, capsys, monkeypatch):
   assert result["roofline"]["fraction"]["max"] == pytest.approx(expected.seconds / result["seconds"]["min"])
   assert -7 < result["mean_logprob"] < -4  # About ln 264 below zero.
   assert "tokens/s" in capsys.readouterr().out
+
+
+def test_the_engine_and_the_sampler_do_the_same_job(checkpoint, tmp_path, capsys):
+  settings = dict(checkpoint=checkpoint, clients=2, requests=5, prompt_tokens=6, cap=7, median=4, repeats=1, json=tmp_path / "out.json")
+  assert service.main([f"--{name}={value}" for name, value in settings.items()]) == 0
+  result = json.loads((tmp_path / "out.json").read_text())
+  assert result["ratio"] == [result["tokens_per_s"]["engine"][0] / result["tokens_per_s"]["sampler"][0]]
+  assert "5 requests of 2 clients" in capsys.readouterr().out
+  assert service.main([f"--checkpoint={checkpoint}", "--clients=0"]) == 2
+  refused(capsys, "--clients: found 0, expected 1 or more")
+  assert service.main([f"--checkpoint={checkpoint}", "--cap=30"]) == 2
+  refused(capsys, "context: found 94, expected 2 or more, at most the model's 32 positions")
 
 
 def test_responses_end_according_to_the_hazard():

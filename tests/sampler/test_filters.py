@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.sampler import make_filter
+from jaxrl_llm.sampler.filters import filter_rows
 
 NUM_TOKENS = 7
 
@@ -50,6 +51,32 @@ def test_filters_match_a_slow_loop(logits, temperature, top_k, top_p):
   np.testing.assert_array_equal(probs > 0, kept)
   expected = np.where(kept, np.exp(np.array(logits) / temperature), 0)
   np.testing.assert_allclose(probs, expected / expected.sum(), rtol=1e-5)
+
+
+SETTINGS = st.tuples(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.integers(0, NUM_TOKENS + 2), st.sampled_from([0.01, 0.3, 0.61, 1.0]))
+
+
+@given(st.lists(st.tuples(LOGITS, SETTINGS), min_size=3, max_size=3))
+def test_rows_are_filtered_as_by_filters_of_their_own(rows):
+  logits, settings = zip(*rows, strict=True)
+  temperatures, top_ks, top_ps = (jnp.array(x) for x in zip(*settings, strict=True))
+  filtered = jitted_rows(jnp.array(logits), temperatures, top_ks, top_ps)
+  for row, x, (temperature, top_k, top_p) in zip(filtered, logits, settings, strict=True):
+    # A temperature per row, so that the two divide in the same way.
+    expected = jitted(top_k=top_k, top_p=top_p)(jnp.array([x]), temperatures=jnp.array([temperature]))[0]
+    np.testing.assert_array_equal(row, expected)
+
+
+jitted_rows = jax.jit(filter_rows)
+
+
+def test_ranks_of_signed_zeros_and_infinities():
+  logits = np.array([-np.inf, -0.0, 0.0, -2.0, 3.5, np.inf, -2.0], np.float32)
+  ones = jnp.ones(7)
+  filtered = np.asarray(jitted_rows(jnp.array([logits] * 7), ones, jnp.arange(1, 8), ones))
+  for rank, row in enumerate(filtered, 1):
+    kept = logits >= np.sort(logits)[::-1][rank - 1]
+    np.testing.assert_array_equal(row, np.where(kept, logits, np.float32(-1e30)))
 
 
 @given(LOGITS, st.integers(1, 3), st.sampled_from([0.3, 0.9]), st.integers(0, NUM_TOKENS - 1))

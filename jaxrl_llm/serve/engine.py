@@ -1,0 +1,380 @@
+"""The decoding engine: requests arrive at any time and share the rows of one decoding loop.
+
+A thread of its own runs the loop. A turn of it gives waiting requests rows, computes some of their
+prompts, and draws a few tokens for every row whose prompt is computed:
+
+  waiting requests -> rows of the cache -> copies of shared prefixes -> prefill -> stretch of steps
+"""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Integer
+
+from jaxrl_llm.models import CACHE_DTYPES, Model
+from jaxrl_llm.serve.checks import check_request
+from jaxrl_llm.serve.pool import Place, Pool
+from jaxrl_llm.serve.programs import NO_ID, Programs, make_programs, no_rows
+from jaxrl_llm.serve.requests import Completion, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.types import Params
+
+_STOP_IDS = 8  # Number of stop ids per request that the device knows. The host looks for all.
+_CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
+_GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+  """What the engine needs of a tokenizer, and only for stop strings."""
+
+  def token_bytes(self) -> Sequence[bytes | None]:
+    """Returns the bytes of each id; None for ids that occur in no text."""
+    ...
+
+
+@dataclass(eq=False)
+class _Open:
+  """An open request.
+
+  Attributes:
+    request: What the caller asked for.
+    prompt: Ids of the prompt.
+    on_piece: Function that gets the tokens as they are drawn.
+    future: Future of the completion.
+    aborted: Whether the caller has aborted it.
+    place: Place in the cache; None while it waits for a row.
+    copies: Whether it still has to copy a prefix from another row.
+    tokens, logprobs: Completion so far.
+    text: Bytes of the completion so far, if it has stop strings.
+    cached, computed: Numbers of tokens; see `Completion`.
+    version: Version of the weights that drew the first token.
+  """
+
+  request: Request
+  prompt: Integer[np.ndarray, " n"]
+  on_piece: Callable[[Piece], None] | None
+  future: "Future[Completion]" = field(default_factory=Future)
+  aborted: bool = False
+  place: Place | None = None
+  copies: bool = False
+  tokens: list[int] = field(default_factory=list)
+  logprobs: list[float] = field(default_factory=list)
+  text: bytearray = field(default_factory=bytearray)
+  cached: int = 0
+  computed: int = 0
+  version: int = 0
+
+
+class DecodingEngine:
+  """An `Engine`, made by `make_engine`.
+
+  Attributes:
+    limits: Largest sizes of requests and of the queue.
+  """
+
+  def __init__(
+    self, model: Model, programs: Programs, params: Params, pool: Pool, limits: Limits, *, slots: int, chunk: int, spans: int,
+    tokenizer: Tokenizer | None, version: int,
+  ):  # fmt: skip
+    self.limits = limits
+    self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
+    self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
+    self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
+    self._rows = no_rows(slots, _STOP_IDS)
+    self._waiting: deque[_Open] = deque()
+    self._running: dict[int, _Open] = {}
+    # What other threads change, under the lock of `_changed`.
+    self._changed = threading.Condition()
+    self._arrived: list[_Open] = []
+    self._num_open, self._update, self._is_closing = 0, None, False
+    self._error: BaseException | None = None
+    self._thread = threading.Thread(target=self._run, name="decoding engine", daemon=True)
+    self._thread.start()
+
+  def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
+    """Accepts a request; see `Engine`."""
+    prompt = check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
+    if request.stops and self._tokenizer is None:
+      raise ValueError(f"stops: found {request.stops!r}, expected none: the engine has no tokenizer")
+    if request.stops:
+      _ = self._token_bytes  # Raises here if tokens have no bytes of their own.
+    opened = _Open(request, prompt, on_piece)
+    opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
+    with self._changed:
+      if self._error is not None:
+        raise self._error
+      if self._is_closing:
+        raise RuntimeError("the engine is closed")
+      if self._num_open >= self.limits.requests:
+        raise QueueFull(f"found {self._num_open} open requests, expected fewer than {self.limits.requests}; try again later")
+      self._num_open += 1
+      self._arrived.append(opened)
+      self._changed.notify()
+
+    def abort() -> None:
+      opened.aborted = True
+
+    return Handle(opened.future, abort)
+
+  def update(self, params: Params, version: int) -> None:
+    """Takes new weights, between two stretches of steps.
+
+    Requests that arrive from now on read no keys and values of older weights. Those that are open
+    go on with the new ones.
+
+    Args:
+      params: New weights, read once: they may be donated after the call.
+      version: Number that no other weights have.
+    """
+    weights = self._programs.weights(params)
+    with self._changed:
+      if self._error is not None:
+        raise self._error
+      self._update = (weights, version)
+      self._changed.notify()
+
+  def close(self) -> None:
+    """Aborts all requests and ends the loop."""
+    with self._changed:
+      self._is_closing = True
+      self._changed.notify()
+    if threading.current_thread() is not self._thread:
+      self._thread.join()
+
+  @cached_property
+  def _token_bytes(self) -> list[bytes]:
+    try:
+      return [x or b"" for x in self._tokenizer.token_bytes()]
+    except ValueError as error:
+      raise ValueError(f"stops: {str(error).replace('rollout.stop_strings', 'it')}") from error
+
+  def _run(self) -> None:
+    try:
+      while self._take():
+        self._admit()
+        self._copy()
+        self._prefill()
+        self._decode()
+    except BaseException as error:  # Whatever it is, no caller may wait for ever.
+      with self._changed:
+        self._error, arrived = error, self._arrived
+        self._arrived, self._num_open = [], 0
+      for opened in (*self._running.values(), *self._waiting, *arrived):
+        if not opened.future.done():
+          opened.future.set_exception(error)
+    finally:
+      self._weights = self._cache = self._update = None
+      self._running, self._waiting = {}, deque()
+
+  def _take(self) -> bool:
+    """Waits for work and takes what other threads have brought; False if the engine is closed."""
+    with self._changed:
+      while not (self._arrived or self._waiting or self._running or self._update or self._is_closing):
+        self._changed.wait()
+      self._waiting += self._arrived
+      self._arrived, update, self._update = [], self._update, None
+      is_closing = self._is_closing
+    if update is not None:
+      self._weights, self._version = update
+      self._pool.forget(version=self._version)
+    for opened in (*self._running.values(), *self._waiting):
+      if opened.aborted or is_closing:
+        self._finish(opened, "aborted")
+    self._waiting = deque(opened for opened in self._waiting if not opened.future.done())
+    return not is_closing
+
+  def _admit(self) -> None:
+    """Gives waiting requests rows, in the order of their arrival."""
+    while self._waiting:
+      opened = self._waiting[0]
+      place = self._pool.place(opened.prompt, opened.request.salt, version=self._version)
+      if place is None:
+        return
+      self._waiting.popleft()
+      self._running[place.row] = opened
+      opened.place, opened.copies = place, place.source != place.row
+      opened.cached = 0 if opened.copies else place.shared
+      self._write_settings(place.row, opened.request)
+
+  def _write_settings(self, row: int, request: Request) -> None:
+    rows, seed, stop_ids = self._rows, request.seed % (1 << 64), request.stop_ids[:_STOP_IDS]
+    rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
+    rows.top_ks[row] = min(request.top_k, self._vocab_size)
+    rows.top_ps[row] = request.top_p
+    rows.seeds[row] = seed & 0xFFFFFFFF, seed >> 32
+    rows.stop_ids[row] = (*stop_ids, *[NO_ID] * (_STOP_IDS - len(stop_ids)))
+
+  def _copy(self) -> None:
+    """Copies shared prefixes from rows that have computed them."""
+    ready = [opened for opened in self._running.values() if opened.copies and self._pool.has_computed(opened.place)]
+    for start in range(0, len(ready), self._spans):
+      sources, targets = np.zeros(self._spans, np.int32), np.full(self._spans, len(self._rows.tokens), np.int32)
+      for i, opened in enumerate(ready[start : start + self._spans]):
+        sources[i], targets[i] = opened.place.source, opened.place.row
+        opened.cached, opened.copies = self._pool.copied(opened.place), False
+      self._cache = self._programs.copy(self._cache, sources, targets)
+
+  def _prefill(self) -> None:
+    """Computes prompts in the order of their arrival, but for their last tokens."""
+    for call in itertools.count():
+      waiting = [opened for opened in self._running.values() if not opened.copies and self._missing(opened)]
+      if not waiting or (call >= _CALLS and 2 * len(waiting) <= len(self._running)):
+        return
+      tokens = np.zeros((self._spans, self._chunk), np.int32)
+      starts, counts, rows = (np.zeros(self._spans, np.int32) for _ in range(3))
+      spans = iter(range(self._spans))
+      for opened in waiting:
+        row = opened.place.row
+        while self._missing(opened) and (i := next(spans, None)) is not None:
+          start = int(self._pool.lengths[row])
+          # Ends at a multiple of the chunk, so that a token's numbers do not depend on where the
+          # prefix ends that was cached.
+          count = min(self._chunk - start % self._chunk, self._missing(opened))
+          tokens[i, :count] = opened.prompt[start : start + count]
+          starts[i], counts[i], rows[i] = start, count, row
+          self._pool.add(row, tokens[i, :count])
+          opened.computed += count
+      self._cache = self._programs.prefill(self._weights, self._cache, tokens, starts, counts, rows)
+
+  def _missing(self, opened: _Open) -> int:
+    """Returns how many tokens of a prompt still have to be computed before its last one."""
+    return max(len(opened.prompt) - 1 - int(self._pool.lengths[opened.place.row]), 0)
+
+  def _decode(self) -> None:
+    """Draws tokens for all rows whose prompts are computed, and hands them over."""
+    ready = [opened for opened in self._running.values() if not opened.copies and not self._missing(opened)]
+    if not ready:
+      return
+    rows = self._rows
+    rows.budgets[:] = 0
+    for opened in ready:
+      row, drawn = opened.place.row, len(opened.tokens)
+      rows.tokens[row] = opened.tokens[-1] if drawn else opened.prompt[-1]
+      rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, drawn
+      rows.budgets[row] = opened.request.max_tokens - drawn
+    version = self._version
+    self._cache, *results = self._programs.stretch(self._weights, self._cache, rows)
+    tokens, logprobs = jax.device_get(results)
+    for opened in ready:
+      column = tokens[:, opened.place.row]
+      count = int(np.sum(column != NO_ID))
+      opened.version = opened.version if opened.tokens else version
+      opened.computed += count
+      self._hand_over(opened, column[:count].tolist(), logprobs[:count, opened.place.row].tolist())
+
+  def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float]) -> None:
+    """Gives a caller what its row has drawn, up to a stop."""
+    if not np.isfinite(logprobs).all():
+      self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {self._version} are broken"))
+      return
+    kept, is_stopped = self._until_stop(opened, tokens)
+    tokens, logprobs = tokens[:kept], logprobs[:kept]
+    # Each of them was drawn by feeding the one before.
+    self._pool.add(opened.place.row, [opened.tokens[-1] if opened.tokens else int(opened.prompt[-1]), *tokens[:-1]])
+    opened.tokens += tokens
+    opened.logprobs += logprobs
+    if opened.on_piece is not None:
+      try:
+        opened.on_piece(Piece(tokens, logprobs))
+      except Exception as error:  # A fault of one caller, which must not reach the others.
+        self._finish(opened, error)
+        return
+    if is_stopped or len(opened.tokens) >= opened.request.max_tokens:
+      self._finish(opened, "stop" if is_stopped else "length")
+
+  def _until_stop(self, opened: _Open, tokens: list[int]) -> tuple[int, bool]:
+    """Returns how many of the new tokens belong to the completion, and whether a stop ends it."""
+    request = opened.request
+    for i, token in enumerate(tokens):
+      if token in request.stop_ids:
+        return i + 1, True
+      if request.stops:
+        before = len(opened.text)
+        opened.text += self._token_bytes[token] if token < len(self._token_bytes) else b""
+        encoded = [stop.encode() for stop in request.stops]
+        if any(opened.text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in encoded):
+          return i + 1, True
+    return len(tokens), False
+
+  def _finish(self, opened: _Open, outcome: str | Exception) -> None:
+    """Ends a request, by a member of `REASONS` or an error of its own, and frees its row."""
+    if opened.place is not None:
+      if opened.copies:
+        self._pool.give_up(opened.place)
+      self._pool.release(opened.place.row, version=self._version)
+      del self._running[opened.place.row]
+    with self._changed:
+      self._num_open -= 1
+    if isinstance(outcome, Exception):
+      opened.future.set_exception(outcome)
+      return
+    version = opened.version if opened.tokens else self._version
+    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, opened.cached, opened.computed, version))
+
+
+def make_engine(
+  model: Model,
+  params: Params,
+  *,
+  slots: int,
+  context: int,
+  max_requests: int,
+  tokenizer: Tokenizer | None = None,
+  chunk: int = 32,
+  spans: int = 8,
+  steps: int = 8,
+  cache_dtype: str | None = None,
+  version: int = 0,
+) -> DecodingEngine:
+  """Compiles an engine and starts its loop.
+
+  - What a request draws depends on its seed and its own tokens, not on what else runs or when.
+  - A row whose request has ended keeps its keys and values. A request that continues them computes
+    only what is new; requests with a common prefix compute it once. The row that has been idle for
+    longest makes room.
+  - Nothing compiles after this call.
+
+  Args:
+    model: Model to decode with, on one device.
+    params: Weights, read once: they may be donated after the call.
+    slots: Number of rows: requests that decode at once, and sequences that stay in the cache.
+    context: Largest number of tokens of a prompt and its completion together.
+    max_requests: Largest number of open requests, those that wait included.
+    tokenizer: Tokenizer for stop strings; None refuses them.
+    chunk: Largest number of consecutive tokens of a prompt that are computed together.
+    spans: Number of such chunks, of one or several prompts, in one program.
+    steps: Number of tokens that each row draws before the host looks at them. A stop string costs
+      up to that many tokens more.
+    cache_dtype: One of `CACHE_DTYPES`; None means the model's own dtype.
+    version: Version of the weights; see `DecodingEngine.update`.
+
+  Raises:
+    ValueError: If a setting is out of range. One line, which names it.
+
+  References:
+    Orca, OSDI 2022 (continuous batching); Sarathi-Serve, arXiv:2403.02310, 2024 (chunked prefills).
+  """
+  numbers = dict(slots=slots, max_requests=max_requests, chunk=chunk, spans=spans, steps=steps)
+  for name, value in numbers.items():
+    if value < 1:
+      raise ValueError(f"{name}: found {value}, expected 1 or more")
+  longest = model.config.max_positions
+  if not 2 <= context <= (longest or context):
+    raise ValueError(f"context: found {context}, expected 2 or more" + (f", at most the model's {longest} positions" if longest else ""))
+  if model.mesh is not None and model.mesh.size > 1:
+    raise ValueError(f"mesh: found {model.mesh.size} devices, expected one; make the engine's model with mesh=None")
+  dtype = cache_dtype or model.config.dtype
+  if dtype not in CACHE_DTYPES:
+    raise ValueError(f"cache_dtype: found {dtype!r}, expected one of {', '.join(CACHE_DTYPES)}")
+  sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
+  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=_STOP_IDS, cache_dtype=dtype, **sizes)
+  pool = Pool(slots, context, least=chunk)
+  return DecodingEngine(model, programs, params, pool, Limits(context, max_requests), tokenizer=tokenizer, version=version, **sizes)

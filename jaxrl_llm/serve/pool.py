@@ -1,0 +1,121 @@
+"""The rows of the cache: what each holds, and which of them a request gets. Starts no JAX."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int, Integer
+
+
+class Place(NamedTuple):
+  """Place of a request in the cache.
+
+  Attributes:
+    row: Row that the request decodes in.
+    source: Row with the first tokens of its prompt, which may be the same row.
+    shared: Number of those tokens, which need not be computed.
+  """
+
+  row: int
+  source: int
+  shared: int
+
+
+class Pool:
+  """The rows of the cache, each busy with a request, or idle with the tokens that it has left.
+
+  Args:
+    rows: Number of rows.
+    columns: Number of columns of a row.
+    least: Smallest number of tokens that are worth a copy, unless they are the whole prompt.
+
+  Attributes:
+    lengths: Number of tokens of each row whose keys and values are in the cache.
+
+  Example:
+    >>> pool = Pool(rows=2, columns=8, least=2)
+    >>> pool.place(np.array([5, 6, 7, 8]), "", version=0)
+    Place(row=0, source=0, shared=0)
+    >>> pool.place(np.array([5, 6, 7, 9]), "", version=0)  # Copied once row 0 has computed it.
+    Place(row=1, source=0, shared=3)
+  """
+
+  def __init__(self, rows: int, columns: int, *, least: int):
+    self.lengths: Int[np.ndarray, " B"] = np.zeros(rows, np.int64)
+    self._tokens = np.zeros((rows, columns), np.int32)
+    self._planned = np.zeros(rows, np.int64)  # Length once the prompt of a busy row is computed.
+    self._busy: Bool[np.ndarray, " B"] = np.zeros(rows, bool)
+    self._readers = np.zeros(rows, np.int64)  # Requests that still have to copy from the row.
+    self._versions = np.zeros(rows, np.int64)
+    self._salts = [""] * rows
+    self._ended = np.zeros(rows, np.int64)  # Time at which the row became idle.
+    self._time, self._least = 0, least
+
+  def place(self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int) -> Place | None:
+    """Gives a request a row; None if no row is free.
+
+    A row whose tokens all continue in the prompt is taken over as it is. Otherwise the request gets
+    an empty row, or the one that has been idle for longest, and copies what another row shares with
+    it. The last token of a prompt is never shared, because its logits are needed.
+    """
+    free = ~self._busy & (self._readers == 0)
+    if not free.any():
+      return None
+    shared = self._shared(tokens[:-1], salt, version)
+    is_whole = free & (shared == self.lengths) & (shared > 0)
+    if is_whole.any():
+      row = int(np.argmax(np.where(is_whole, shared, -1)))
+    else:
+      row = int(np.argmin(np.where(free, np.where(self.lengths > 0, self._ended, -1), self._time + 1)))
+    # Of equally long ones, a row that has already computed them.
+    source = int(np.argmax(2 * shared + (self.lengths >= shared)))
+    saved = shared[source] - shared[row]
+    if saved < self._least and not (saved and shared[source] == len(tokens) - 1):
+      source = row
+    place = Place(row, source, int(shared[source]))
+    self._readers[source] += source != row
+    self._busy[row], self._salts[row], self._versions[row] = True, salt, version
+    self._tokens[row, : len(tokens) - 1] = tokens[:-1]
+    self.lengths[row], self._planned[row] = (place.shared if source == row else 0), len(tokens) - 1
+    return place
+
+  def _shared(self, tokens: Integer[np.ndarray, " n"], salt: str, version: int) -> Int[np.ndarray, " B"]:
+    """Returns how many of the first tokens each row holds or is going to hold."""
+    known = np.array([other == salt for other in self._salts]) & (self._versions == version)
+    differs = self._tokens[:, : len(tokens)] != tokens
+    equal = np.where(differs.any(axis=1), differs.argmax(axis=1), len(tokens)) if len(tokens) else np.zeros(len(known), np.int64)
+    return np.where(known, np.minimum(equal, np.maximum(self._planned, self.lengths)), 0)
+
+  def has_computed(self, place: Place) -> bool:
+    """Returns whether the source of a request holds all that it ever will of the shared tokens."""
+    return bool(self.lengths[place.source] >= min(place.shared, self._planned[place.source]))
+
+  def copied(self, place: Place) -> int:
+    """Notes that a request has copied from its source; returns the number of tokens it got."""
+    self._readers[place.source] -= 1
+    self.lengths[place.row] = min(place.shared, self.lengths[place.source])
+    return int(self.lengths[place.row])
+
+  def give_up(self, place: Place) -> None:
+    """Notes that a request no longer wants to copy from its source."""
+    self._readers[place.source] -= 1
+    self.lengths[place.row] = 0
+
+  def add(self, row: int, tokens: Sequence[int] | Integer[np.ndarray, " n"]) -> None:
+    """Notes further tokens that a busy row has computed."""
+    end = self.lengths[row] + len(tokens)
+    self._tokens[row, self.lengths[row] : end] = tokens
+    self.lengths[row] = end
+
+  def release(self, row: int, *, version: int) -> None:
+    """Makes a row idle, and empties it if it is not of the given version of the weights."""
+    self._time += 1
+    self._busy[row], self._ended[row] = False, self._time
+    if self._versions[row] != version:
+      self.lengths[row] = 0
+    self._planned[row] = self.lengths[row]
+
+  def forget(self, *, version: int) -> None:
+    """Empties the idle rows of other versions of the weights."""
+    gone = ~self._busy & (self._versions != version)
+    self.lengths[gone] = self._planned[gone] = 0

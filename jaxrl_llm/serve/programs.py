@@ -1,0 +1,191 @@
+"""The programs of the engine, compiled once: prefill, copy of rows, and a stretch of steps."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
+
+from jaxrl_llm.devices.mesh import platform_of
+from jaxrl_llm.models import Model, lower_precision
+from jaxrl_llm.models.cache import copy_rows
+from jaxrl_llm.sampler.draw import draw
+from jaxrl_llm.sampler.filters import filter_rows
+from jaxrl_llm.types import Params
+
+NO_ID = -1
+"""Id of a token that was not drawn, and of a stop token that does not exist."""
+
+_ALIGNMENT = {"cpu": 64}
+_BLOCK = 256
+"""Units of the number of columns: by platform, and one that the blocks of all kernels divide."""
+
+
+class Rows(NamedTuple):
+  """What the rows draw in a stretch, as NumPy arrays.
+
+  Attributes:
+    tokens: Token that each row feeds first.
+    columns: Column of that token.
+    ordinals: Number of tokens drawn so far.
+    budgets: Number of tokens that the row may still draw; 0 if it draws none.
+    temperatures, top_ks, top_ps: Settings of `filter_rows`.
+    seeds: Seed of each row's draws, as its low and high 32 bits.
+    stop_ids: Ids that end each row's completion, then `NO_ID`.
+  """
+
+  tokens: Int[np.ndarray, " B"]
+  columns: Int[np.ndarray, " B"]
+  ordinals: Int[np.ndarray, " B"]
+  budgets: Int[np.ndarray, " B"]
+  temperatures: Float[np.ndarray, " B"]
+  top_ks: Int[np.ndarray, " B"]
+  top_ps: Float[np.ndarray, " B"]
+  seeds: Integer[np.ndarray, "B 2"]
+  stop_ids: Int[np.ndarray, "B M"]
+
+
+class Programs(NamedTuple):
+  """Compiled programs. The cache is updated in place.
+
+  Attributes:
+    weights: Function from params to a copy that the other programs read.
+    make_cache: Function to an empty cache.
+    prefill: Function `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> cache`;
+      see `Model.extend`.
+    copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
+    stretch: Function `(weights, cache, rows) -> (cache, tokens [k B], logprobs [k B])`.
+  """
+
+  weights: Callable[[Params], PyTree]
+  make_cache: Callable[[], PyTree]
+  prefill: Callable[..., PyTree]
+  copy: Callable[..., PyTree]
+  stretch: Callable[..., tuple[PyTree, Array, Array]]
+
+
+def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
+  """Makes rows that draw nothing."""
+  zeros, ones = lambda: np.zeros(num_rows, np.int32), lambda: np.ones(num_rows, np.float32)
+  seeds, stop_ids = np.zeros((num_rows, 2), np.uint32), np.full((num_rows, num_stop_ids), NO_ID, np.int32)
+  return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), seeds, stop_ids)
+
+
+def make_programs(
+  model: Model, params: Params, *, slots: int, context: int, chunk: int, spans: int, steps: int, num_stop_ids: int, cache_dtype: str
+) -> Programs:
+  """Compiles the programs of an engine.
+
+  Args:
+    model: Model, on one device.
+    params: Weights, or abstract ones.
+    slots: Number of rows (B).
+    context: Number of columns that a row needs.
+    chunk: Largest number of tokens of a span (C).
+    spans: Number of spans of a prefill, and of pairs of rows of a copy (N).
+    steps: Number of steps of a stretch (k).
+    num_stop_ids: Number of stop ids per row (M).
+    cache_dtype: Dtype of the cache, one of `CACHE_DTYPES`.
+  """
+  sizes = column_blocks(context, platform_of(model.mesh))
+
+  def make_cache() -> PyTree:
+    cache = None
+    for size in sizes:
+      cache = model.grow(cache, slots, size, dtype=cache_dtype)
+    return cache
+
+  def weights_of(params: Params) -> PyTree:
+    # Copies, because a jitted function returns an unchanged argument itself, which its owner may
+    # donate later.
+    return jax.tree.map(jnp.copy, model.decoding_weights(lower_precision(params, model.config.dtype)))
+
+  def prefill(weights, cache, *spans):
+    return model.extend(weights, spans[0], cache, *spans[1:])[1]
+
+  compiled = lambda function, *args, **options: jax.jit(function, **options).lower(*args).compile()
+  make_weights = compiled(weights_of, params)
+  weights = _abstract(jax.eval_shape(weights_of, params), make_weights.output_shardings)
+  allocate = compiled(make_cache)
+  cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
+  keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
+  of_spans = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((spans, chunk), (spans,), (spans,), (spans,))]
+  stretch = partial(_stretch, model, steps)
+  return Programs(
+    make_weights,
+    allocate,
+    compiled(prefill, weights, cache, *of_spans, donate_argnums=1, **keep()),
+    compiled(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
+    compiled(stretch, weights, cache, no_rows(slots, num_stop_ids), donate_argnums=1, **keep(None, None)),
+  )
+
+
+def column_blocks(context: int, platform: str) -> tuple[int, ...]:
+  """Returns the sizes of the blocks of columns.
+
+  The kernels of accelerators skip what no row sees of a single block. On a CPU each block is
+  twice the one before, and those that no row sees are skipped.
+
+  Example:
+    >>> column_blocks(1000, "cpu"), column_blocks(100, "cpu"), column_blocks(1000, "gpu")
+    ((128, 128, 256, 512), (64, 64), (1024,))
+  """
+  unit = _ALIGNMENT.get(platform, _BLOCK)
+  columns = -(-context // unit) * unit
+  if platform != "cpu":
+    return (columns,)
+  sizes = [max(-(-context // (8 * unit)) * unit, unit)]
+  while sum(sizes) < columns:
+    sizes.append(min(sum(sizes), columns - sum(sizes)))
+  return tuple(sizes)
+
+
+def _abstract(shapes: PyTree, shardings: PyTree) -> PyTree:
+  return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings)
+
+
+class _Drawing(NamedTuple):
+  """State of a stretch: steps so far, cache, each row's next token and budget, and output."""
+
+  step: Int[Array, ""]
+  cache: PyTree
+  tokens: Int[Array, " B"]
+  budgets: Int[Array, " B"]
+  drawn: Int[Array, "k B"]
+  logprobs: Float[Array, "k B"]
+
+
+def _stretch(model: Model, steps: int, weights: PyTree, cache: PyTree, rows: Rows) -> tuple[PyTree, Array, Array]:
+  """Draws up to `steps` tokens for each row with a budget.
+
+  Token t of a request is drawn with the key `fold_in(key(seed), t)`: what it draws depends on its
+  seed and its own tokens, not on its row, its neighbours or the time.
+  """
+  keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1]))(jnp.asarray(rows.seeds))
+
+  def is_needed(state: _Drawing) -> Bool[Array, ""]:
+    return (state.step < steps) & jnp.any(state.budgets > 0)
+
+  def advance(state: _Drawing) -> _Drawing:
+    active = state.budgets > 0
+    logits, cache = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
+    filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
+    tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
+    is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)
+    return _Drawing(
+      state.step + 1,
+      cache,
+      tokens,
+      jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)),
+      state.drawn.at[state.step].set(jnp.where(active, tokens, NO_ID)),
+      state.logprobs.at[state.step].set(logprobs),
+    )
+
+  rows = Rows(*map(jnp.asarray, rows))
+  shape = (steps, len(rows.tokens))
+  start = _Drawing(jnp.int32(0), cache, rows.tokens, rows.budgets, jnp.full(shape, NO_ID, jnp.int32), jnp.zeros(shape, jnp.float32))
+  end = jax.lax.while_loop(is_needed, advance, start)
+  return end.cache, end.drawn, end.logprobs

@@ -1,0 +1,444 @@
+"""Tests of the decoding engine: what it draws, what it computes, and how requests end."""
+
+import functools
+import itertools
+import random
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.devices.compiling import CompileCounter
+from jaxrl_llm.models import make_model, preset
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.sampler import make_sampler
+from jaxrl_llm.serve.engine import _STOP_IDS, DecodingEngine, make_engine
+from jaxrl_llm.serve.pool import Pool
+from jaxrl_llm.serve.programs import make_programs
+from jaxrl_llm.serve.requests import Limits, QueueFull, Request
+
+VOCAB, CONTEXT, CHUNK, SPANS, STEPS, WAIT = 264, 224, 8, 4, 4, 120
+PRESETS = {"dense": "nano", "mixture": "nano-moe"}
+
+
+@functools.cache
+def built(kind):
+  model = make_model(preset(PRESETS[kind], vocab_size=VOCAB))
+  return model, model.init(jax.random.key(0)), model.init(jax.random.key(1))
+
+
+@functools.cache
+def programs_of(kind, slots):
+  model, params, _ = built(kind)
+  sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=STEPS, num_stop_ids=_STOP_IDS)
+  return make_programs(model, params, cache_dtype="float32", **sizes)
+
+
+@pytest.fixture
+def engine_of():
+  """Returns a function that makes an engine with an empty cache, from programs that are shared."""
+  engines = []
+
+  def make(kind="dense", slots=4, max_requests=1000):
+    model, params, _ = built(kind)
+    pool, limits = Pool(slots, CONTEXT, least=CHUNK), Limits(CONTEXT, max_requests)
+    options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=ByteTokenizer(), version=0)
+    engines.append(DecodingEngine(model, programs_of(kind, slots), params, pool, limits, **options))
+    return engines[-1]
+
+  yield make
+  for engine in engines:
+    engine.close()
+
+
+def complete(engine, *requests):
+  """Submits requests at once and waits for all completions."""
+  handles = [engine.submit(request) for request in requests]
+  return [handle.completion.result(WAIT) for handle in handles]
+
+
+def prompt(seed, length):
+  return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def logprobs_of(kind, tokens, params=None):
+  """Returns the log-probability of each token but the first under the model itself."""
+  size, padded = len(tokens), np.pad(np.array([tokens]), ((0, 0), (0, CONTEXT - len(tokens))))
+  segments = (np.arange(CONTEXT) < size).astype(int)[None]
+  logits = logits_of(kind)(built(kind)[1] if params is None else params, padded, np.arange(CONTEXT)[None], segments)
+  logprobs = np.asarray(jax.nn.log_softmax(logits))[0]
+  return logprobs[np.arange(size - 1), tokens[1:]]
+
+
+@functools.cache
+def logits_of(kind):
+  return jax.jit(built(kind)[0].logits)
+
+
+@pytest.mark.parametrize("kind", PRESETS)
+def test_greedy_completions_are_those_of_the_batch_sampler(engine_of, kind):
+  model, params, _ = built(kind)
+  prompts, budget = [prompt(i, 3 + 5 * i) for i in range(6)], 12
+  sample = make_sampler(model, group_size=1, max_new_tokens=budget, stop_ids=(7,), pad_id=0, temperature=0)
+  width = max(map(len, prompts))
+  rows = np.array([[0] * (width - len(x)) + x for x in prompts], np.int32)
+  mask = np.array([[0] * (width - len(x)) + [1] * len(x) for x in prompts], bool)
+  rollouts = jax.jit(sample)(params, rows, mask, jax.random.key(0))
+  results = complete(engine_of(kind), *(Request(x, budget, temperature=0, stop_ids=(7,)) for x in prompts))
+  for i, result in enumerate(results):
+    length = int(rollouts.mask[i].sum())
+    assert result.tokens == rollouts.tokens[i, :length].tolist()
+    np.testing.assert_allclose(result.logprobs, rollouts.logprobs[i, :length], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", PRESETS)
+def test_logprobs_are_those_of_the_learner(engine_of, kind):
+  """Prompts of any length next to each other, some of which continue others."""
+  engine = engine_of(kind)
+  first = [Request(prompt(i, 1 + 9 * i), 10, seed=i) for i in range(6)]
+  results = complete(engine, *first)
+  further = [Request([*x.tokens, *result.tokens, *prompt(9, 3)], 10, seed=9) for x, result in zip(first, results, strict=True)]
+  for request, result in zip([*first, *further], results + complete(engine, *further), strict=True):
+    known = logprobs_of(kind, [*request.tokens, *result.tokens])[len(request.tokens) - 1 :]
+    np.testing.assert_allclose(result.logprobs, known, atol=1e-5)
+    assert len(result.tokens) == 10 and result.reason == "length"
+
+
+def jobs():
+  """Returns requests of many kinds, some with common prefixes."""
+  shared = prompt(100, 30)
+  settings = [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.3, "top_k": 40, "top_p": 0.9}, {"temperature": 0.0}]
+  prompts = [prompt(i, 2 + 7 * i % 40) if i % 2 else [*shared, *prompt(i, 1 + i)] for i in range(18)]
+  return [Request(x, 6 + i % 9, seed=i * 2**37 - 5, **settings[i % 6]) for i, x in enumerate(prompts)]
+
+
+def test_draws_depend_on_the_seed_alone(engine_of):
+  """Not on the order of arrival, the number of rows, what is cached, or who submits."""
+  at_once = complete(engine_of(), *jobs())
+  one_by_one = [complete(engine_of(slots=2), request)[0] for request in jobs()]
+  order, engine, threads, mixed = list(enumerate(jobs() * 2)), engine_of(slots=2), [], {}
+  random.Random(0).shuffle(order)
+
+  def client(part):
+    for i, request in part:
+      mixed[i] = complete(engine, request)[0]
+
+  for part in (order[k::5] for k in range(5)):
+    threads.append(threading.Thread(target=client, args=(part,)))
+    threads[-1].start()
+  for thread in threads:
+    thread.join(WAIT)
+  mixed = [mixed[i] for i in range(36)]
+  assert sum(x.cached_tokens for x in mixed) > 100
+  for others in (one_by_one, mixed[:18], mixed[18:]):
+    assert [x.tokens for x in others] == [x.tokens for x in at_once]
+    assert all(np.abs(np.subtract(a.logprobs, b.logprobs)).max() < 1e-5 for a, b in zip(others, at_once, strict=True))
+  assert len({tuple(x.tokens) for x in at_once}) == 18
+
+
+def test_other_seeds_draw_other_tokens(engine_of):
+  seeds = [0, 1, 2**32, -1, 2**63]
+  results = complete(engine_of(), *(Request([5, 6], 8, seed=seed) for seed in [*seeds, 2**64 - 1]))
+  assert len({tuple(x.tokens) for x in results}) == 5 and results[3].tokens == results[5].tokens
+
+
+def test_a_conversation_costs_its_own_length(engine_of):
+  """Eight turns of 25 tokens, in three conversations that share the rows."""
+  engine, conversations, computed = engine_of(), [[], [], []], [0, 0, 0]
+  for turn in range(8):
+    for i, tokens in enumerate(conversations):
+      tokens += prompt(10 * i + turn, 13)
+    results = complete(engine, *(Request(list(tokens), 12, seed=turn) for tokens in conversations))
+    for i, result in enumerate(results):
+      assert result.cached_tokens + result.computed_tokens == len(conversations[i]) + 11
+      conversations[i] += result.tokens
+      computed[i] += result.computed_tokens
+  assert [len(x) for x in conversations] == [200] * 3
+  assert all(total <= 1.15 * 200 for total in computed) and computed == [199] * 3
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_a_group_computes_its_prompt_once(engine_of, slots):
+  engine = engine_of(slots=slots)
+  for length in (3, 8, 33):
+    group = [Request(prompt(length, length), 9, seed=i) for i in range(8)]
+    results = complete(engine, *group)
+    assert sum(x.computed_tokens for x in results) == length - 1 + 8 * 9
+    assert sum(x.cached_tokens for x in results) == 7 * (length - 1)
+    for result in results:
+      np.testing.assert_allclose(result.logprobs, logprobs_of("dense", group[0].tokens + result.tokens)[length - 1 :], atol=1e-5)
+
+
+def test_salts_are_kept_apart(engine_of):
+  engine, tokens = engine_of(), prompt(0, 30)
+  complete(engine, Request(tokens, 4, salt="a"))
+  assert [complete(engine, Request(tokens, 4, salt=salt))[0].cached_tokens for salt in "aba"] == [29, 0, 29]
+
+
+def test_new_weights_take_effect_between_two_stretches(engine_of):
+  _, _, params = built("dense")
+  engine, tokens, pieces, updated = engine_of(), prompt(0, 30), [], threading.Event()
+
+  def on_piece(piece):
+    pieces.append(piece)
+    if len(pieces) == 3:
+      engine.update(jax.tree.map(jnp.copy, params), 1)
+      updated.set()
+
+  result = engine.submit(Request(tokens, 40), on_piece).completion.result(WAIT)
+  assert updated.is_set() and result.version == 0 and len(result.tokens) == 40
+  logprobs = logprobs_of("dense", [*tokens, *result.tokens])[29:]
+  np.testing.assert_allclose(result.logprobs[: 3 * STEPS], logprobs[: 3 * STEPS], atol=1e-5)
+  assert np.abs(result.logprobs - logprobs)[3 * STEPS :].max() > 1e-3
+  later, again = (complete(engine, Request(tokens, 5))[0] for _ in range(2))
+  assert (later.cached_tokens, again.cached_tokens) == (0, 29) and later.version == again.version == 1
+  np.testing.assert_allclose(later.logprobs, logprobs_of("dense", tokens + later.tokens, params)[29:], atol=1e-5)
+  assert later.tokens == again.tokens
+
+
+def test_the_params_may_be_donated_after_an_update(engine_of):
+  engine, (_, _, params) = engine_of(), built("dense")
+  params = jax.tree.map(jnp.copy, params)
+  engine.update(params, 1)
+  jax.tree.map(lambda x: x.delete(), params)
+  assert complete(engine, Request([1], 3))[0].version == 1
+
+
+def test_weights_that_are_not_finite_leave_nothing_behind(engine_of):
+  engine, (_, params, _) = engine_of(slots=2), built("dense")
+  (before,) = complete(engine, Request(prompt(0, 30), 9))
+  engine.update(jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params), 1)
+  for handle in [engine.submit(Request(prompt(i, 100), 100)) for i in range(4)]:
+    with pytest.raises(FloatingPointError, match="^the log-probabilities are not finite: the weights of version 1 are broken$"):
+      handle.completion.result(WAIT)
+  engine.update(params, 2)
+  (after,) = complete(engine, Request(prompt(0, 30), 9))
+  assert after.cached_tokens == 0 and after.tokens == before.tokens and after.logprobs == before.logprobs
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(engine_of):
+  """Of 300 requests every third is aborted at some time or has a caller that raises."""
+  engine, rng, whole = engine_of(slots=2), random.Random(0), []
+  shared, lock = [prompt(i, 60) for i in range(3)], threading.Lock()
+
+  def misbehaves(piece):
+    raise OSError("disconnected")
+
+  def client(seed):
+    rng = random.Random(seed)
+    for i in range(50):
+      tokens = shared[rng.randrange(3)][: rng.randint(1, 60)] + prompt(rng.randrange(1000), rng.randrange(20))
+      request = Request(tokens, rng.randint(1, 12), seed=rng.randrange(5), stops=("a",) * rng.randrange(2))
+      handle = engine.submit(request, misbehaves if i % 6 == 1 else None)
+      if i % 6 == 4:
+        handle.abort()
+      elif i % 6 != 1:
+        result = handle.completion.result(WAIT)
+        with lock:
+          whole.append((request, result))
+
+  threads = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(WAIT)
+  engine.submit(Request([1], 1)).completion.result(WAIT)
+  pool = engine._pool
+  assert len(whole) == 6 * 33 and engine._num_open == 0 and not engine._running
+  assert not pool._busy.any() and not pool._readers.any()
+  for request, result in rng.sample(whole, 20):
+    known = logprobs_of("dense", [*request.tokens, *result.tokens])[len(request.tokens) - 1 :]
+    np.testing.assert_allclose(result.logprobs, known, atol=1e-5)
+
+
+def test_stop_ids_and_stop_strings_end_a_completion(engine_of):
+  engine, request = engine_of(), Request(prompt(3, 5), 60, seed=3)
+  (whole,) = complete(engine, request)
+  tokens = whole.tokens
+  twos = [i for i in range(9, 59) if max(tokens[i : i + 2]) < 128 and tokens.index(tokens[i]) == i]
+  at, stop = twos[0], bytes(tokens[twos[0] : twos[0] + 2]).decode()
+  many = [x for x in range(VOCAB) if x not in tokens][:_STOP_IDS]
+  ends = {
+    at + 1: dict(stop_ids=(tokens[at],)),
+    at + 2: dict(stops=("no such text", stop)),
+    # More ids than the device looks for.
+    at + 1.0: dict(stop_ids=(*many, tokens[at])),
+  }
+  for end, settings in ends.items():
+    (result,) = complete(engine, request._replace(**settings, salt=str(settings)))
+    assert result.tokens == tokens[: int(end)] and result.reason == "stop" and len(result.logprobs) == end
+    assert result.computed_tokens < 4 + end + STEPS
+  # What a stop has cut off is not in the cache.
+  (result,) = complete(engine, Request([*request.tokens, *tokens[: at + 3]], 3, salt=str(ends[at + 2])))
+  assert result.cached_tokens == 5 + at + 1
+
+
+def test_pieces_are_the_completion(engine_of):
+  pieces = []
+  result = engine_of().submit(Request([1, 2], 11), pieces.append).completion.result(WAIT)
+  assert [len(piece.tokens) for piece in pieces] == [4, 4, 3]
+  assert sum((piece.tokens for piece in pieces), []) == result.tokens and sum((x.logprobs for x in pieces), []) == result.logprobs
+
+
+def test_an_aborted_request_leaves_its_row_to_others(engine_of):
+  engine, handles, started = engine_of(slots=2), [], threading.Event()
+  for i in range(2):
+    handles.append(engine.submit(Request(prompt(i, 9), 200), lambda piece: started.set()))
+  waits = [engine.submit(Request(prompt(i, 9), 5, seed=i)) for i in range(2, 5)]
+  assert started.wait(WAIT)
+  waits[0].abort()
+  handles[0].abort()
+  handles[0].abort()
+  results = [handle.completion.result(WAIT) for handle in (*handles, *waits)]
+  assert [x.reason for x in results] == ["aborted", "length", "aborted", "length", "length"]
+  assert 0 < len(results[0].tokens) < 200 and results[2].tokens == [] and results[2].computed_tokens == 0
+  np.testing.assert_allclose(results[0].logprobs, logprobs_of("dense", prompt(0, 9) + results[0].tokens)[8:], atol=1e-5)
+  assert complete(engine, Request(prompt(3, 9), 5, seed=3))[0].tokens == results[3].tokens
+  waits[1].abort()
+
+
+def test_an_aborted_prompt_gives_what_it_has_to_those_that_wait_for_it(engine_of):
+  engine, tokens, hold, held = engine_of(), prompt(0, 200), threading.Event(), threading.Event()
+
+  def on_piece(piece):
+    held.set()
+    hold.wait(WAIT)
+
+  blocker = engine.submit(Request([3], 1), on_piece)
+  assert held.wait(WAIT)
+  group = [engine.submit(Request(tokens, 4, seed=i)) for i in range(4)]
+  for handle in group[:2]:
+    handle.abort()
+  hold.set()
+  results = [handle.completion.result(WAIT) for handle in (blocker, *group)]
+  assert [x.reason for x in results[1:]] == ["aborted", "aborted", "length", "length"]
+  assert sum(x.computed_tokens for x in results[3:]) == 199 + 8
+  np.testing.assert_allclose(results[4].logprobs, logprobs_of("dense", tokens + results[4].tokens)[199:], atol=1e-5)
+
+
+def test_a_full_queue_refuses_and_recovers(engine_of):
+  engine, hold = engine_of(max_requests=2), threading.Event()
+  handles = [engine.submit(Request([1], 2), lambda piece: hold.wait(WAIT)) for _ in range(2)]
+  with pytest.raises(QueueFull, match="^found 2 open requests, expected fewer than 2; try again later$"):
+    engine.submit(Request([1], 2))
+  hold.set()
+  for handle in handles:
+    handle.completion.result(WAIT)
+  assert complete(engine, Request([1], 2))[0].reason == "length"
+
+
+def test_an_error_of_the_loop_reaches_everybody(engine_of):
+  engine, calls = engine_of(slots=2), itertools.count()
+  programs, started = engine._programs, threading.Event()
+
+  def stretch(*args):
+    started.wait(WAIT)
+    if next(calls) == 2:
+      raise MemoryError("out of memory")
+    return programs.stretch(*args)
+
+  engine._programs = programs._replace(stretch=stretch)
+  handles = [engine.submit(Request(prompt(i, 9), 50)) for i in range(5)]
+  started.set()
+  for handle in handles:
+    with pytest.raises(MemoryError, match="out of memory"):
+      handle.completion.result(WAIT)
+  for call in (lambda: engine.submit(Request([1], 1)), lambda: engine.update(built("dense")[1], 1)):
+    with pytest.raises(MemoryError, match="out of memory"):
+      call()
+
+
+def test_a_caller_that_raises_harms_no_other(engine_of):
+  engine = engine_of()
+
+  def on_piece(piece):
+    raise OSError("disconnected")
+
+  broken, other = engine.submit(Request([1], 20), on_piece), engine.submit(Request([2], 20))
+  with pytest.raises(OSError, match="disconnected"):
+    broken.completion.result(WAIT)
+  assert len(other.completion.result(WAIT).tokens) == 20
+
+
+def test_closing_aborts_what_is_open(engine_of):
+  engine, started = engine_of(slots=2), threading.Event()
+  handles = [engine.submit(Request([1, 2], 200), lambda piece: started.set()) for _ in range(4)]
+  assert started.wait(WAIT)
+  engine.close()
+  engine.close()
+  assert [handle.completion.result(0).reason for handle in handles] == ["aborted"] * 4
+  with pytest.raises(RuntimeError, match="^the engine is closed$"):
+    engine.submit(Request([1], 1))
+
+
+def test_nothing_compiles_while_requests_come_and_go(engine_of):
+  engine, counter = engine_of(), CompileCounter("start")
+  results = complete(engine, *jobs(), Request([4], 30, stop_ids=(1, 2, 3)), Request(prompt(1, 200), 20, stops=("a", "b")))
+  before = counter.count
+  engine.update(built("dense")[2], 1)
+  results += complete(engine, *jobs(), *(Request(prompt(7, 40), 5, seed=i) for i in range(8)))
+  assert before == counter.count == 0 and len(results) == 46
+
+
+REFUSALS = {
+  "tokens: found no ids": dict(tokens=[]),
+  "tokens: found the id 264, expected integers from 0 to 263": dict(tokens=[1, 264]),
+  "tokens: found the id -1": dict(tokens=[-1]),
+  "tokens: found the id 1.5": dict(tokens=[1.5]),
+  "tokens: found the id True": dict(tokens=[True]),
+  "tokens: found 224 ids, expected at most 223": dict(tokens=[1] * 224),
+  "max_tokens: found 0, expected 1 or more": dict(max_tokens=0),
+  "max_tokens: found 1000000000 after a prompt of 2 tokens, expected at most 222": dict(max_tokens=10**9),
+  "temperature: found -0.1": dict(temperature=-0.1),
+  "temperature: found nan": dict(temperature=float("nan")),
+  "temperature: found inf": dict(temperature=float("inf")),
+  "top_p: found 0,": dict(top_p=0),
+  "top_p: found 1.5": dict(top_p=1.5),
+  "top_p: found nan": dict(top_p=float("nan")),
+  "top_k: found -1": dict(top_k=-1),
+  "seed: found 18446744073709551616": dict(seed=2**64),
+  "seed: found -9223372036854775809": dict(seed=-(2**63) - 1),
+  "stop_ids: found the id 999": dict(stop_ids=(999,)),
+  "stops: found ''": dict(stops=("",)),
+  "stops: found '.ud800'": dict(stops=("\ud800",)),
+}
+
+
+def test_requests_that_can_never_be_served_are_refused(engine_of):
+  engine = engine_of(max_requests=1)
+  for message, settings in REFUSALS.items():
+    with pytest.raises(ValueError, match=f"^{message}") as caught:
+      engine.submit(Request([1, 2], 3)._replace(**settings))
+    assert "\n" not in str(caught.value)
+  assert complete(engine, Request([1] * 220, 4, top_k=2**40, temperature=1e-30))[0].reason == "length"
+
+
+def test_stop_strings_need_a_tokenizer(engine_of):
+  engine = engine_of()
+  engine._tokenizer = None
+  with pytest.raises(ValueError, match=r"^stops: found \('a',\), expected none: the engine has no tokenizer$"):
+    engine.submit(Request([1], 1, stops=("a",)))
+
+
+def test_settings_out_of_range_are_refused():
+  model, params, _ = built("dense")
+  sizes = dict(slots=2, context=64, max_requests=4)
+  wrong = {"slots": 0, "max_requests": 0, "chunk": 0, "spans": 0, "steps": 0, "context": 1, "cache_dtype": "float8"}
+  for name, value in wrong.items():
+    with pytest.raises(ValueError, match=f"^{name}: found "):
+      make_engine(model, params, **sizes | {name: value})
+  model = make_model(model.config, mesh=mesh_lib.make_mesh(fsdp=2, devices=jax.devices()[:2]))
+  with pytest.raises(ValueError, match="^mesh: found 2 devices, expected one"):
+    make_engine(model, params, **sizes)
+
+
+def test_an_engine_of_one_row_in_bfloat16_serves():
+  config = preset("nano", vocab_size=64)._replace(dtype="bfloat16", num_layers=1)
+  model = make_model(config)
+  engine = make_engine(model, model.init(jax.random.key(0)), slots=1, context=20, max_requests=8, cache_dtype="int8", chunk=64, spans=1)
+  results = complete(engine, *(Request([1, 2, 3, 4, i], 15, seed=i) for i in range(3)))
+  engine.close()
+  assert [len(x.tokens) for x in results] == [15] * 3 and not any(thread.name == "decoding engine" for thread in threading.enumerate())
