@@ -1,6 +1,7 @@
 """The service's routes as an ASGI application: limits, refusals, and answers as tokens arrive."""
 
 import asyncio
+import dataclasses
 import hmac
 import json
 import sys
@@ -41,6 +42,19 @@ class Rules(NamedTuple):
   reading: int = 256
 
 
+@dataclasses.dataclass
+class _State:
+  """What the calls of an application share.
+
+  Attributes:
+    failure: Failure of the engine; "" if its last completion went well.
+    drawing: Queues of events of the calls that are answered.
+  """
+
+  failure: str = ""
+  drawing: set[asyncio.Queue] = dataclasses.field(default_factory=set)
+
+
 class Gone(Exception):
   """The client has left."""
 
@@ -51,11 +65,13 @@ class App(NamedTuple):
   Attributes:
     asgi: ASGI callable.
     open: Function that returns the number of requests that have begun and not ended.
+    end: Function that ends the calls that are answered, in the thread of the event loop.
     close: Function that ends the application's threads.
   """
 
   asgi: Callable[..., Awaitable[None]]
   open: Callable[[], int]
+  end: Callable[[], None]
   close: Callable[[], None]
 
 
@@ -75,7 +91,7 @@ def make_app(engine: Engine, served: Served, *, page: str = "", rules: Rules | N
   pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="serve")
   most_bytes = _MIB + _BYTES_PER_TOKEN * served.limits.context
   counts = {"open": 0, "reading": 0}
-  state = {"failure": ""}
+  state = _State()
 
   async def models(scope: Any, receive: Any, send: Any) -> None:
     card = {"id": served.name, "object": "model", "created": created, "owned_by": "jaxrl_llm", "max_model_len": served.limits.context}
@@ -83,7 +99,7 @@ def make_app(engine: Engine, served: Served, *, page: str = "", rules: Rules | N
     await reply(send, 200, {"object": "list", "data": [card]})
 
   async def health(scope: Any, receive: Any, send: Any) -> None:
-    if state["failure"]:
+    if state.failure:
       raise broken()
     await reply(send, 200, {"status": "ok", "open_requests": counts["open"]})
 
@@ -162,7 +178,11 @@ def make_app(engine: Engine, served: Served, *, page: str = "", rules: Rules | N
     finally:
       counts["open"] -= 1
 
-  return App(app, lambda: counts["open"], lambda: pool.shutdown(wait=False, cancel_futures=True))
+  def end() -> None:
+    for events in state.drawing:
+      events.put_nowait((0, _ENDING))
+
+  return App(app, lambda: counts["open"], end, lambda: pool.shutdown(wait=False, cancel_futures=True))
 
 
 def _route(routes: Mapping[tuple[str, str], Callable[..., Any]], rules: Rules, scope: Any) -> Callable[..., Any]:
@@ -280,7 +300,7 @@ def _encode(value: Any) -> bytes:
   return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-_GONE = object()
+_GONE, _ENDING = object(), object()
 
 
 async def _draw(
@@ -289,7 +309,7 @@ async def _draw(
   pool: ThreadPoolExecutor,
   receive: Callable[..., Any],
   answer: Callable[[asyncio.Queue], Awaitable[None]],
-  state: dict[str, str],
+  state: _State,
 ) -> None:
   """Submits a call's requests, answers from their events, and leaves none of them open."""
   events: asyncio.Queue = asyncio.Queue()
@@ -307,6 +327,7 @@ async def _draw(
     events.put_nowait((0, _GONE))
 
   watching = loop.create_task(watch())
+  state.drawing.add(events)
   accepted = pool.submit(_submit, engine, call, post)
   try:
     try:
@@ -320,6 +341,7 @@ async def _draw(
     await answer(events)
   finally:
     watching.cancel()
+    state.drawing.discard(events)
     accepted.add_done_callback(_abort)
 
 
@@ -345,7 +367,7 @@ def _abort(accepted: "Future[list[Handle]]") -> None:
       handle.abort()
 
 
-async def _next(events: asyncio.Queue, state: dict[str, str]) -> tuple[int, Piece | Completion]:
+async def _next(events: asyncio.Queue, state: _State) -> tuple[int, Piece | Completion]:
   """Returns the next event: the number of a choice, and its new tokens or its completion.
 
   Raises:
@@ -355,9 +377,11 @@ async def _next(events: asyncio.Queue, state: dict[str, str]) -> tuple[int, Piec
   return _opened(*await events.get(), state)
 
 
-def _opened(index: int, event: Any, state: dict[str, str]) -> tuple[int, Piece | Completion]:
+def _opened(index: int, event: Any, state: _State) -> tuple[int, Piece | Completion]:
   if event is _GONE:
     raise Gone
+  if event is _ENDING:
+    raise broken("the service is ending")
   if isinstance(event, Future):
     try:
       event = event.result()
@@ -365,20 +389,20 @@ def _opened(index: int, event: Any, state: dict[str, str]) -> tuple[int, Piece |
       raise _failed(error, state) from error
     if event.reason == "aborted":
       raise broken("the service is ending")
-    state["failure"] = ""
+    state.failure = ""
   return index, event
 
 
-def _failed(error: BaseException, state: dict[str, str]) -> Refusal:
+def _failed(error: BaseException, state: _State) -> Refusal:
   """Notes a failure of the engine, prints it once, and returns the refusal."""
   text = one_line(error, limit=1000)
-  if text != state["failure"]:
-    state["failure"] = text
+  if text != state.failure:
+    state.failure = text
     print(f"error: the engine cannot decode: {text}", file=sys.stderr, flush=True)
   return broken()
 
 
-async def _whole(call: Call, events: asyncio.Queue, state: dict[str, str]) -> list[Completion]:
+async def _whole(call: Call, events: asyncio.Queue, state: _State) -> list[Completion]:
   """Waits for all completions of a call."""
   completions: dict[int, Completion] = {}
   while len(completions) < len(call.requests):
@@ -404,7 +428,7 @@ async def _stream(
   form: Format,
   served: Served,
   spelling: Spelling,
-  state: dict[str, str],
+  state: _State,
 ) -> None:
   """Sends the completions of a call as server-sent events while they are drawn."""
   shared = answers.envelope(form.prefix, form.chunk, served)

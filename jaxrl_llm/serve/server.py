@@ -1,5 +1,6 @@
 """The service's HTTP server: uvicorn in a thread, with limits on connections that do nothing."""
 
+import asyncio
 import importlib.util
 import ipaddress
 import socket
@@ -143,17 +144,25 @@ def _make_server(uvicorn: Any, app: App, patience: Patience) -> Any:
     loop="asyncio",
     proxy_headers=False,
     server_header=False,
-    timeout_graceful_shutdown=patience.ending,
+    timeout_graceful_shutdown=patience.ending + 2,
     timeout_keep_alive=patience.keep_alive,
     ws="none",
   )
 
   class Server(uvicorn.Server):
-    """Server that leaves no connection behind."""
+    """Server that ends soon, whatever its clients and the engine do."""
 
     async def shutdown(self, sockets: Any = None) -> None:
-      """Ends the server as uvicorn does, then cuts the connections of clients that do not read."""
+      """Waits a while for answers, then ends them, then cuts connections."""
+      loop = asyncio.get_running_loop()
+      timers = [loop.call_later(patience.ending, app.end), loop.call_later(patience.ending + 0.5, self.cut)]
       await super().shutdown(sockets=sockets)
+      for timer in timers:
+        timer.cancel()
+      self.cut()
+
+    def cut(self) -> None:
+      """Cuts all connections."""
       for connection in list(self.server_state.connections):
         connection.transport.abort()
 

@@ -230,22 +230,28 @@ def test_pipelined_requests_are_answered_in_order():
     )
 
 
-def test_the_end_of_the_service_ends_everything(hanging):
+def test_the_end_of_the_service_ends_everything(hanging, capfd):
   """It does not wait for an engine that hangs, nor for clients that hang."""
   gc.collect()
   before = set(threading.enumerate()) - {hanging.thread}
+  get = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
   with contextlib.ExitStack() as stack:
     with serving(hanging, patience=Patience(ending=0.3)) as service:
-      for sent in (b"", head(10), whole({"prompt": "hi"}), whole({"prompt": "hi", "stream": True})):
-        stack.enter_context(connect(service)).sendall(sent)
-      wait_for(lambda: service.open_requests() == 3 and len(hanging.open) == 2 and service.open_connections() == 4)
+      connections = [stack.enter_context(connect(service)) for _ in range(6)]
+      sent = [b"", head(10), whole({"prompt": "hi"}), whole({"prompt": "hi", "stream": True}), get * 1000, get]
+      for connection, content in zip(connections, sent, strict=True):
+        connection.sendall(content)
+      wait_for(lambda: service.open_requests() == 4 and len(hanging.open) == 2 and service.open_connections() == 6)
       begun = time.monotonic()
       service.close()
       assert time.monotonic() - begun < 5 and not service.is_alive()
       assert service.open_requests() == service.open_connections() == 0 and hanging.aborts == 2
+    answers = [read_all(connection) for connection in connections]
+    assert [answer[:12] for answer in answers] == [b"", b"", *[b"HTTP/1.1 503"] * 2, *[b"HTTP/1.1 200"] * 2]
     wait_for(lambda: set(threading.enumerate()) <= before)
   with pytest.raises(ConnectionError):
     connect(service)
+  assert capfd.readouterr().err == ""
 
 
 def test_an_engine_that_ends_is_unavailable(hanging):
