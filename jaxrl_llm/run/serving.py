@@ -3,9 +3,11 @@
 import sys
 from typing import NamedTuple
 
+import jax
+
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.models import Model, load, merge
+from jaxrl_llm.models import Model, load, make_model, merge
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
 from jaxrl_llm.run.evaluate import source as source_lib
@@ -65,6 +67,8 @@ def _of_run(source: Source) -> Opened:
   model = experiment.learner.model
   if model.config.lora is not None:
     model, params = merge(model, params)
+  # The engine decodes on one device.
+  model, params = make_model(model.config), jax.device_put(params, jax.devices()[0])
   return Opened(model, params, experiment.task.tokenizer, f"{source.path.resolve().name}@{source.step}", steps)
 
 

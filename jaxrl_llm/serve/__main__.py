@@ -60,7 +60,9 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: ended.set())
   try:
-    service = server.start(engine, opened.tokenizer, name=args.name or opened.name, host=args.host, port=args.port, api_key=key)
+    address = dict(host=args.host, port=args.port, api_key=key)
+    vocab_size = opened.model.config.vocab_size
+    service = server.start(engine, opened.tokenizer, name=args.name or opened.name, vocab_size=vocab_size, **address)
     try:
       print(f"serving {args.name or opened.name} at {service.url}, {context:,} tokens of context; Ctrl-C ends it", flush=True)
       while service.is_alive() and not ended.wait(1.0):

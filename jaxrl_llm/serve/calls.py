@@ -16,7 +16,7 @@ from jaxrl_llm.text_types import Tokenizer
 
 MAX_CHOICES = 128
 MAX_STOPS, LONGEST_STOP, MAX_STOP_IDS, LONGEST_SALT = 16, 128, 64, 256
-MAX_SEED = 2**31 - 1
+MAX_SEED = 2**63 - 1
 _DEFAULT_COMPLETION_TOKENS = 16
 
 _SAMPLING = frozenset(
@@ -35,11 +35,13 @@ class Served(NamedTuple):
     name: Name of the model.
     tokenizer: Tokenizer of the checkpoint.
     limits: Limits of the engine.
+    vocab_size: Number of ids that the model reads and draws, at least those of the tokenizer.
   """
 
   name: str
   tokenizer: Tokenizer
   limits: Limits
+  vocab_size: int
 
   @property
   def chat_template(self) -> ChatTemplate | None:
@@ -215,7 +217,7 @@ def _request_maker(
   n = fields.whole(values, "n", 1, low=1, high=most, inside=inside)
   stops = fields.texts(values, "stop", most=MAX_STOPS, longest=LONGEST_STOP, inside=inside)
   given = values.get("stop_token_ids") or []
-  own = fields.ids(given, f"{inside}stop_token_ids", vocab_size=tokenizer.vocab_size, most=MAX_STOP_IDS, empty=True)
+  own = fields.ids(given, f"{inside}stop_token_ids", vocab_size=served.vocab_size, most=MAX_STOP_IDS, empty=True)
   ends = () if fields.flag(values, "ignore_eos", False, inside=inside) else tokenizer.stop_ids
   fields.flag(values, "skip_special_tokens", True, inside=inside)
   asked = fields.whole(values, "max_tokens", None, low=1, high=2**63, inside=inside)
@@ -232,7 +234,7 @@ def _request_maker(
       tokens=prompt,
       max_tokens=asked or (room if budget is None else min(budget, room)),
       temperature=temperature,
-      top_k=top_k if top_k < tokenizer.vocab_size else 0,
+      top_k=top_k if top_k < served.vocab_size else 0,
       top_p=top_p,
       stop_ids=tuple(dict.fromkeys([*ends, *own])),
       stops=stops,
@@ -248,7 +250,7 @@ def _seed_of(seed: int, choice: int) -> int:
   """Returns the seed of a choice: the client's own for the first, unrelated ones for the others."""
   if not choice:
     return seed
-  return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:4], "big") & MAX_SEED
+  return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") & MAX_SEED
 
 
 def _prompts(value: Any, served: Served) -> list[list[int]]:
@@ -270,7 +272,7 @@ def _prompt_ids(value: Any, field: str, served: Served) -> list[int]:
   # The length is checked first, so that a long list is not walked through.
   if isinstance(value, list) and value:
     _checked(value, field, served)
-  return fields.ids(value, field, vocab_size=served.tokenizer.vocab_size, most=served.limits.context)
+  return fields.ids(value, field, vocab_size=served.vocab_size, most=served.limits.context)
 
 
 def _plain_prompt(text: str, field: str, served: Served) -> list[int]:

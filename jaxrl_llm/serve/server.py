@@ -84,6 +84,7 @@ def start(
   tokenizer: Tokenizer,
   *,
   name: str,
+  vocab_size: int | None = None,
   host: str = "127.0.0.1",
   port: int = 0,
   api_key: str | None = None,
@@ -96,6 +97,7 @@ def start(
     engine: Engine that draws.
     tokenizer: Tokenizer of the checkpoint.
     name: Name of the model.
+    vocab_size: Number of ids of the model; None for the tokenizer's. A model may have more.
     host: Address to listen on.
     port: Port to listen on; 0 chooses a free one.
     api_key: Key that every call must carry; None for none, on loopback only.
@@ -112,7 +114,8 @@ def start(
   patience = Patience() if patience is None else patience
   rules = (Rules() if rules is None else rules)._replace(api_key=api_key)
   rules = rules._replace(hosts=tuple(dict.fromkeys([*rules.hosts, f"[{host}]" if ":" in host else host.lower()])))
-  app = make_app(engine, Served(name, tokenizer, engine.limits), page=build_chat_page(), rules=rules, created=int(time.time()))
+  served = Served(name, tokenizer, engine.limits, tokenizer.vocab_size if vocab_size is None else vocab_size)
+  app = make_app(engine, served, page=build_chat_page(), rules=rules, created=int(time.time()))
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   listener = socket.create_server((host, port), family=family, backlog=patience.connections)
   server = _make_server(uvicorn, app, patience)

@@ -62,7 +62,8 @@ class TextStream:
     skip_special: Whether to leave out special tokens.
 
   Note:
-    If the bytes of a token depend on its neighbours, all text appears at the end.
+    A stop string may span special tokens that are left out, as in the engine. If the bytes of a
+    token depend on its neighbours, all text appears at the end.
 
   Example:
     >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -88,10 +89,8 @@ class TextStream:
       piece = self._spelling.pieces[token] if token < len(self._spelling.pieces) else None
       if piece is not None:
         parts.append(self._release(self._decoder.decode(piece)))
-      else:
-        # No stop string spans a special token.
-        parts.append(self._flush())
-        parts.append("" if self._skip_special else self._spelling.name(token))
+      elif not self._skip_special:
+        parts.append(self._flush() + self._spelling.name(token))
     return "".join(parts)
 
   def finish(self) -> str:

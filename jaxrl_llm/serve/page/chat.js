@@ -50,6 +50,8 @@ async function connect() {
     const how = hasTemplate ? "" : " · no chat template: each message is a prompt of its own";
     get("facts").textContent = `${Number(card.max_model_len).toLocaleString("en")} tokens of context${how}`;
     get("system").disabled = !hasTemplate;
+    // Half of the context, so that there is room for what was said before.
+    get("max_tokens").value ||= Math.min(512, Math.floor(card.max_model_len / 2));
     show("ready", "good");
   } catch (error) {
     show(visible(error.message), "bad");
@@ -189,6 +191,7 @@ get("clear").addEventListener("click", () => {
   setBusy(false);
 });
 
+get("settings").addEventListener("submit", (event) => event.preventDefault());
 get("key").addEventListener("change", connect);
 
 function tell(event) {
