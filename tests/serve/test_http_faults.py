@@ -139,6 +139,7 @@ def test_a_client_that_does_not_read_is_cut(hanging):
     connection.connect(("127.0.0.1", port_of(service)))
     with connection:
       connection.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 1000)
+      assert connection.recv(1)
       wait_for(lambda: is_empty(service, hanging))
       assert 0 < len(read_all(connection)) < 1000 * page / 2
 
