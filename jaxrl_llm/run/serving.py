@@ -1,11 +1,13 @@
 """A checkpoint opened for the service: model, weights and tokenizer, from a run or from files."""
 
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
 from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.models import Model, load, make_model, merge
 from jaxrl_llm.pretrained import where
@@ -48,11 +50,14 @@ def open_checkpoint(text: str, *, dtype: str | None = None) -> Opened:
     ValueError: If there is no checkpoint, or it cannot be used.
     ImportError: If an optional package is missing.
   """
-  source = source_lib.find(text)
-  if source.kind == "run":
-    if dtype is not None:
-      raise ValueError(f"--dtype: found {dtype!r} with a run, expected none: a run has its own, config.model.dtype")
-    return _of_run(source)
+  try:
+    source = source_lib.find(text)
+    if source.kind == "run" and dtype is not None:
+      raise UsageError(f"--dtype: found {dtype!r} with a run, expected none: a run has its own, config.model.dtype")
+    if source.kind == "run":
+      return _of_run(source)
+  except UsageError as error:
+    raise ValueError(str(error)) from error
   path = where.resolve(source.path)
   model, params = load(path, dtype=dtype or "float32")
   return Opened(model, params, _tokenizer(path, model.config.vocab_size), path.stem if path.is_file() else path.resolve().name, 0)
@@ -72,7 +77,7 @@ def _of_run(source: Source) -> Opened:
   return Opened(model, params, experiment.task.tokenizer, f"{source.path.resolve().name}@{source.step}", steps)
 
 
-def _tokenizer(path, rows: int) -> Tokenizer:
+def _tokenizer(path: Path, rows: int) -> Tokenizer:
   """Loads a tokenizer, without its chat template if that is missing or does not work."""
   try:
     return load_tokenizer(path, vocab_rows=rows)
