@@ -56,8 +56,8 @@ def test_the_key_of_the_environment_opens_other_hosts(capsys, monkeypatch):
 
 
 def test_without_uvicorn_the_message_names_the_extra(capsys, monkeypatch):
-  found = importlib.util.find_spec
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None if name == "uvicorn" else found(name, *args))
+  find_spec = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None if name == "uvicorn" else find_spec(name, *args))
   assert command.main(["--checkpoint=nowhere"]) == 2
   assert capsys.readouterr().err == "error: the service needs the package uvicorn: pip install 'jaxrl-llm[serve]'\n"
   monkeypatch.setitem(sys.modules, "uvicorn", None)
