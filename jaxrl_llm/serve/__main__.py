@@ -43,12 +43,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _serve(args: argparse.Namespace, key: str | None) -> int:
   # Late: bad input is refused before JAX starts.
-  from jaxrl_llm.devices import compilation_cache
+  from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.run.serving import open_checkpoint
   from jaxrl_llm.serve import server
   from jaxrl_llm.serve.engine import make_engine
 
   compilation_cache.cache_compilations()
+  xla_flags.set_flags()
   opened = open_checkpoint(args.checkpoint, dtype=args.dtype)
   positions = opened.model.config.max_positions
   context = args.context or min(positions or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
