@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import one_line
+from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.serve import answers, calls
 from jaxrl_llm.serve.answers import CHAT, COMPLETION, Format
 from jaxrl_llm.serve.calls import Call, Served
@@ -170,7 +170,7 @@ def make_app(engine: Engine, served: Served, *, page: str = "", rules: Rules | N
     except Refusal as refusal:
       await refuse(refusal, scope, receiving, send, is_read=is_read)
     except Exception as error:
-      print(f"error: {scope['method']} {scope['path']}: {one_line(error)}", file=sys.stderr, flush=True)
+      print(f"error: {shown(scope['path'])}: {one_line(error)}", file=sys.stderr, flush=True)
       # Else the server cuts the connection, so that the client sees an end too early.
       if not is_started:
         failure = Refusal(500, "the service failed on this request; its log says why", kind="server_error")

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from jaxrl_llm.messages import one_line
+from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.pretrained.chat_template import ChatTemplate, render
 from jaxrl_llm.serve import fields
 from jaxrl_llm.serve.refusals import Refusal, hint, wrong
@@ -18,6 +18,7 @@ MAX_CHOICES = 128
 MAX_STOPS, LONGEST_STOP, MAX_STOP_IDS, LONGEST_SALT = 16, 128, 64, 256
 MAX_SEED = 2**63 - 1
 _DEFAULT_COMPLETION_TOKENS = 16
+_CHARACTERS_PER_TOKEN = 16
 
 _SAMPLING = frozenset(
   "ignore_eos logprobs max_tokens n seed skip_special_tokens stop stop_token_ids temperature top_k top_p".split()
@@ -155,7 +156,7 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
     # The error's own text names the file of the template.
     reason = one_line(error.__cause__ or "it cannot be rendered", typed=False)
     raise Refusal(400, f"messages: the checkpoint's chat template refuses the conversation ({reason})", field="messages") from error
-  prompt = _checked(served.tokenizer.encode(text), "messages", served)
+  prompt = _checked(_encode(text, "messages", served), "messages", served)
   budget = {"max_tokens": values.get("max_completion_tokens")} if values.get("max_completion_tokens") is not None else {}
   field = "max_completion_tokens" if budget else "max_tokens"
   make = _request_maker({**values, **budget}, served, salt=_salt(values), budget=None, budget_field=field)
@@ -165,7 +166,7 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
 def _check_model(values: Mapping[str, Any], served: Served) -> None:
   name = fields.text(values, "model", served.name, most=1000)
   if name != served.name:
-    message = f"model: found {name[:64]!r}, expected {served.name!r}, the only model of this service{hint(name, [served.name])}"
+    message = f"model: found {shown(name)}, expected {served.name!r}, the only model of this service{hint(name, [served.name])}"
     raise Refusal(404, message, field="model", code="model_not_found")
 
 
@@ -281,15 +282,25 @@ def _plain_prompt(text: str, field: str, served: Served) -> list[int]:
   if served.chat_template is None:
     return _checked(tokenizer.encode_prompt(text), field, served)
   bos = getattr(tokenizer, "bos_id", None)
-  return _checked([*([] if bos is None else [bos]), *tokenizer.encode(text)], field, served)
+  return _checked([*([] if bos is None else [bos]), *_encode(text, field, served)], field, served)
 
 
-def _checked(prompt: Sequence[Any], field: str, served: Served) -> list[Any]:
+def _encode(text: str, field: str, served: Served) -> list[int]:
+  """Encodes a text, but only its beginning if that alone is far too long."""
+  context = served.limits.context
+  # A tokenizer takes seconds for a text of a million digits.
+  head = text[: _CHARACTERS_PER_TOKEN * context]
+  if len(head) < len(text) and len(tokens := served.tokenizer.encode(head)) > 2 * context:
+    _checked(tokens, field, served, more="more than ")
+  return served.tokenizer.encode(text)
+
+
+def _checked(prompt: Sequence[Any], field: str, served: Served, *, more: str = "") -> list[Any]:
   context = served.limits.context
   if not prompt:
     raise Refusal(400, f"{field}: found no tokens, expected at least one", field=field)
   if len(prompt) >= context:
-    message = f"{field}: found {len(prompt):,} tokens; this model's maximum context length is {context:,} tokens with the completion"
+    message = f"{field}: found {more}{len(prompt):,} tokens; this model's maximum context length is {context:,} tokens with the completion"
     raise Refusal(400, message, field=field, code="context_length_exceeded")
   return list(prompt)
 
@@ -350,7 +361,7 @@ def _with_options(template: ChatTemplate, options: Any) -> ChatTemplate:
   taken = {"messages", "tools", "documents", "add_generation_prompt", *template.variables}
   for name, value in options.items():
     if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
-      raise wrong(f"chat_template_kwargs.{name[:64]}", value, "an option of the template, such as enable_thinking")
+      raise wrong(f"chat_template_kwargs.{name if name.isidentifier() else shown(name)}"[:100], value, "an option of the template, such as enable_thinking")
     if not isinstance(value, bool | int | str | None) or (isinstance(value, str) and len(value) > 1000):
       raise wrong(f"chat_template_kwargs.{name}", value, "true, false, a whole number or a short text")
   return template._replace(variables={**template.variables, **options})

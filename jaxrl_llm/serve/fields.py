@@ -80,7 +80,7 @@ def check_names(values: Mapping[str, Any], names: Collection[str], *, inside: st
     if name in names or name in IGNORED:
       continue
     if name not in NEUTRAL:
-      field = inside + (name if len(name) <= 64 else shown(name, limit=64))
+      field = inside + (name if len(name) <= 64 and name.isprintable() else shown(name, limit=64))
       raise Refusal(400, str(Problem(field, f"an unknown field{hint(name, [*names, *NEUTRAL])}")), field=field, code="unknown_field")
     if value is not None and value not in NEUTRAL[name]:
       expected = " or ".join([*map(repr, NEUTRAL[name]), "no such field"])
