@@ -117,4 +117,4 @@ def test_a_thousand_requests_leave_nothing_behind():
     wait_for(lambda: not engine.open and service.open_requests() == service.open_connections() == 0)
     assert leftovers() == before
     assert engine.aborts > 0 and ask(service, "/health")[0] == 200
-  assert threading.active_count() < before[2]
+  wait_for(lambda: threading.active_count() < before[2])
