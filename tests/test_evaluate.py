@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +12,8 @@ from jaxrl_llm import train
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.evaluate import main
 from jaxrl_llm.evaluation import read_samples
+from jaxrl_llm.models import logits
+from jaxrl_llm.run.serving import open_checkpoint
 from jaxrl_llm.workdir import claim
 from tests.run.test_train_models import checkpoint_folder  # noqa: F401
 from tests.runs import ROOT, quick, rows, tiny_config
@@ -116,6 +119,19 @@ def test_the_runs_own_settings_give_the_runs_own_samples_beside_it(trained, caps
   same = lambda path: [x._replace(model="") for x in read_samples(path)]
   assert same(folder / "samples.jsonl") == same(trained / "evaluations" / "step-0.jsonl")
   assert "40 of" in capsys.readouterr().out
+
+
+def test_the_service_opens_the_weights_of_a_run(trained):
+  with quick():
+    opened = open_checkpoint(f"{trained}@120")
+    again = open_checkpoint(str(trained))
+  assert (opened.name, opened.version) == (again.name, 0) == (f"{trained.name}@120", 0)
+  assert opened.model.mesh is None and {len(x.devices()) for x in jax.tree.leaves(opened.params)} == {1}
+  prompt = opened.tokenizer.encode_prompt("1 + 1")
+  # Imitation has made the first token of an answer near certain, which random weights do not.
+  assert np.asarray(logits(opened.model, opened.params, [prompt]))[0, -1].max() > 3
+  with pytest.raises(ValueError, match="--dtype"):
+    open_checkpoint(str(trained), dtype="float32")
 
 
 @pytest.mark.slow

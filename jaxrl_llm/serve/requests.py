@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 REASONS = ("stop", "length", "aborted")
 """Reasons that a completion ended: a stop token or stop string, its budget, or the caller."""
@@ -95,6 +95,7 @@ class Handle(NamedTuple):
   abort: Callable[[], None]
 
 
+@runtime_checkable
 class Engine(Protocol):
   """The decoding loop that all requests share. Its methods may be called from any thread."""
 

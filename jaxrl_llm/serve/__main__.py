@@ -1,0 +1,112 @@
+"""The command `python -m jaxrl_llm.serve --checkpoint=WHERE`, which serves a checkpoint over HTTP.
+
+The routes are those of OpenAI (`/v1/chat/completions`, `/v1/completions`, `/v1/models`) and
+`/inference/v1/generate` with token ids, on which training environments call. A browser finds a page
+to chat with the checkpoint at the address that is printed.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from jaxrl_llm.messages import one_line
+
+KEY_VARIABLE = "JAXRL_LLM_API_KEY"
+_DEFAULT_CONTEXT = 4096
+
+
+def main(argv: Sequence[str]) -> int:
+  """Serves until Ctrl-C or SIGTERM.
+
+  Args:
+    argv: Arguments, without the program's name.
+
+  Returns:
+    0 when it has been stopped, 1 if the server failed, and 2 for bad input.
+  """
+  args = _parser().parse_args(argv)
+  key = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE) or None
+  try:
+    from jaxrl_llm.serve import server
+
+    server.check_address(args.host, key)  # Before a weight is read.
+    server.check_installed()
+    return _serve(args, key)
+  except (ImportError, OSError, ValueError) as error:
+    for line in str(error).splitlines():
+      print(f"error: {line}", file=sys.stderr)
+    return 2
+
+
+def _serve(args: argparse.Namespace, key: str | None) -> int:
+  # Late: bad input is refused before JAX starts.
+  from jaxrl_llm.devices import compilation_cache, xla_flags
+  from jaxrl_llm.run.serving import open_checkpoint
+  from jaxrl_llm.serve import server
+  from jaxrl_llm.serve.engine import make_engine
+
+  compilation_cache.cache_compilations()
+  xla_flags.set_flags()
+  opened = open_checkpoint(args.checkpoint, dtype=args.dtype)
+  positions = opened.model.config.max_positions
+  context = args.context or min(positions or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
+  if positions is not None and context > positions:
+    raise ValueError(f"--context: found {context:,}, expected at most {positions:,}, the positions of the model")
+  options = dict(slots=args.slots, context=context, max_requests=args.max_requests)
+  engine = make_engine(opened.model, opened.params, tokenizer=opened.tokenizer, version=opened.version, **options)
+  ended = threading.Event()
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: ended.set())
+  try:
+    address = dict(host=args.host, port=args.port, api_key=key)
+    vocab_size = opened.model.config.vocab_size
+    service = server.start(engine, opened.tokenizer, name=args.name or opened.name, vocab_size=vocab_size, **address)
+    try:
+      print(f"serving {args.name or opened.name} at {service.url}, {context:,} tokens of context; Ctrl-C ends it", flush=True)
+      while service.is_alive() and not ended.wait(1.0):
+        continue
+      has_failed = not ended.is_set()
+    finally:
+      service.close()
+  finally:
+    engine.close()
+  print("error: the server ended by itself" if has_failed else "ended", file=sys.stderr)
+  return int(has_failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.serve", description=__doc__, allow_abbrev=False)
+  where = "workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in Hugging Face's format, a .gguf file, or package:NAME"
+  parser.add_argument("--checkpoint", required=True, help=where)
+  host = "address to listen on; any but this machine's own needs a key; default: %(default)s"
+  parser.add_argument("--host", default="127.0.0.1", help=host)
+  port = "port to listen on, 0 for a free one; default: %(default)s"
+  parser.add_argument("--port", type=int, choices=range(65536), default=8000, metavar="PORT", help=port)
+  key = f"key that each call must carry; default: {KEY_VARIABLE} of the environment, which other users cannot see"
+  parser.add_argument("--api_key", help=key)
+  parser.add_argument("--name", help="name of the model; default: that of the checkpoint")
+  parser.add_argument("--slots", type=_whole, default=8, help="sequences that are decoded at the same time; default: %(default)s")
+  parser.add_argument(
+    "--context", type=_whole, help=f"most tokens of a prompt and its completion; default: {_DEFAULT_CONTEXT} or what the model has"
+  )
+  parser.add_argument("--max_requests", type=_whole, default=256, help="most open requests; default: %(default)s")
+  parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of published weights; default: float32")
+  return parser
+
+
+def _whole(text: str) -> int:
+  """Returns a whole number of at least 1."""
+  try:
+    value = int(text)
+  except ValueError as error:
+    raise argparse.ArgumentTypeError(f"found {one_line(text, limit=40)!r}, expected a whole number") from error
+  if value < 1:
+    raise argparse.ArgumentTypeError(f"found {value}, expected at least 1")
+  return value
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""Answers as JSON values: whole completions, and the chunks of a stream."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_llm.serve.calls import Call, Served
+from jaxrl_llm.serve.requests import Completion, Piece
+from jaxrl_llm.serve.text import Spelling
+
+_REASONS = {"stop": "stop", "length": "length", "aborted": "abort"}
+_LEAST_LOGPROB = -9999.0
+"""Log-probability that says of itself that none is known, as in vLLM: JSON has no infinity."""
+
+
+class Format(NamedTuple):
+  """A format of OpenAI's.
+
+  Attributes:
+    prefix: Beginning of the answers' ids.
+    whole: Type of a whole answer.
+    chunk: Type of a chunk.
+    is_chat: Whether the text is a message.
+  """
+
+  prefix: str
+  whole: str
+  chunk: str
+  is_chat: bool
+
+
+CHAT = Format("chatcmpl", "chat.completion", "chat.completion.chunk", True)
+COMPLETION = Format("cmpl", "text_completion", "text_completion", False)
+
+
+def new_id(prefix: str) -> str:
+  """Returns an id for an answer."""
+  return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def generated(call: Call, completions: Sequence[Completion]) -> dict[str, Any]:
+  """Returns the answer of `/inference/v1/generate`."""
+  choices = [
+    {
+      "index": i,
+      "token_ids": completion.tokens,
+      "finish_reason": _REASONS[completion.reason],
+      "logprobs": _chat_logprobs(completion, None) if call.logprobs else None,
+    }
+    for i, completion in enumerate(completions)
+  ]
+  ids = {"prompt_token_ids": call.prompts[0]} if call.returns_ids else {}
+  return {"request_id": new_id("gen"), **ids, "choices": choices, "usage": usage(call, completions)}
+
+
+def whole(
+  call: Call, form: Format, served: Served, spelling: Spelling, completions: Sequence[Completion], texts: Sequence[str]
+) -> dict[str, Any]:
+  """Returns a whole answer in a format of OpenAI's.
+
+  Args:
+    call: Client's call.
+    form: Format of the answer.
+    served: Checkpoint.
+    spelling: Vocabulary.
+    completions: Completions, in the order of the call's requests.
+    texts: Texts of the completions.
+  """
+  choices = []
+  for i, (completion, text) in enumerate(zip(completions, texts, strict=True)):
+    content = {"message": {"role": "assistant", "content": text}} if form.is_chat else {"text": text}
+    choice = {"index": i, **content, "finish_reason": _REASONS[completion.reason]}
+    choices.append(choice | _numbers(call, form, spelling, Piece(completion.tokens, completion.logprobs), prompt=_prompt_of(call, i)))
+  answer = {**envelope(form.prefix, form.whole, served), "choices": choices, "usage": usage(call, completions)}
+  return answer | ({"prompt_token_ids": call.prompts[0]} if form.is_chat and call.returns_ids else {})
+
+
+def envelope(prefix: str, kind: str, served: Served) -> dict[str, Any]:
+  """Returns the fields that all chunks of an answer share."""
+  return {"id": new_id(prefix), "object": kind, "created": int(time.time()), "model": served.name}
+
+
+def first_chunks(call: Call, form: Format, shared: dict[str, Any]) -> list[dict[str, Any]]:
+  """Returns the chunks before any token: the roles of a conversation's choices."""
+  if not form.is_chat:
+    return []
+  ids = {"prompt_token_ids": call.prompts[0]} if call.returns_ids else {}
+  start = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+  return [{**shared, **ids, "choices": [{"index": i, **start}]} for i in range(len(call.requests))]
+
+
+def chunk(
+  call: Call,
+  form: Format,
+  spelling: Spelling,
+  shared: dict[str, Any],
+  *,
+  index: int,
+  text: str,
+  piece: Piece,
+  offset: int,
+  reason: str | None,
+  is_first: bool,
+) -> dict[str, Any]:
+  """Returns the chunk with the next tokens of one choice.
+
+  Args:
+    call: Client's call.
+    form: Format of the answer.
+    spelling: Vocabulary.
+    shared: Fields of `envelope`.
+    index: Number of the choice.
+    text: Text that the tokens complete.
+    piece: Tokens.
+    offset: Number of characters before them.
+    reason: Reason that the completion ended; None if it goes on.
+    is_first: Whether no token of the choice was sent before.
+  """
+  content = {"delta": {"content": text}} if form.is_chat else {"text": text}
+  choice = {"index": index, **content, "finish_reason": None if reason is None else _REASONS[reason]}
+  prompt = _prompt_of(call, index) if is_first and not form.is_chat else None
+  return {**shared, "choices": [choice | _numbers(call, form, spelling, piece, prompt=prompt, offset=offset)]}
+
+
+def usage(call: Call, completions: Sequence[Completion]) -> dict[str, Any]:
+  """Returns the numbers of tokens of a call; each prompt counts once."""
+  prompt, drawn = sum(map(len, call.prompts)), sum(len(completion.tokens) for completion in completions)
+  choices = len(completions) // len(call.prompts)
+  cached = sum(completion.cached_tokens for completion in completions[::choices])
+  details = {"cached_tokens": cached}
+  return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn, "prompt_tokens_details": details}
+
+
+def _prompt_of(call: Call, index: int) -> list[int]:
+  return call.prompts[index * len(call.prompts) // len(call.requests)]
+
+
+def _numbers(call: Call, form: Format, spelling: Spelling, piece: Piece, *, prompt: list[int] | None, offset: int = 0) -> dict[str, Any]:
+  """Returns the fields of a choice with log-probabilities and ids, as far as they are asked for."""
+  logprobs = None
+  if call.logprobs:
+    names = None if call.names_ids else spelling
+    logprobs = _chat_logprobs(piece, names) if form.is_chat else _completion_logprobs(piece, names, offset)
+  ids = {"token_ids": piece.tokens} if call.returns_ids else {}
+  if ids and prompt is not None and not form.is_chat:
+    ids["prompt_token_ids"] = prompt
+  return {"logprobs": logprobs, **ids}
+
+
+def _chat_logprobs(piece: Piece | Completion, spelling: Spelling | None) -> dict[str, Any]:
+  content = []
+  for token, logprob in zip(piece.tokens, piece.logprobs, strict=True):
+    if spelling is None:
+      content.append({"token": f"token_id:{token}", "logprob": _json_number(logprob)})
+    else:
+      spelt = spelling.bytes_of(token)
+      name = spelt.decode("utf-8", "replace")
+      content.append({"token": name, "logprob": _json_number(logprob), "bytes": list(spelt), "top_logprobs": []})
+  return {"content": content}
+
+
+def _completion_logprobs(piece: Piece, spelling: Spelling | None, offset: int) -> dict[str, Any]:
+  tokens, offsets = [], []
+  for token in piece.tokens:
+    text = f"token_id:{token}" if spelling is None else spelling.bytes_of(token).decode("utf-8", "replace")
+    tokens.append(text)
+    offsets.append(offset)
+    offset += len(text)
+  return {"tokens": tokens, "token_logprobs": [_json_number(x) for x in piece.logprobs], "top_logprobs": None, "text_offset": offsets}
+
+
+def _json_number(logprob: float) -> float:
+  return float(logprob) if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB

@@ -1,0 +1,160 @@
+"""Fields of a JSON request: which names there are, and which values they take."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxrl_llm.messages import Problem, shown
+from jaxrl_llm.serve.refusals import Refusal, hint, wrong
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+  "add_generation_prompt": (True,),
+  "allowed_token_ids": (),
+  "audio": (),
+  "bad_words": ([],),
+  "best_of": (1,),
+  "chat_template": (),
+  "content_parts": ([],),
+  "continue_final_message": (False,),
+  "documents": ([],),
+  "echo": (False,),
+  "features": (),
+  "frequency_penalty": (0,),
+  "function_call": ("none",),
+  "functions": ([],),
+  "guided_choice": (),
+  "guided_grammar": (),
+  "guided_json": (),
+  "guided_regex": (),
+  "include_stop_str_in_output": (False,),
+  "length_penalty": (1,),
+  "logit_bias": ({},),
+  "logits_processors": ([],),
+  "min_p": (0,),
+  "min_tokens": (0,),
+  "modalities": (["text"],),
+  "presence_penalty": (0,),
+  "prompt_logprobs": (False,),
+  "reasoning_effort": ("none",),
+  "repetition_penalty": (1,),
+  "response_format": ({"type": "text"},),
+  "spaces_between_special_tokens": (True,),
+  "structured_outputs": (),
+  "suffix": ("",),
+  "tool_choice": ("none", "auto"),
+  "tools": ([],),
+  "top_logprobs": (0,),
+  "truncate_prompt_tokens": (),
+  "use_beam_search": (False,),
+}
+"""Fields of others' services that this one does not have, with the values that change nothing.
+
+None is such a value for all of them.
+"""
+
+IGNORED = frozenset(
+  "detokenize metadata parallel_tool_calls priority prompt_cache_key request_id safety_identifier service_tier store user".split()
+)
+"""Fields that cannot change what is drawn, and are not read."""
+
+
+def check_names(values: Mapping[str, Any], names: Collection[str], *, inside: str = "") -> None:
+  """Refuses fields that the service does not know, and values that it does not have.
+
+  Args:
+    values: Fields of a request.
+    names: Names that the caller reads.
+    inside: Dotted path in front of the names, with its last dot.
+
+  Raises:
+    Refusal: If a field could change the result and is not read.
+
+  Example:
+    >>> check_names({"temprature": 1}, ["temperature"])
+    Traceback (most recent call last):
+    ...
+    jaxrl_llm.serve.refusals.Refusal: temprature: found an unknown field;
+      did you mean 'temperature'?
+  """
+  for name, value in values.items():
+    if name in names or name in IGNORED:
+      continue
+    if name not in NEUTRAL:
+      field = inside + (name if len(name) <= 64 and name.isprintable() else shown(name, limit=64))
+      raise Refusal(400, str(Problem(field, f"an unknown field{hint(name, [*names, *NEUTRAL])}")), field=field, code="unknown_field")
+    if value is not None and value not in NEUTRAL[name]:
+      expected = " or ".join([*map(repr, NEUTRAL[name]), "no such field"])
+      raise wrong(inside + name, value, f"{expected}, because the service does not support it", code="unsupported_field")
+
+
+def number(values: Mapping[str, Any], name: str, default: float, *, low: float, high: float, inside: str = "") -> float:
+  """Reads a number from `low` to `high`; null and a missing field are the default."""
+  value = values.get(name)
+  if value is None:
+    return default
+  # A whole number may be too large for a float.
+  if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or not math.isfinite(value):
+    raise wrong(inside + name, value, f"a number from {low:g} to {high:g}")
+  return float(value)
+
+
+def whole(values: Mapping[str, Any], name: str, default: int | None, *, low: int, high: int, inside: str = "") -> int | None:
+  """Reads a whole number from `low` to `high`; null and a missing field are the default."""
+  value = values.get(name)
+  if value is None:
+    return default
+  if type(value) is not int or not low <= value <= high:
+    raise wrong(inside + name, value, f"a whole number from {low:,} to {high:,}")
+  return value
+
+
+def flag(values: Mapping[str, Any], name: str, default: bool, *, inside: str = "") -> bool:
+  """Reads true or false; null and a missing field are the default."""
+  value = values.get(name)
+  if value is None:
+    return default
+  if not isinstance(value, bool):
+    raise wrong(inside + name, value, "true or false")
+  return value
+
+
+def text(values: Mapping[str, Any], name: str, default: str, *, most: int, inside: str = "") -> str:
+  """Reads a text of at most `most` characters; null and a missing field are the default."""
+  value = values.get(name)
+  if value is None:
+    return default
+  if not isinstance(value, str) or len(value) > most:
+    raise wrong(inside + name, value, f"a text of at most {most:,} characters")
+  return value
+
+
+def texts(values: Mapping[str, Any], name: str, *, most: int, longest: int, inside: str = "") -> tuple[str, ...]:
+  """Reads a text, or a list of at most `most` texts of 1 to `longest` characters."""
+  value = values.get(name)
+  if value is None:
+    return ()
+  items = [value] if isinstance(value, str) else value
+  is_good = isinstance(items, list) and len(items) <= most and all(isinstance(item, str) and 0 < len(item) <= longest for item in items)
+  if not is_good:
+    raise wrong(inside + name, value, f"a text, or a list of at most {most} texts, of 1 to {longest} characters")
+  return tuple(dict.fromkeys(items))
+
+
+def ids(value: Any, field: str, *, vocab_size: int, most: int, empty: bool = False) -> list[int]:
+  """Reads a list of token ids.
+
+  Args:
+    value: JSON value.
+    field: Dotted path of the field, for messages.
+    vocab_size: Number of ids.
+    most: Largest number of tokens.
+    empty: Whether the list may be empty.
+  """
+  if not isinstance(value, list) or not (value or empty):
+    raise wrong(field, value, "a list of token ids")
+  if len(value) > most:
+    raise Refusal(400, str(Problem(field, f"{len(value):,} tokens", f"at most {most:,}")), field=field)
+  for i, item in enumerate(value):
+    if type(item) is not int or not 0 <= item < vocab_size:
+      raise wrong(f"{field}[{i}]", item, f"a token id from 0 to {vocab_size - 1:,}")
+  return value

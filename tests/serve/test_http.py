@@ -1,0 +1,396 @@
+"""The routes of the service: formats, streams, and refusals of what a client asks."""
+
+import json
+import threading
+
+import pytest
+
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.serve import app
+from jaxrl_llm.serve.requests import Limits, Request
+from tests.serve.fake_engine import EOS, FakeEngine, ask, events_of, serving, wait_for
+
+GENERATE, CHAT, COMPLETION = "/inference/v1/generate", "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def engine():
+  return FakeEngine("hello, wörld")
+
+
+@pytest.fixture(scope="module")
+def service(engine):
+  with serving(engine) as service:
+    yield service
+
+
+def error(service, path, value=None, **options):
+  """Returns status, message and field of a refusal."""
+  status, _, answer = ask(service, path, value, **options)
+  assert set(answer["error"]) == {"message", "type", "param", "code"} and "\n" not in answer["error"]["message"]
+  return status, answer["error"]["message"], answer["error"]["param"]
+
+
+def test_models_and_health(service):
+  status, _, answer = ask(service, "/v1/models")
+  (card,) = answer["data"]
+  assert status == 200 and (card["id"], card["object"], card["max_model_len"], card["has_chat_template"]) == ("toy", "model", 256, True)
+  assert ask(service, "/health")[2]["status"] == "ok"
+
+
+def test_token_ids_in_and_out(service, engine):
+  """The wire of verifiers' and renderers' training clients."""
+  sampling = {"stop_token_ids": [44], "logprobs": 1, "skip_special_tokens": False, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9}
+  value = {"model": "toy", "token_ids": [1, 2, 3], "sampling_params": {**sampling, "seed": 7, "top_k": -1}}
+  value |= {"cache_salt": "v1", "priority": 0}
+  status, _, answer = ask(service, GENERATE, value)
+  (choice,) = answer["choices"]
+  ids = list(b"hello,")
+  assert status == 200 and answer["request_id"]
+  assert choice["token_ids"] == ids and choice["finish_reason"] == "stop"
+  assert choice["logprobs"]["content"] == [{"token": f"token_id:{x}", "logprob": -(i + 1) / 8} for i, x in enumerate(ids)]
+  request = engine.requests[-1]
+  assert request._asdict() == dict(
+    tokens=[1, 2, 3], max_tokens=9, temperature=0.5, top_k=0, top_p=0.9, stop_ids=(EOS, 44), stops=(), seed=7, salt="v1"
+  )
+
+
+def test_without_a_budget_the_context_is_filled(service, engine):
+  ask(service, GENERATE, {"token_ids": [1, 2, 3]})
+  ask(service, CHAT, {"messages": HI})
+  ask(service, COMPLETION, {"prompt": "hi"})
+  assert [request.max_tokens for request in engine.requests[-3:]] == [253, 256 - len("<user>hi<assistant>"), 16]
+
+
+def test_seeds_differ_by_call_and_by_choice(service, engine):
+  for seed in (None, None, 5, 5, 0):
+    ask(service, COMPLETION, {"prompt": "hi", "n": 3, "seed": seed})
+  seeds = [tuple(request.seed for request in engine.requests[-15:][3 * i : 3 * i + 3]) for i in range(5)]
+  assert seeds[2] == seeds[3] and seeds[2][0] == 5 and seeds[4][0] == 0
+  assert len({seed for group in (seeds[0], seeds[1], seeds[2], seeds[4]) for seed in group}) == 12
+
+
+def test_a_chat(service, engine):
+  messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hé"}]}]
+  value = {"messages": messages, "max_completion_tokens": 50, "logprobs": True, "return_token_ids": True, "n": 2, "user": "x"}
+  status, _, answer = ask(service, CHAT, value)
+  assert status == 200 and answer["object"] == "chat.completion" and answer["model"] == "toy"
+  assert answer["prompt_token_ids"] == engine.requests[-1].tokens == list("<system>be brief<user>hé<assistant>".encode())
+  for i, choice in enumerate(answer["choices"]):
+    assert choice["index"] == i and choice["finish_reason"] == "stop"
+    assert choice["message"] == {"role": "assistant", "content": "hello, wörld"}
+    assert choice["token_ids"] == [*"hello, wörld".encode(), EOS]
+    content = choice["logprobs"]["content"]
+    assert [x["bytes"] for x in content[:-1]] == [[byte] for byte in "hello, wörld".encode()] and content[0]["token"] == "h"
+    assert [x["logprob"] for x in content] == [-(i + 1) / 8 for i in range(14)]
+  prompt = len(answer["prompt_token_ids"])
+  assert answer["usage"] == {
+    "prompt_tokens": prompt, "completion_tokens": 28, "total_tokens": prompt + 28, "prompt_tokens_details": {"cached_tokens": 0},
+  }  # fmt: skip
+
+
+def test_options_reach_the_template(service, engine):
+  ask(service, CHAT, {"messages": HI, "chat_template_kwargs": {"shout": True}})
+  assert bytes(engine.requests[-1].tokens) == b"<user>hi!<assistant>"
+
+
+def test_completions_of_several_prompts(service, engine):
+  value = {"prompt": ["a", [98, 99]], "n": 2, "logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True, "max_tokens": 2}
+  status, _, answer = ask(service, COMPLETION, value)
+  assert status == 200 and answer["object"] == "text_completion" and answer["usage"]["prompt_tokens"] == 4
+  assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [[257, 97], [257, 97], [98, 99], [98, 99]]
+  assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+  for choice in answer["choices"]:
+    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("he", [104, 101], "length")
+    assert choice["logprobs"]["tokens"] == ["token_id:104", "token_id:101"]
+    assert choice["logprobs"]["token_logprobs"] == [-0.125, -0.25]
+
+
+def test_a_prompt_of_a_checkpoint_without_template_begins_as_in_training(engine):
+  with serving(FakeEngine("x"), tokenizer=ByteTokenizer()) as service:
+    value = {"prompt": "hi", "return_token_ids": True}
+    assert ask(service, COMPLETION, value)[2]["choices"][0]["prompt_token_ids"] == ByteTokenizer().encode_prompt("hi")
+    status, message, _ = error(service, CHAT, {"messages": HI})
+    assert status == 400 and "no chat template" in message and "/v1/completions" in message
+    assert ask(service, "/v1/models")[2]["data"][0]["has_chat_template"] is False
+
+
+def joined(events, index=0):
+  """Joins the chunks of one choice."""
+  choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+  text = "".join(choice["delta"].get("content", "") if "delta" in choice else choice["text"] for choice in choices)
+  ids = [token for choice in choices for token in choice.get("token_ids", [])]
+  reasons = [choice["finish_reason"] for choice in choices]
+  assert set(reasons[:-1]) <= {None}
+  return text, ids, reasons[-1], choices
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize("stop", [None, "wö", ["xyz", "o, w"]])
+def test_a_stream_equals_the_whole_answer(path, stop):
+  with serving(FakeEngine("hello, wörld", delay=0.002)) as service:
+    value = {"messages": HI} if path == CHAT else {"prompt": "hi"}
+    value |= {"stop": stop, "max_tokens": 60, "logprobs": True if path == CHAT else 1, "return_token_ids": True, "n": 2}
+    _, _, whole = ask(service, path, value)
+    status, headers, text = ask(service, path, {**value, "stream": True, "stream_options": {"include_usage": True}})
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    *events, last = events_of(text)
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    assert {event["id"] for event in events} == {last["id"]}
+    for i, choice in enumerate(whole["choices"]):
+      expected = choice["message"]["content"] if path == CHAT else choice["text"]
+      text, ids, reason, chunks = joined(events, i)
+      assert text == expected == {None: "hello, wörld", "wö": "hello, "}.get(stop if stop is None else str(stop), "hell")
+      assert (ids, reason) == (choice["token_ids"], choice["finish_reason"]) and len(chunks) > 2
+      numbers = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
+      if path == CHAT:
+        assert [x for part in numbers for x in part["content"]] == choice["logprobs"]["content"]
+        assert chunks[0]["delta"] == {"role": "assistant", "content": ""}
+        assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+      else:
+        assert [x for part in numbers for x in part["token_logprobs"]] == choice["logprobs"]["token_logprobs"]
+        assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [choice["prompt_token_ids"]]
+
+
+def test_the_stop_token_is_an_id_and_no_text(service):
+  value = {"prompt": "hi", "return_token_ids": True, "stop_token_ids": [101], "skip_special_tokens": False, "max_tokens": 50}
+  (choice,) = ask(service, COMPLETION, value)[2]["choices"]
+  assert (choice["text"], choice["token_ids"]) == ("h", [104, 101])
+
+
+def test_ignore_eos_leaves_the_stop_tokens_of_the_checkpoint_out(service, engine):
+  ask(service, COMPLETION, {"prompt": "hi", "ignore_eos": True, "stop_token_ids": [1, 1]})
+  assert engine.requests[-1].stop_ids == (1,)
+
+
+REFUSED = [
+  (GENERATE, {"token_ids": [1], "sampling_params": {"temprature": 1}}, "sampling_params.temprature", "did you mean 'temperature'"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"min_p": 0.1}}, "sampling_params.min_p", "expected 0 or no such field"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"repetition_penalty": 1.1}}, "sampling_params.repetition_penalty", "not support"),
+  (GENERATE, {"token_ids": [1], "sampling_params": []}, "sampling_params", "an object"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"logprobs": 5}}, "sampling_params.logprobs", "from 0 to 1"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": True}}, "sampling_params.temperature", "a number"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": -1}}, "sampling_params.temperature", "a number"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": 10**400}}, "sampling_params.temperature", "a number"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"top_p": 0}}, "sampling_params.top_p", "above 0"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"top_k": 1.5}}, "sampling_params.top_k", "whole number"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"seed": -1}}, "sampling_params.seed", "whole number"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"n": 65}}, "sampling_params.n", "from 1 to 64"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens", "whole number"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"max_tokens": 10**9}}, "sampling_params.max_tokens", "at most 255"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"stop_token_ids": [264]}}, "sampling_params.stop_token_ids[0]", "from 0 to 263"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"stop": [""]}}, "sampling_params.stop", "1 to 128 characters"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"stop": ["a"] * 17}}, "sampling_params.stop", "at most 16 texts"),
+  (GENERATE, {"token_ids": [1], "stream": True}, "stream", "the other routes"),
+  (GENERATE, {"token_ids": [1], "features": {"a": 1}}, "features", "not support"),
+  (GENERATE, {"token_ids": [1], "content_parts": [{"type": "image_url", "url": "file:///etc/passwd"}]}, "content_parts", "not support"),
+  (GENERATE, {"token_ids": [1], "cache_salt": "x" * 257}, "cache_salt", "256 characters"),
+  (GENERATE, {"token_ids": []}, "token_ids", "a list of token ids"),
+  (GENERATE, {"token_ids": "1"}, "token_ids", "a list of token ids"),
+  (GENERATE, {}, "token_ids", "a list of token ids"),
+  (GENERATE, {"token_ids": [1, -1]}, "token_ids[1]", "from 0 to 263"),
+  (GENERATE, {"token_ids": [1, True]}, "token_ids[1]", "from 0 to 263"),
+  (GENERATE, {"token_ids": [1, 1.0]}, "token_ids[1]", "from 0 to 263"),
+  (GENERATE, {"token_ids": [1] * 256}, "token_ids", "maximum context length is 256"),
+  (COMPLETION, {"prompt": "hi", "max_token": 3}, "max_token", "did you mean 'max_tokens'"),
+  (COMPLETION, {"prompt": "hi", "x" * 10**5: 3}, None, "unknown field"),
+  (COMPLETION, {"prompt": "hi", "best_of": 2}, "best_of", "expected 1"),
+  (COMPLETION, {"prompt": "hi", "echo": True}, "echo", "expected False"),
+  (COMPLETION, {"prompt": "hi", "logprobs": 5}, "logprobs", "from 0 to 1"),
+  (COMPLETION, {"prompt": "x" * 300}, "prompt", "maximum context length"),
+  (COMPLETION, {"prompt": ["x"] * 65}, "prompt", "at most 64"),
+  (COMPLETION, {"prompt": ["x"] * 33, "n": 2}, "prompt", "at most 64"),
+  (COMPLETION, {"prompt": []}, "prompt", "a list of token ids"),
+  (COMPLETION, {"prompt": None}, "prompt", "a text, a list"),
+  (COMPLETION, {"prompt": "hi", "stream": "yes"}, "stream", "true or false"),
+  (COMPLETION, {"prompt": "hi", "stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "unknown field"),
+  (CHAT, {"messages": []}, "messages", "a list of messages"),
+  (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "a text"),
+  (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "user or assistant"),
+  (CHAT, {"messages": ["hi"]}, "messages[0]", "role and content"),
+  (CHAT, {"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls", "/inference/v1/generate"),
+  (CHAT, {"messages": [{"role": "user", "contents": "x"}]}, "messages[0].contents", "did you mean 'content'"),
+  (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
+   "messages[0].content[0].type", "no pictures"),
+  (CHAT, {"messages": [{"role": "odd", "content": "x"}]}, "messages", "refuses the conversation (no odd roles)"),
+  (CHAT, {"messages": HI, "chat_template": "{{ 1 }}"}, "chat_template", "not support"),
+  (CHAT, {"messages": HI, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages", "an option"),
+  (CHAT, {"messages": HI, "chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "an option"),
+  (CHAT, {"messages": HI, "chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs.__class__", "an option"),
+  (CHAT, {"messages": HI, "chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs.x", "short text"),
+  (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools", "not support"),
+  (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not support"),
+  (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "not support"),
+  (CHAT, {"messages": HI, "logprobs": 1}, "logprobs", "true or false"),
+  (CHAT, {"messages": HI, "max_completion_tokens": 10**9}, "max_completion_tokens", "maximum context length is 256 tokens"),
+  (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "maximum context length is 256 tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "field", "words"), REFUSED)
+def test_what_would_change_the_result_is_refused(service, engine, path, value, field, words):
+  before = len(engine.requests)
+  status, message, param = error(service, path, value)
+  assert status == 400 and words in message and len(message) < 500
+  assert (param == field or field is None) and param is not None
+  assert len(engine.requests) == before and "secret" not in message
+
+
+NEUTRAL = {"presence_penalty": 0.0, "min_p": 0, "repetition_penalty": 1.0, "logit_bias": None, "response_format": {"type": "text"}}
+
+
+def test_fields_that_change_nothing_are_taken(service):
+  value = {"messages": HI, "tools": [], "tool_choice": "auto", "top_logprobs": 0, "chat_template": None, "store": False}
+  assert ask(service, CHAT, {**value, **NEUTRAL})[0] == 200
+  assert ask(service, GENERATE, {"token_ids": [1], "sampling_params": {**NEUTRAL, "min_tokens": 0, "detokenize": True}})[0] == 200
+
+
+@pytest.mark.parametrize(
+  ("body", "words"),
+  [
+    (b"", "not JSON"), (b"{", "not JSON"), (b"[1]", "expected an object"), (b"null", "expected an object"),
+    (b'{"prompt": "\xff"}', "UnicodeDecodeError"), (b'{"prompt": "a", "temperature": NaN}', "NaN is no number"),
+    (b'{"prompt": "a", "temperature": 1e999}', "a number from 0 to 100"), (b"[" * 100_000, "not JSON"),
+    (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "not JSON"), (b'\xef\xbb\xbf{"prompt": "a"}', "not JSON"),
+  ],
+)  # fmt: skip
+def test_a_body_that_is_no_request_is_refused(service, body, words):
+  status, message, _ = error(service, COMPLETION, body=body)
+  assert status == 400 and words in message
+
+
+def test_a_lone_surrogate_breaks_nothing(service):
+  status, _, answer = ask(service, COMPLETION, body=rb'{"prompt": "\ud800", "return_token_ids": true}')
+  assert status == 200 and answer["choices"][0]["prompt_token_ids"][-1] == ord("?")
+  assert error(service, COMPLETION, body=rb'{"prompt": "a", "\ud800": 1}')[0] == 400
+  assert error(service, COMPLETION, body=rb'{"prompt": "a", "model": "\ud800"}')[0] == 404
+
+
+def test_an_unknown_model_is_not_found(service):
+  status, message, field = error(service, GENERATE, {"model": "toyy", "token_ids": [1]})
+  assert (status, field) == (404, "model") and "did you mean 'toy'" in message
+
+
+@pytest.mark.parametrize("path", [GENERATE, CHAT, COMPLETION])
+def test_a_body_of_another_type_is_refused(service, path):
+  """A page of another site can send text without asking, but not JSON."""
+  status, message, _ = error(service, path, body=b"{}", headers={"content-type": "text/plain"})
+  assert status == 415 and "application/json" in message
+
+
+def test_unknown_paths_and_methods(service):
+  assert error(service, "/v1/%FF%00", {})[0] == 404
+  status, message, _ = error(service, "/v1/completion", {})
+  assert status == 404 and "did you mean '/v1/completions'" in message
+  assert error(service, "/../../etc/passwd")[0] == 404
+  status, headers, _ = ask(service, CHAT)
+  assert status == 405 and headers["allow"] == "POST"
+  assert ask(service, "/v1/models", {}, method="OPTIONS")[0] == 405
+  assert ask(service, "/", method="HEAD")[0] == 200
+
+
+def test_a_body_that_is_too_large_is_refused(service):
+  """The limit is 1 MiB and 16 bytes for each token of context."""
+  limit = 2**20 + 16 * 256
+  pad = lambda size: json.dumps({"prompt": "hi"}).ljust(size)
+  assert ask(service, COMPLETION, body=pad(limit))[0] == 200
+  for size in (limit + 1, 3 * limit):
+    status, message, _ = error(service, COMPLETION, body=pad(size))
+    assert status == 413 and f"{limit:,} bytes" in message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:1", "localhost:8000", "[::1]:8000", "LOCALHOST"])
+def test_own_names_are_served(service, host):
+  assert ask(service, "/v1/models", headers={"host": host})[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "localhost@evil.example"])
+def test_a_page_of_another_site_cannot_read_an_answer(service, host):
+  """Its name may be made to point to this machine; then the browser takes both for one site."""
+  for path in ("/", "/v1/models"):
+    status, message, _ = error(service, path, headers={"host": host})
+    assert status == 403 and "API key" in message
+
+
+def test_every_call_needs_the_key():
+  with serving(api_key="s3cret") as service:
+    for path, value in (("/v1/models", None), (GENERATE, {"token_ids": [1]}), (CHAT, {"messages": HI}), ("/v1/none", None)):
+      for given in (None, "", "s3cret", "Bearer", "Bearer s3cre", "Bearer s3crett", "bearer s3cret", "Basic s3cret", "Bearer \xe9"):
+        status, message, _ = error(service, path, value, headers={} if given is None else {"authorization": given})
+        assert status == 401 and ("a wrong API key" if given else "no API key") in message and "s3cret" not in message
+      assert ask(service, path, value, headers={"authorization": "Bearer s3cret"})[0] in (200, 404)
+    assert ask(service, "/", headers={"host": "evil.example"})[0] == ask(service, "/health")[0] == 200
+
+
+def test_keys_are_compared_in_constant_time(monkeypatch):
+  compared = []
+  monkeypatch.setattr(app.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+  with serving(api_key="s3cret") as service:
+    assert ask(service, "/v1/models", headers={"authorization": "Bearer x"})[0] == 401
+  assert compared == [(b"Bearer x", b"Bearer s3cret")]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
+def test_another_host_needs_a_key(host):
+  with pytest.raises(ValueError, match="--host: found .* without an API key"), serving(host=host):
+    raise AssertionError
+
+
+@pytest.mark.parametrize("key", ["", " x", "é", "a\nb"])
+def test_a_key_that_no_header_carries_is_refused(key):
+  with pytest.raises(ValueError, match="--api_key"), serving(api_key=key):
+    raise AssertionError
+
+
+def test_a_full_queue_says_when_to_come_back():
+  engine = FakeEngine(limits=Limits(context=256, requests=4))
+  engine.running.clear()
+  with serving(engine) as service:
+    handles = [engine.submit(Request([1], 10)) for _ in range(3)]
+    status, headers, answer = ask(service, COMPLETION, {"prompt": "hi", "n": 2})
+    assert status == 429 and headers["retry-after"] == "1" and answer["error"]["code"] == "rate_limit_exceeded"
+    # The choice that had a place has given it back.
+    wait_for(lambda: len(engine.open) == 3)
+    handles[0].abort()
+    wait_for(lambda: len(engine.open) == 2)
+    engine.running.set()
+    assert ask(service, COMPLETION, {"prompt": "hi", "n": 2})[0] == 200
+
+
+def test_what_the_engine_refuses_is_the_clients_fault():
+  engine = FakeEngine()
+  engine.fail(ValueError("stops: found 3, expected at most 2"))
+  with serving(engine) as service:
+    assert error(service, COMPLETION, {"prompt": "hi"})[:2] == (400, "stops: found 3, expected at most 2")
+
+
+def test_a_broken_engine_is_unavailable_and_tells_the_log(capfd):
+  engine = FakeEngine("hello", delay=0.01)
+  with serving(engine) as service:
+    engine.running.clear()
+    waiting = [Request([1], 10, seed=i) for i in range(2)]
+    for request in waiting:
+      engine.submit(request)
+    engine.fail(RuntimeError("the device at /secret/path is lost"))
+    asked = {GENERATE: {"token_ids": [1]}, CHAT: {"messages": HI}, COMPLETION: {"prompt": "x", "stream": True}, "/health": None}
+    for path, value in asked.items():
+      status, message, _ = error(service, path, value)
+      assert status == 503 and "secret" not in message
+    engine.error = None
+    engine.running.set()
+    assert ask(service, COMPLETION, {"prompt": "x"})[0] == ask(service, "/health")[0] == 200
+  log = capfd.readouterr().err
+  assert log.count("the device at /secret/path is lost") == 1 and log.count("\n") == 1
+
+
+def test_an_engine_that_breaks_in_a_stream_says_so_in_it():
+  engine = FakeEngine("x" * 200, delay=0.01)
+  with serving(engine) as service:
+    threading.Timer(0.3, lambda: engine.fail(RuntimeError("lost"))).start()
+    status, _, text = ask(service, COMPLETION, {"prompt": "hi", "max_tokens": 250, "stream": True})
+    *chunks, last = events_of(text)
+    assert status == 200 and 1 <= len(chunks) < 200 and last["error"]["code"] == "engine_broken"
+    assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"])
+
+
