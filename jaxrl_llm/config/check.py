@@ -168,8 +168,11 @@ def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
   if config.environment.name is not None:
     try:
       environments.check_environment(config.environment.name, environment_settings(config))
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
       wrong.append(problem_of(error))
+  else:
+    own = ("action", "reset", "observation_field", "sessions")
+    wrong += unused(config, [f"environment.{name}" for name in own], "environment.name is None")
   yield from map(in_config, [*wrong, *from_config.reward_problems(config)])
 
 

@@ -104,6 +104,8 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, because environment.name is None"),
   Refusal("environment.call_reward", lambda c, x: c.environment.name is None and bool(c.environment.call_reward),
     "None, because environment.name is None"),
+  Refusal("task.name", lambda c, x: c.task.name == "environment" and c.environment.name is None,
+    "another one, because environment.name is None, and these are the problems of an environment"),
   Refusal("reward.model_weight", lambda c, x: c.reward.model_path is None and c.reward.model_weight != 1.0,
     "1.0, because reward.model_path is None: there is no reward model"),
   Refusal("reward.model_only", lambda c, x: c.reward.model_path is None and c.reward.model_only,

@@ -12,7 +12,7 @@ from jaxrl_llm.rewards.rubric import judge_terms, path_of, read_rubric, rubric_p
 from jaxrl_llm.rewards.terms import parse_settings, parse_terms
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.mixture import routed
-from jaxrl_llm.text_types import Completion
+from jaxrl_llm.tasks.sets.environment import REWARD, environment_reward
 
 
 def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
@@ -28,14 +28,16 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
   if task.routed:
     terms = [WeightedReward("verifier", routed({term.name: term.fn for term in terms}), routes=tuple(terms))]
   terms = [term._replace(weight=section.verifier_weight) for term in terms]
+  if REWARD in task.rewards:  # The verifier is the environment itself, whose reward counts once.
+    terms = [term._replace(weight=term.weight * config.environment.weight) for term in terms]
   if section.model_path is not None:
     # Still logged, and used by evaluations.
     terms = [term._replace(weight=0.0) if section.model_only else term for term in terms]
     budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
     options = dict(tokenizer=task.tokenizer, max_tokens=budget, dtype=config.model.dtype, chat=config.task.chat)
     terms.append(model.reward_model_term(section.model_path, weight=section.model_weight, **options))
-  if config.environment.name is not None and config.environment.weight:
-    terms.append(WeightedReward("environment", environment_reward, config.environment.weight))
+  if config.environment.name is not None and config.environment.weight and REWARD not in task.rewards:
+    terms.append(WeightedReward(REWARD, environment_reward, config.environment.weight))
   for name, weight in parse_terms(section.terms).items():
     if (path := path_of(name)) is not None:
       judged = judge_terms(path, weight=weight)
@@ -127,9 +129,3 @@ def _judge_problems(field: str, path: str, config: ConfigDict) -> Iterator[str]:
   if not problems and (seconds := read_rubric(path).deadline_s) >= config.watchdog.seconds:
     limit = f"less than config.watchdog.seconds={config.watchdog.seconds:g}, which ends the run"
     yield f"{field}: {Problem(f'{path}: deadline_s', f'{seconds:g}', limit)}"
-
-
-def environment_reward(completion: Completion, example: Mapping[str, Any]) -> float:
-  """Returns the sum of the environment's rewards over all turns."""
-  del example
-  return float(sum(turn.reward for turn in completion.turns))

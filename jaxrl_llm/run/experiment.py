@@ -1,10 +1,11 @@
 """An experiment assembled from its config: task, mesh, model, objective and compiled programs."""
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -16,6 +17,7 @@ from jaxrl_llm.advantages.estimators import Credit, Evidence, make_credit
 from jaxrl_llm.config import policy, sizes
 from jaxrl_llm.config.check import environment_settings, given, row_problems, size_problems, task_settings
 from jaxrl_llm.config.fields import flatten
+from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
 from jaxrl_llm.learner import memory
@@ -29,6 +31,7 @@ from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
+from jaxrl_llm.rollouts.environments import Environment
 from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit, room_in_prompts
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
@@ -113,6 +116,7 @@ def load_task(config: ConfigDict) -> Task:
     vary_shots=config.task.vary_shots,
     pictures=picture_settings(config),
     max_pictures=config.rollout.prompt_images,
+    problems=partial(environment_problems, config) if config.task.name == "environment" else None,
     **task_settings(config),
   )
   if config.num_steps and not len(task.train):
@@ -121,6 +125,18 @@ def load_task(config: ConfigDict) -> Task:
       f"task.test_name={task.name!r}"
     )
   return task
+
+
+def environment_problems(config: ConfigDict, seeds: Sequence[int]) -> list[dict[str, Any]]:
+  """Returns the problems that an environment makes of seeds, the same ones in all processes.
+
+  Raises:
+    ValueError: If it has none, cannot be made or fails. One line.
+  """
+  problems = make_environment(config).problems
+  if problems is None:
+    raise ValueError(f"config.task.name: found 'environment', expected another one: {config.environment.name} has no problems of its own")
+  return json.loads(hosts.gather_text(json.dumps(problems(seeds)))[0])
 
 
 def picture_settings(config: ConfigDict) -> PictureConfig | None:
@@ -163,20 +179,33 @@ def make_rules(config: ConfigDict) -> Rules | None:
   """Returns the rules of conversations; None if the config names no environment.
 
   Raises:
-    ValueError: If the environment cannot be made, or the sandbox does not work here. One line, with
-      the fix.
+    ValueError: If the environment cannot be made. One line, with the fix.
   """
   section = config.environment
   if section.name is None:
     return None
+  made, limits = make_environment(config), {}
+  if made.concurrency is not None:
+    limits["num_threads"] = made.concurrency
+  return Rules(made, max_turns=section.max_turns, max_turn_tokens=section.max_turn_tokens, timeout_s=section.timeout_s, **limits)
+
+
+def make_environment(config: ConfigDict) -> Environment:
+  """Makes the environment that a config names, with the config's settings.
+
+  Raises:
+    MissingPackageError: If a package of the environment is missing.
+    ValueError: If the environment cannot be made or reached, or the sandbox does not work here. One
+      line, with the fix.
+  """
+  section = config.environment
   settings = environment_settings(config)
   if section.name == "python":
     settings |= {name: config.sandbox[name] for name in ("backend", "timeout_s", "memory_gb", "image", "url")}
   try:
-    made = environments.make(section.name, **settings)
+    return environments.make(section.name, reply_timeout_s=section.timeout_s, **settings)
   except ValueError as error:
     raise ValueError(f"config.{'sandbox.backend: ' if section.name == 'python' else ''}{error}") from error
-  return Rules(made, max_turns=section.max_turns, max_turn_tokens=section.max_turn_tokens, timeout_s=section.timeout_s)
 
 
 def kl_coef_in_loss(config: ConfigDict) -> float:

@@ -18,6 +18,7 @@ from jaxrl_llm.tasks.files.storage import IMAGES, GeneratedProblems, Row
 from jaxrl_llm.tasks.image_prompts import check_reads_pictures
 from jaxrl_llm.tasks.problem_set import SHOT_TEMPLATE, Entry, Setup
 from jaxrl_llm.tasks.sets import arithmetic, drills, figures, gym, packaged, products, published, word_problems
+from jaxrl_llm.tasks.sets.environment import environment_task
 from jaxrl_llm.tasks.sets.own_files import check_file, file_task
 from jaxrl_llm.tasks.shots import with_shots
 from jaxrl_llm.tasks.task import Task
@@ -115,6 +116,7 @@ def check_parts(parts: Sequence[str] = (), **others: object) -> None:
 
 
 SETS = {
+  "environment": Entry(environment_task, needs_settings=True),
   "file": Entry(file_task, check_file, needs_settings=True),
   **published.SETS,
   **packaged.SETS,
@@ -186,6 +188,7 @@ def make(
   vary_shots: bool = False,
   pictures: PictureConfig | None = None,
   max_pictures: int | None = None,
+  problems: Callable[[Sequence[int]], list[dict[str, Any]]] | None = None,
   test_name: str | None = None,
   test_source: str | os.PathLike | None = None,
   test_levels: Collection[int] | None = None,
@@ -214,6 +217,8 @@ def make(
       tasks with pictures refuse.
     max_pictures: Maximum number of pictures of a problem; ones with more are bad rows. None is no
       limit.
+    problems: Function from seeds to the problems of the run's environment, for the task
+      `environment`; None if it has none.
     test_name: Another task whose test problems replace this task's own; None keeps its own.
     test_source: The `source` setting of that other task.
     test_levels: Difficulty levels of the test problems; None keeps `levels`, or all of another
@@ -233,8 +238,8 @@ def make(
   """
   for problem in task_problems(name, settings):
     raise ValueError(problem)
-  of_pictures = (pictures, max_pictures)
-  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots, *of_pictures)
+  others = (pictures, max_pictures, problems)
+  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots, *others)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
     if name == "mixture":  # Its parts have shots of their own.

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.image_prompts import with_marks
@@ -74,6 +74,7 @@ class Setup(NamedTuple):
     vary_shots: Whether each prompt has solved problems of its own.
     pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
     max_pictures: Maximum number of pictures of a problem; None is no limit.
+    problems: Function from seeds to the problems of the run's environment; None if it has none.
   """
 
   levels: Collection[int] | None = None
@@ -87,6 +88,7 @@ class Setup(NamedTuple):
   vary_shots: bool = False
   pictures: PictureConfig | None = None
   max_pictures: int | None = None
+  problems: Callable[[Sequence[int]], list[dict[str, Any]]] | None = None
 
 
 class Style(NamedTuple):

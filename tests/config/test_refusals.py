@@ -77,6 +77,8 @@ CASES = [
   ("gspo", {"task.vary_shots": True}, "task.vary_shots"),
   ("gspo", {"task.curriculum": "level", "task.name": "mixture", "task.parts": ("arithmetic=1", "gsm_symbolic=1")}, "task.curriculum"),
   ("gspo", {"environment.call_reward": 0.5}, "environment.call_reward"),
+  ("gspo", {"environment.sessions": 2}, "environment.sessions"),
+  ("gspo", {"task.name": "environment"}, "task.name"),
   ("gspo", {"model.preset": "nano-moe", "mesh.sampler": 1, "serving.layout": "learner"}, "serving.layout"),
   ("gspo", {"model.preset": "nano-moe", "serving.layout": "spread"}, "serving.layout"),
 ]  # fmt: skip

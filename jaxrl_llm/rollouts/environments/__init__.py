@@ -4,31 +4,50 @@
 | --- | --- | --- |
 | `calculator` | `<<487*36=` | `17532>>` |
 | `python` | `<code>print(6 * 7)</code>` | `<interpreter>42</interpreter>` |
+| `openenv:URL` | an action of the environment that runs at this address | the observation |
 | `MODULE:FUNCTION` | (your own: a function that returns an `Environment`) | |
 """
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import Problem, did_you_mean, shown
 from jaxrl_llm.rewards.imported import load
 from jaxrl_llm.rollouts.environments.calculator import calculator
+from jaxrl_llm.rollouts.environments.openenv import check_openenv, openenv
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
 from jaxrl_llm.rollouts.environments.python_tool import python_tool
 
-__all__ = ["ENVIRONMENTS", "Environment", "Reply", "State", "check_environment", "make"]
+__all__ = ["ENVIRONMENTS", "FAMILIES", "Environment", "Family", "Reply", "State", "check_environment", "make"]
 
 ENVIRONMENTS: dict[str, Callable[..., Environment]] = {"calculator": calculator, "python": python_tool}
 """The package's environments by name."""
 
 
+class Family(NamedTuple):
+  """Environments with names of the form FAMILY:REST.
+
+  Attributes:
+    make: Function `(rest, *, timeout_s, **settings) -> Environment`.
+    check: Function `(rest, **settings)` that rejects wrong names and settings, and runs no user code.
+  """
+
+  make: Callable[..., Environment]
+  check: Callable[..., None]
+
+
+FAMILIES: dict[str, Family] = {"openenv": Family(openenv, check_openenv)}
+"""Families of environments by the part of the name before the colon."""
+
+
 def check_environment(name: str, settings: dict[str, Any]) -> None:
   """Checks the name and the settings of an environment without importing any user code.
 
-  The name is a key of `ENVIRONMENTS` or MODULE:FUNCTION.
+  The name is a key of `ENVIRONMENTS`, FAMILY:REST with a key of `FAMILIES`, or MODULE:FUNCTION.
 
   Raises:
+    MissingPackageError: If the environment needs a package that is missing.
     ValueError: If the name or a setting is unknown. One line, with the fix.
 
   Example:
@@ -37,22 +56,38 @@ def check_environment(name: str, settings: dict[str, Any]) -> None:
     ...
     ValueError: environment.name: found 'calculater', expected one of calculator, python, ...
   """
+  family, rest = _family(name)
   if ":" not in name and name not in ENVIRONMENTS:
     hint = did_you_mean(name, ENVIRONMENTS)
-    raise ValueError(Problem("environment.name", repr(name), f"one of {', '.join(ENVIRONMENTS)}, MODULE:FUNCTION{hint}"))
-  known = () if ":" in name else tuple(inspect.signature(ENVIRONMENTS[name]).parameters)
+    raise ValueError(Problem("environment.name", repr(name), f"one of {', '.join(ENVIRONMENTS)}, openenv:URL, MODULE:FUNCTION{hint}"))
+  factory = family.make if family else ENVIRONMENTS.get(name, lambda: None)
+  known = tuple(inspect.signature(factory).parameters)
   for setting in settings:
     if setting not in known:
       expected = f"None or 0, because environment {name} does not read it"
       raise ValueError(Problem(f"environment.{setting}", shown(settings[setting]), expected))
+  if family:
+    family.check(rest, **settings)
 
 
-def make(name: str, **settings: Any) -> Environment:
+def _family(name: str) -> tuple[Family | None, str]:
+  """Returns the family of an environment, and the rest of its name; None if it is in no family."""
+  family, _, rest = name.partition(":")
+  return (FAMILIES[family], rest) if family in FAMILIES else (None, "")
+
+
+def make(name: str, *, reply_timeout_s: float = 60.0, **settings: Any) -> Environment:
   """Makes an environment by name (see `check_environment`) with its settings.
 
+  Args:
+    name: Name of the environment.
+    reply_timeout_s: Limit on one reply of an environment that runs elsewhere, in seconds.
+    **settings: Settings of the environment itself.
+
   Raises:
-    ValueError: If the environment or a setting is unknown, or if the user's function cannot be
-      imported or returns another type. One line.
+    MissingPackageError: If the environment needs a package that is missing.
+    ValueError: If the environment or a setting is unknown, if one that runs elsewhere cannot be
+      reached, or if the user's function cannot be imported or returns another type. One line.
 
   Example:
     >>> make("calculator").stops
@@ -61,6 +96,9 @@ def make(name: str, **settings: Any) -> Environment:
   check_environment(name, settings)
   if name in ENVIRONMENTS:
     return ENVIRONMENTS[name](**settings)
+  family, rest = _family(name)
+  if family:
+    return family.make(rest, timeout_s=reply_timeout_s, **settings)
   made = load(name, where=f"environment.name {name!r}")()
   if not isinstance(made, Environment):
     raise ValueError(f"environment.name: {name} returned {type(made).__name__}, expected a jaxrl_llm.rollouts.environments.Environment")

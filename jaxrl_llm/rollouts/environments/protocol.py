@@ -1,6 +1,6 @@
 """The interface of an environment, which reads the policy's turns and replies."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.text_types import Completion
@@ -37,6 +37,10 @@ class Environment(NamedTuple):
     stops: Texts that end a turn, in addition to those that end a response.
     replies: Regular expression whose group 1 is the environment's part of a transcript, which
       demonstrations show but the policy does not imitate; None if there is none.
+    concurrency: Maximum number of concurrent steps; None is no limit.
+    problems: `seeds -> rows`, the environment's own problems, for the task `environment`. A row has
+      `question`, which its prompt shows, its `seed`, and whatever `reset` reads. None if there are
+      none.
 
   Example:
     >>> from jaxrl_llm.text_types import Completion
@@ -49,3 +53,5 @@ class Environment(NamedTuple):
   step: Callable[[State, Completion], tuple[State, Reply]]
   stops: tuple[str, ...] = ()
   replies: str | None = None
+  concurrency: int | None = None
+  problems: Callable[[Sequence[int]], list[dict[str, Any]]] | None = None

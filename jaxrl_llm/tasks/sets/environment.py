@@ -1,0 +1,71 @@
+"""The problems of the run's own environment: the episodes that its seeds begin.
+
+A prompt shows an episode's first observation. The verifier is the environment: the reward of a
+conversation is the sum over its turns, and one of 1 or more counts as right.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.tasks import prompt_template as prompt_template_lib
+from jaxrl_llm.tasks.files.columns import BLANK
+from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.problem_set import Setup
+from jaxrl_llm.tasks.task import Task
+from jaxrl_llm.text_types import Completion
+
+REWARD = "environment"
+"""Name of the reward that is the sum of the environment's own."""
+
+
+def environment_reward(completion: Completion, example: Mapping[str, Any]) -> float:
+  """Returns the sum of the environment's rewards over all turns."""
+  del example
+  return float(sum(turn.reward for turn in completion.turns))
+
+
+def environment_task(
+  setup: Setup,
+  *,
+  size: int = 64,
+  seed: int = 0,
+  test_fraction: float = 0.25,
+  prompt_template: str = "{question}",
+) -> Task:
+  """Loads the problems of the environment, `setup.problems`, which is asked for each of them.
+
+  Args:
+    setup: Settings common to all tasks.
+    size: Number of problems, each an episode with a seed of its own.
+    seed: First seed; the others follow.
+    test_fraction: Fraction of the problems held out: the last ones.
+    prompt_template: Prompt template, with columns in braces; `{question}` is the first observation.
+
+  Raises:
+    ValueError: If the environment has no problems or fails, or a setting is wrong. One line.
+  """
+  if setup.problems is None:
+    raise ValueError("task.name: found 'environment', expected another one: there is no environment")
+  if setup.levels is not None:
+    raise ValueError(f"task.levels: found {tuple(setup.levels)}, expected None: an environment's problems have no levels")
+  if not isinstance(size, int) or size < 2:
+    raise ValueError(f"task.size: found {size!r}, expected a whole number of at least 2")
+  rows: list[Row] = [BLANK | {"id": f"seed {row['seed']}"} | row for row in setup.problems(range(seed, seed + size))]
+  prompt_template_lib.check_template(prompt_template, rows[0])
+  rows = [row | {"prompt": prompt_template_lib.render(prompt_template, row)} for row in rows]
+  if empty := [row["seed"] for row in rows if not row["prompt"]]:
+    raise ValueError(f"task environment: the first observation of seed {empty[0]} is empty, expected a text; set task.prompt_template")
+  num_test = min(max(round(size * test_fraction), 1), size - 1)
+  digest = hashlib.blake2b("\0".join(row["prompt"] for row in rows).encode(), digest_size=8)
+  return Task(
+    name="environment",
+    tokenizer=setup.tokenizer or ByteTokenizer(),
+    train=rows[:-num_test],
+    test=rows[-num_test:],
+    demonstrations=(),
+    rewards=(REWARD,),
+    verifiers={REWARD: environment_reward},
+    fingerprint=digest.hexdigest(),
+  )
