@@ -57,8 +57,9 @@ def test_a_budget_fills_what_is_left():
 
 ODD = [
   None, True, False, 0, 1, -1, 10**30, -(10**30), 0.5, 1e308, float("inf"), "", "x", "\ud800", "x" * 999, [], [[]], [None], [1], [10**30],
-  ["x"], ["x", 1], [["x"]], [{}], {}, {"x": 1}, {"x": None}, {"type": "text"}, {"": []}, [{"role": 1, "content": 1}], [{"role": "user", "content": [1]}],
-  [{"role": "user", "content": [{"type": "text", "text": None}]}], [{"role": "x" * 99, "content": "x"}], [{"role": "user", "content": "\ud800"}],
+  ["x"], ["x", 1], [["x"]], [{}], {}, {"x": 1}, {"x": None}, {"type": "text"}, {"": []}, [{"role": 1, "content": 1}],
+  [{"role": "user", "content": [1]}], [{"role": "user", "content": [{"type": "text", "text": None}]}], [{"role": "x" * 99, "content": "x"}],
+  [{"role": "user", "content": "\ud800"}],
 ]  # fmt: skip
 BASES = {
   calls.generate: {"token_ids": [1]},

@@ -1,0 +1,84 @@
+"""Conversations of clients: their messages, and the options of a chat template."""
+
+import re
+from typing import Any
+
+from jaxrl_llm.messages import shown
+from jaxrl_llm.pretrained.chat_template import ChatTemplate
+from jaxrl_llm.serve import fields
+from jaxrl_llm.serve.refusals import Refusal, wrong
+
+_MESSAGE = frozenset("content name reasoning_content role".split())
+_NO_MESSAGE = {"audio": None, "function_call": None, "refusal": None, "tool_call_id": None, "tool_calls": []}
+
+
+def read_messages(value: Any, *, most: int) -> list[dict[str, str]]:
+  """Reads the messages of a conversation.
+
+  Args:
+    value: JSON value.
+    most: Largest number of messages, the context in tokens.
+
+  Raises:
+    Refusal: If a field is wrong, or holds more than text.
+  """
+  if not isinstance(value, list) or not value:
+    raise wrong("messages", value, "a list of messages")
+  if len(value) > most:
+    message = f"messages: found {len(value):,} messages, expected at most {most:,}, the model's maximum context length in tokens"
+    raise Refusal(400, message, field="messages", code="context_length_exceeded")
+  return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+
+
+def _message(value: Any, field: str) -> dict[str, str]:
+  if not isinstance(value, dict):
+    raise wrong(field, value, "an object with role and content")
+  for name, x in value.items():
+    if name in _NO_MESSAGE and x in (None, _NO_MESSAGE[name]):
+      continue
+    if name in _NO_MESSAGE:
+      expected = "none: render tools yourself and call /inference/v1/generate"
+      raise wrong(f"{field}.{name}", x, expected, code="unsupported_field")
+    fields.check_names({name: x}, _MESSAGE, inside=f"{field}.")
+  role = fields.text(value, "role", "", most=32, inside=f"{field}.")
+  if not role:
+    raise wrong(f"{field}.role", value.get("role"), "system, user or assistant")
+  content = value.get("content")
+  if isinstance(content, list):
+    content = "\n".join(_text_part(part, f"{field}.content[{i}]") for i, part in enumerate(content))
+  if not isinstance(content, str):
+    raise wrong(f"{field}.content", content, 'a text, or a list of {"type": "text", "text": text}')
+  others = {name: value[name] for name in ("name", "reasoning_content") if value.get(name) is not None}
+  for name in others:
+    if not isinstance(others[name], str):
+      raise wrong(f"{field}.{name}", others[name], "a text")
+  return {"role": role, "content": content, **others}
+
+
+def _text_part(part: Any, field: str) -> str:
+  kind = part.get("type") if isinstance(part, dict) else None
+  if kind != "text":
+    raise wrong(f"{field}.type", kind, "'text', because the service reads no pictures, sounds or files", code="unsupported_field")
+  if not isinstance(part.get("text"), str):
+    raise wrong(f"{field}.text", part.get("text"), "a text")
+  return part["text"]
+
+
+def with_options(template: ChatTemplate, options: Any) -> ChatTemplate:
+  """Adds a client's variables to those of a template, without replacing any.
+
+  Raises:
+    Refusal: If one is no option, or no plain value.
+  """
+  if options is None:
+    return template
+  if not isinstance(options, dict):
+    raise wrong("chat_template_kwargs", options, "an object")
+  taken = {"messages", "tools", "documents", "add_generation_prompt", *template.variables}
+  for name, value in options.items():
+    if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
+      field = f"chat_template_kwargs.{name if name.isidentifier() else shown(name)}"[:100]
+      raise wrong(field, value, "an option of the template, such as enable_thinking")
+    if not isinstance(value, bool | int | str | None) or (isinstance(value, str) and len(value) > 1000):
+      raise wrong(f"chat_template_kwargs.{name}", value, "true, false, a whole number or a short text")
+  return template._replace(variables={**template.variables, **options})

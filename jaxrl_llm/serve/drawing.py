@@ -1,0 +1,221 @@
+"""Completions for a client's call: its requests at the engine, and its answer as tokens arrive."""
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from jaxrl_llm.messages import one_line
+from jaxrl_llm.serve import answers
+from jaxrl_llm.serve.answers import Format
+from jaxrl_llm.serve.calls import Call, Served
+from jaxrl_llm.serve.exchange import Gone, encode, start
+from jaxrl_llm.serve.refusals import Refusal, broken, busy
+from jaxrl_llm.serve.requests import Completion, Engine, Handle, Piece, QueueFull
+from jaxrl_llm.serve.text import Spelling, TextStream
+
+_EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
+_GONE, _ENDING = object(), object()
+
+
+@dataclasses.dataclass
+class State:
+  """What the calls of an application share.
+
+  Attributes:
+    failure: Failure of the engine; "" if its last completion went well.
+    drawing: Queues of events of the calls that are answered.
+  """
+
+  failure: str = ""
+  drawing: set[asyncio.Queue] = dataclasses.field(default_factory=set)
+
+  def end(self) -> None:
+    """Ends the calls that are answered, in the thread of the event loop."""
+    for events in self.drawing:
+      events.put_nowait((0, _ENDING))
+
+
+async def draw(
+  engine: Engine,
+  call: Call,
+  pool: ThreadPoolExecutor,
+  receive: Callable[..., Any],
+  answer: Callable[[asyncio.Queue], Awaitable[None]],
+  state: State,
+) -> None:
+  """Submits a call's requests, answers from their events, and leaves none of them open."""
+  events: asyncio.Queue = asyncio.Queue()
+  loop = asyncio.get_running_loop()
+
+  def post(*event: Any) -> None:
+    try:
+      loop.call_soon_threadsafe(events.put_nowait, event)
+    except RuntimeError:
+      return  # The service has ended, and with it the loop.
+
+  async def watch() -> None:
+    while (await receive())["type"] != "http.disconnect":
+      continue
+    events.put_nowait((0, _GONE))
+
+  watching = loop.create_task(watch())
+  state.drawing.add(events)
+  accepted = pool.submit(_submit, engine, call, post)
+  try:
+    try:
+      await asyncio.wrap_future(accepted)
+    except QueueFull as error:
+      raise busy("the queue is full, expected fewer open requests; try again") from error
+    except ValueError as error:
+      raise Refusal(400, one_line(error, typed=False, limit=500)) from error
+    except Exception as error:
+      raise _failed(error, state) from error
+    await answer(events)
+  finally:
+    watching.cancel()
+    state.drawing.discard(events)
+    accepted.add_done_callback(_abort)
+
+
+def _submit(engine: Engine, call: Call, post: Callable[..., None]) -> list[Handle]:
+  """Submits all requests of a call, or none."""
+  handles = []
+  try:
+    for i, request in enumerate(call.requests):
+      handles.append(engine.submit(request, partial(post, i) if call.stream else None))
+      handles[-1].completion.add_done_callback(partial(post, i))
+  except BaseException:
+    for handle in handles:
+      handle.abort()
+    raise
+  return handles
+
+
+def _abort(accepted: "Future[list[Handle]]") -> None:
+  if accepted.cancelled() or accepted.exception() is not None:
+    return
+  for handle in accepted.result():
+    if not handle.completion.done():
+      handle.abort()
+
+
+async def _next(events: asyncio.Queue, state: State) -> tuple[int, Piece | Completion]:
+  """Returns the next event: the number of a choice, and its new tokens or its completion.
+
+  Raises:
+    Gone: If the client has left.
+    Refusal: If the engine has failed.
+  """
+  return _opened(*await events.get(), state)
+
+
+def _opened(index: int, event: Any, state: State) -> tuple[int, Piece | Completion]:
+  if event is _GONE:
+    raise Gone
+  if event is _ENDING:
+    raise broken("the service is ending")
+  if isinstance(event, Future):
+    try:
+      event = event.result()
+    except (Exception, CancelledError) as error:
+      raise _failed(error, state) from error
+    if event.reason == "aborted":
+      raise broken("the service is ending")
+    state.failure = ""
+  return index, event
+
+
+def _failed(error: BaseException, state: State) -> Refusal:
+  """Notes a failure of the engine, prints it once, and returns the refusal."""
+  text = one_line(error, limit=1000)
+  if text != state.failure:
+    state.failure = text
+    print(f"error: the engine cannot decode: {text}", file=sys.stderr, flush=True)
+  return broken()
+
+
+async def whole(call: Call, events: asyncio.Queue, state: State) -> list[Completion]:
+  """Waits for all completions of a call."""
+  completions: dict[int, Completion] = {}
+  while len(completions) < len(call.requests):
+    index, event = await _next(events, state)
+    completions[index] = event
+  return [completions[i] for i in range(len(call.requests))]
+
+
+def _text_stream(call: Call, index: int, spelling: Spelling) -> TextStream:
+  request = call.requests[index]
+  return TextStream(spelling, stops=request.stops, stop_ids=request.stop_ids, skip_special=call.skip_special)
+
+
+def text_of(call: Call, index: int, spelling: Spelling, completion: Completion) -> str:
+  """Returns the text of a whole completion."""
+  stream = _text_stream(call, index, spelling)
+  return stream.feed(completion.tokens) + stream.finish()
+
+
+async def stream(
+  send: Callable[..., Any],
+  call: Call,
+  events: asyncio.Queue,
+  form: Format,
+  served: Served,
+  spelling: Spelling,
+  state: State,
+) -> None:
+  """Sends the completions of a call as server-sent events while they are drawn."""
+  shared = answers.envelope(form.prefix, form.chunk, served)
+  streams = [_text_stream(call, i, spelling) for i in range(len(call.requests))]
+  sent, lengths = [0] * len(call.requests), [0] * len(call.requests)
+  completions: dict[int, Completion] = {}
+  is_open = False
+
+  async def write(*values: Any) -> None:
+    nonlocal is_open
+    if not is_open:
+      is_open = True
+      await send(start(200, _EVENTS))
+      values = (*answers.first_chunks(call, form, shared), *values)
+    lines = b"".join(b"data: " + (value if isinstance(value, bytes) else encode(value)) + b"\n\n" for value in values)
+    await send({"type": "http.response.body", "body": lines, "more_body": True})
+
+  def chunk(index: int, piece: Piece, completion: Completion | None) -> dict[str, Any]:
+    text = streams[index].feed(piece.tokens) + ("" if completion is None else streams[index].finish())
+    reason = None if completion is None else completion.reason
+    options = dict(index=index, text=text, piece=piece, offset=lengths[index], reason=reason, is_first=not sent[index])
+    lengths[index] += len(text)
+    sent[index] += len(piece.tokens)
+    return answers.chunk(call, form, spelling, shared, **options)
+
+  try:
+    while len(completions) < len(call.requests):
+      arrived = [await _next(events, state)]
+      # A client that reads slowly gets fewer and larger chunks.
+      while not events.empty():
+        arrived.append(_opened(*events.get_nowait(), state))
+      pieces: dict[int, list[Piece]] = {}
+      for index, event in arrived:
+        if index in completions:
+          continue
+        if isinstance(event, Piece):
+          pieces.setdefault(index, []).append(event)
+        else:
+          completions[index] = event
+          # What the pieces did not hold.
+          drawn = sent[index] + sum(len(piece.tokens) for piece in pieces.get(index, []))
+          pieces.setdefault(index, []).append(Piece(event.tokens[drawn:], event.logprobs[drawn:]))
+      joined = {i: Piece([x for p in ps for x in p.tokens], [x for p in ps for x in p.logprobs]) for i, ps in pieces.items()}
+      await write(*(chunk(i, piece, completions.get(i)) for i, piece in joined.items()))
+    if call.usage:
+      ordered = [completions[i] for i in range(len(call.requests))]
+      await write({**shared, "choices": [], "usage": answers.usage(call, ordered)})
+    await write(b"[DONE]")
+  except Refusal as refusal:
+    if not is_open:
+      raise
+    await write(refusal.body, b"[DONE]")
+  await send({"type": "http.response.body", "body": b"", "more_body": False})
