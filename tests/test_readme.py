@@ -22,7 +22,7 @@ def code_of(page):
 
 
 def test_every_block_of_python_is_run_here():
-  assert {page for page, text in PAGES.items() if "```python" in text} == {"README.md", "docs/models.md", "docs/sampler.md"}
+  assert {page for page, text in PAGES.items() if "```python" in text} == {"README.md", *(f"docs/{name}.md" for name in ("models", "sampler", "serving"))}
 
 
 def test_the_code_of_models_runs(tmp_path, monkeypatch):
@@ -41,6 +41,12 @@ def test_the_code_of_the_sampler_runs():
   lengths, rollouts = scope["lengths"], scope["rollouts"]
   assert rollouts.tokens.shape == rollouts.logprobs.shape == (12, 32)
   assert all(1 <= length <= limit for length, limit in zip(lengths.tolist(), range(20, 32), strict=True)) and max(lengths) > 19
+
+
+def test_the_code_of_the_engine_runs(capsys):
+  scope: dict = {}
+  exec(code_of("docs/serving.md"), scope)
+  assert len(scope["again"].tokens) == 20 and "Piece(tokens=" in capsys.readouterr().out
 
 
 def test_the_code_of_objectives_runs():

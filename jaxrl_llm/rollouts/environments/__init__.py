@@ -30,7 +30,8 @@ class Family(NamedTuple):
 
   Attributes:
     make: Function `(rest, *, timeout_s, **settings) -> Environment`.
-    check: Function `(rest, **settings)` that rejects wrong names and settings, and runs no user code.
+    check: Function `(rest, **settings)` that rejects wrong names and settings. It runs no user
+      code.
   """
 
   make: Callable[..., Environment]
