@@ -200,4 +200,5 @@ def test_a_run_learns_from_the_rewards_of_a_server(tmp_path):
   assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2 and not any(failed), rewards
   for line in (tmp_path / "samples.jsonl").read_text().splitlines():
     row = json.loads(line)
-    assert row["reward"] == pytest.approx(1 - min(len(row["response"]), 20) / 20 if row["stopped"] else 0, abs=1e-6)
+    length = len(row["response"].strip())
+    assert row["reward"] == pytest.approx(1 - min(length, 20) / 20 if row["stopped"] else 0, abs=1e-6)
