@@ -187,7 +187,7 @@ def test_the_problems_of_an_environment_are_its_seeds():
     assert env.step(env.reset(task.test[0]), turn("1"))[1].text == "now 12"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_learns_from_the_rewards_of_a_server(tmp_path):
   """The policy has learned long answers, and is rewarded for short ones instead."""
   with serving(judge=lambda said: 1 - min(len(said), 20) / 20) as server:
