@@ -201,6 +201,7 @@ def test_a_run_on_eight_devices_resumes_on_four_and_one(tmp_path, capsys):
     np.testing.assert_allclose(losses[devices], losses[8], rtol=1e-4, atol=1e-6, err_msg=str(devices))
 
 
+@pytest.mark.slow
 def test_a_change_that_cannot_start_is_undone(tmp_path, capsys):
   assert call(tmp_path, num_steps=0) == 0
   assert call(tmp_path, "--allow_config_change", **{"mesh.fsdp": 3}) == 2

@@ -46,6 +46,7 @@ def shows(rng, counts):
   ),
   st.integers(1, 3), st.integers(1, 2), st.sampled_from([16, 128]), st.integers(16, 600), st.data(),
 )  # fmt: skip
+@pytest.mark.slow
 def test_every_mini_batch_fits(changes, shards, context, tile, d_model, data):
   """Holds for all lengths, also if a problem occurs twice in a row or samples do not count."""
   config = base()
