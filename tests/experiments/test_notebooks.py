@@ -29,7 +29,7 @@ def outputs_of(notebook):
 
 @pytest.mark.parametrize(
   # Half a minute each, mostly compilation.
-  "name", [pytest.param(name, marks=pytest.mark.exhaustive if name.startswith("04") else pytest.mark.slow) for name in sources.NAMES]
+  "name", [pytest.param(name, marks=pytest.mark.exhaustive if name[:2] in ("04", "05") else pytest.mark.slow) for name in sources.NAMES]
 )
 def test_a_notebook_runs_from_the_first_cell_to_the_last(name):
   notebook = execution.execute(name)

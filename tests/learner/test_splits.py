@@ -187,7 +187,7 @@ def test_every_choice_is_among_the_few():
 
 
 @pytest.mark.parametrize(
-  "case", [pytest.param(case, marks=() if i in FEW else pytest.mark.slow) for i, case in enumerate(COVERING)], ids=label
+  "case", [pytest.param(case, marks=() if i in FEW else pytest.mark.exhaustive) for i, case in enumerate(COVERING)], ids=label
 )
 def test_no_split_changes_an_update(case):
   check(*case)
@@ -199,7 +199,7 @@ BUCKETS = {16: "shared", 24: "packed", 40: "padded"}
 
 @pytest.mark.parametrize(
   ("name", "sizes", "rows_at_once"),
-  [("dense", (), 8), pytest.param("dense", (("fsdp", 4),), 8, marks=pytest.mark.slow),
+  [("dense", (), 8), pytest.param("dense", (("fsdp", 4),), 8, marks=pytest.mark.exhaustive),
    pytest.param("sparse", (("expert", 2), ("context", 2)), 8, marks=pytest.mark.exhaustive)],
   ids=["one device", "four devices", "experts on four devices"],
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_token_scores_of_a_run(split, tmp_path):
   assert max(abs(x) for row in rows for x in row["log_ratio"]) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_token_scores_on_eight_devices(tmp_path):
   check_gspo(samples_of("gspo", tmp_path, {"mesh.fsdp": 4, "mesh.tensor": 2}, devices=8), 0.006, 0.008)
 

@@ -150,7 +150,7 @@ def test_a_worker_that_left_something_running_retires_with_its_value(pool):
     assert len(before - settled_pids()) >= 3
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_hangs_in_a_row_leave_the_pool_at_full_size(count):
   timeout_s, longest = 0.05, 0.0
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=timeout_s) as pool:
