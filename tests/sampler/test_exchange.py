@@ -118,8 +118,8 @@ TABLE = make_stop_table([bytes([i]) if i < 256 else None for i in range(264)], [
 @pytest.mark.parametrize(
   ("kind", "axes", "settings"),
   [
-    ("dense", DATA, {"cache_blocks": (4, 8)}),
-    ("dense", (("data", 2), ("fsdp", 2), ("tensor", 2)), {"cache_dtype": "int8"}),
+    pytest.param("dense", DATA, {"cache_blocks": (4, 8)}, marks=pytest.mark.exhaustive),
+    pytest.param("dense", (("data", 2), ("fsdp", 2), ("tensor", 2)), {"cache_dtype": "int8"}, marks=pytest.mark.exhaustive),
     ("moe", (("fsdp", 4), ("expert", 2)), {"record_routing": True, "entropy": True, "temperature": 0.8, "top_k": 30}),
     ("chain", DATA, {"stop_ids": ()}),
   ],
