@@ -45,8 +45,8 @@ def assert_as_the_learner(model, params, rollouts):
   [
     (dict(fsdp=4, expert=2), {}, True),
     (dict(fsdp=4, expert=2), {}, False),
-    (dict(fsdp=8), dict(experts=Experts(4, 2, 32, layers=(0, 2))), True),
-    (dict(fsdp=2, expert=2, tensor=2), dict(lora=Lora(4, 8.0)), True),
+    pytest.param(dict(fsdp=8), dict(experts=Experts(4, 2, 32, layers=(0, 2))), True, marks=pytest.mark.exhaustive),
+    pytest.param(dict(fsdp=2, expert=2, tensor=2), dict(lora=Lora(4, 8.0)), True, marks=pytest.mark.exhaustive),
   ],
   ids=["masked", "sorted", "more devices than experts", "adapters"],
 )
@@ -74,7 +74,11 @@ def alone():
 
 @pytest.mark.parametrize(
   ("sizes", "few_tokens"),
-  [(dict(sampler_expert=4), True), (dict(sampler_expert=2, sampler_tensor=2), True), (dict(sampler_expert=2), False)],
+  [
+    (dict(sampler_expert=4), True),
+    pytest.param(dict(sampler_expert=2, sampler_tensor=2), True, marks=pytest.mark.exhaustive),
+    pytest.param(dict(sampler_expert=2), False, marks=pytest.mark.exhaustive),
+  ],
   ids=["masked", "masked and tensor", "sorted and two copies"],
 )
 def test_a_sampler_with_its_own_devices_draws_the_same_tokens_and_moves_no_weights(sizes, few_tokens, alone, monkeypatch):
