@@ -125,7 +125,7 @@ def make_steps(
     starts: Int[Array, " N"],
     counts: Int[Array, " N"],
     rows: Int[Array, " N"] | None = None,
-  ) -> tuple[Float[Array, "N V"], Cache]:
+  ) -> tuple[Float[Array, "N V"], Cache, Int[Array, "N T L K"] | None]:
     if mesh is not None and mesh.size > 1:
       raise ValueError(f"model.extend: found a mesh of {mesh.size} devices, expected one; make the model with mesh=None")
     model = bind_decoder(weights.rest)
@@ -136,12 +136,12 @@ def make_steps(
       of_blocks = columns_of_blocks(jnp.arange(sum(block.v.shape[2] for block in cache.blocks[0])), cache.blocks[0])
       lengths = jnp.where(counts > 0, starts, 0) + 1
       view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None)
-      x, cache, _ = model.step(weights.blocks, tokens[:, 0], starts, cache, view)
-      return model.unembed(x), cache
+      x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts, cache, view)
+      return model.unembed(x), cache, None if routes is None else routes[:, None]
     spans = Spans(jnp.arange(len(tokens)) if rows is None else rows, columns)
-    x, cache = model.extend(weights.blocks, tokens, positions, cache, spans)
+    x, cache, routes = model.extend(weights.blocks, tokens, positions, cache, spans)
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
-    return model.unembed(last), cache
+    return model.unembed(last), cache, routes
 
   def reads_of_rows(columns: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | Bool[Array, ""] | None, ...]:
     by_kernel = reads(columns, lengths)

@@ -181,7 +181,11 @@ class Block(nnx.Module):
     return x + y[:, 0], blocks, None if routed is None else routed.experts[:, 0]
 
   def extend(self, x: Float[Array, "N T D"], rotated: Rotation, blocks, spans: cache.Spans):
-    """Applies the block to the tokens of spans; also returns the cache blocks with them."""
+    """Applies the block to the tokens of spans.
+
+    Also returns the cache blocks with them and the experts that they visited, None without any.
+    """
     mixed, blocks = self.attention.extend(self.attention_norm(x), rotated, blocks, spans)
     x = x + mixed
-    return x + self.feed_forward(self.mlp_norm(x))[0], blocks
+    y, routed = self.feed_forward(self.mlp_norm(x))
+    return x + y, blocks, None if routed is None else routed.experts

@@ -56,10 +56,10 @@ class Model(NamedTuple):
       prompts_seen, rows, sequences) -> (float32 logits [B V], cache, routes [B L K] or None)` for
       one more token per row. The caller says what the token sees of the cache; see `View`.
     extend: Function `(weights, tokens [N T], cache, starts [N], counts [N], rows=None) -> (float32
-      logits [N V], cache)` for a cache in which the token at position p of a row is in column p: a
-      cache of `grow` alone. Adds the first `counts` of up to T tokens to each of `rows` from column
-      `starts` on, and scores the token after the last one. Rows are 0 to N - 1 if not given. Spans
-      of one row may follow each other in one call.
+      logits [N V], cache, routes [N T L K] or None)` for a cache in which the token at position p
+      of a row is in column p: a cache of `grow` alone. Adds the first `counts` of up to T tokens to
+      each of `rows` from column `starts` on, and scores the token after the last one. Rows are 0 to
+      N - 1 if not given. Spans of one row may follow each other in one call.
     logical_axes: Params tree with a tuple of logical axis names in place of each array. The axes of
       stacked blocks begin with `layers`.
     num_params: Number of weights.
@@ -80,7 +80,7 @@ class Model(NamedTuple):
   map_prompts: Callable[..., Cache]
   decoding_weights: Callable[[Params], DecodingWeights]
   decode: Callable[..., tuple[Float[Array, "B V"], Cache, Int[Array, "B L K"] | None]]
-  extend: Callable[..., tuple[Float[Array, "N V"], Cache]]
+  extend: Callable[..., tuple[Float[Array, "N V"], Cache, Int[Array, "N T L K"] | None]]
   logical_axes: PyTree
   num_params: int
   mesh: Mesh | None = None

@@ -1,6 +1,6 @@
 """The decoder: embedding, stacked and scanned blocks, and output head."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -268,29 +268,37 @@ class Transformer(nnx.Module):
 
     Also returns the cache with the tokens written to it, and the experts that they visited.
     """
-    config, x, held, routes = self.config, self.embed(tokens), [], []
+    x, held, routes = self.embed(tokens), [], []
     # Without the barrier, XLA recomputes the sines for every head of every layer.
-    rotated = jax.lax.optimization_barrier(rotation_of(config, positions[:, None]))
+    rotated = jax.lax.optimization_barrier(rotation_of(self.config, positions[:, None]))
     for layer, block in enumerate(self.merged(blocks)):
       x, written, experts = block.step(x, rotated, cache.prompts[layer], cache.blocks[layer], view)
       held.append(written)
-      if config.experts is not None:
-        routes.append(jnp.full((len(tokens), config.experts.top_k), -1, jnp.int32) if experts is None else experts)
-    return self.final_norm(x), cache._replace(blocks=tuple(held)), jnp.stack(routes, axis=1) if routes else None
+      routes.append(experts)
+    return self.final_norm(x), cache._replace(blocks=tuple(held)), self.stacked(routes, tokens.shape)
 
   def extend(
     self, blocks: tuple[PyTree, ...], tokens: Int[Array, "N T"], positions: Int[Array, "N T"], cache: Cache, spans: Spans
-  ) -> tuple[Float[Array, "N T D"], Cache]:
+  ) -> tuple[Float[Array, "N T D"], Cache, Int[Array, "N T L K"] | None]:
     """Computes the final hidden states of spans of new tokens.
 
-    Also returns the cache with the tokens written to it.
+    Also returns the cache with the tokens written to it, and the experts that they visited.
     """
-    x, held = self.embed(tokens), []
+    x, held, routes = self.embed(tokens), [], []
     rotated = jax.lax.optimization_barrier(rotation_of(self.config, positions))
     for block, kept in zip(self.merged(blocks), cache.blocks, strict=True):
-      x, written = block.extend(x, rotated, kept, spans)
+      x, written, experts = block.extend(x, rotated, kept, spans)
       held.append(written)
-    return self.final_norm(x), cache._replace(blocks=tuple(held))
+      routes.append(experts)
+    return self.final_norm(x), cache._replace(blocks=tuple(held)), self.stacked(routes, tokens.shape)
+
+  def stacked(self, routes: Sequence[Int[Array, "*batch K"] | None], shape: tuple[int, ...]) -> Int[Array, "*batch L K"] | None:
+    """Stacks the routes of all layers, -1 at those without experts; None for a dense model."""
+    experts = self.config.experts
+    if experts is None:
+      return None
+    nowhere = jnp.full((*shape, experts.top_k), -1, jnp.int32)
+    return jnp.stack([nowhere if layer is None else layer for layer in routes], axis=-2)
 
   def merged(self, blocks: tuple[PyTree, ...]) -> Iterator[Block]:
     """Yields the blocks with weights that are not stacked, in order.

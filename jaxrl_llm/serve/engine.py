@@ -17,13 +17,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Int16, Integer
 
 from jaxrl_llm.models import CACHE_DTYPES, Model
 from jaxrl_llm.serve.checks import check_request
 from jaxrl_llm.serve.pool import Place, Pool
 from jaxrl_llm.serve.programs import NO_ID, Programs, make_programs, no_rows
 from jaxrl_llm.serve.requests import Completion, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.serve.routes import Routes
 from jaxrl_llm.types import Params
 
 _STOP_IDS = 8  # Number of stop ids per request that the device knows. The host looks for all.
@@ -82,13 +83,13 @@ class DecodingEngine:
 
   def __init__(
     self, model: Model, programs: Programs, params: Params, pool: Pool, limits: Limits, *, slots: int, chunk: int, spans: int,
-    tokenizer: Tokenizer | None, version: int,
+    tokenizer: Tokenizer | None, version: int, routes: Routes | None = None,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
     self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
     self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
-    self._rows = no_rows(slots, _STOP_IDS)
+    self._rows, self._routes = no_rows(slots, _STOP_IDS), routes
     self._waiting: deque[_Open] = deque()
     self._running: dict[int, _Open] = {}
     # What other threads change, under the lock of `_changed`.
@@ -220,6 +221,8 @@ class DecodingEngine:
       for i, opened in enumerate(ready[start : start + self._spans]):
         sources[i], targets[i] = opened.place.source, opened.place.row
         opened.cached, opened.copies = self._pool.copied(opened.place), False
+        if self._routes is not None:
+          self._routes.copy(opened.place.source, opened.place.row, opened.cached)
       self._cache = self._programs.copy(self._cache, sources, targets)
 
   def _prefill(self) -> None:
@@ -242,7 +245,10 @@ class DecodingEngine:
           starts[i], counts[i], rows[i] = start, count, row
           self._pool.add(row, tokens[i, :count])
           opened.computed += count
-      self._cache = self._programs.prefill(self._weights, self._cache, tokens, starts, counts, rows)
+      self._cache, routes = self._programs.prefill(self._weights, self._cache, tokens, starts, counts, rows)
+      if self._routes is not None:
+        for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+          self._routes.write(row, start, of_span[:count])
 
   def _missing(self, opened: _Open) -> int:
     """Returns how many tokens of a prompt still have to be computed before its last one."""
@@ -262,13 +268,16 @@ class DecodingEngine:
       rows.budgets[row] = opened.request.max_tokens - drawn
     version = self._version
     self._cache, *results = self._programs.stretch(self._weights, self._cache, rows)
-    tokens, logprobs = jax.device_get(results)
+    tokens, logprobs, routes = jax.device_get(results)
     for opened in ready:
-      column = tokens[:, opened.place.row]
+      row = opened.place.row
+      column = tokens[:, row]
       count = int(np.sum(column != NO_ID))
+      if self._routes is not None:
+        self._routes.write(row, int(rows.columns[row]), routes[:count, row])
       opened.version = opened.version if opened.tokens else version
       opened.computed += count
-      self._hand_over(opened, column[:count].tolist(), logprobs[:count, opened.place.row].tolist())
+      self._hand_over(opened, column[:count].tolist(), logprobs[:count, row].tolist())
 
   def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float]) -> None:
     """Gives a caller what its row has drawn, up to a stop."""
@@ -306,6 +315,7 @@ class DecodingEngine:
 
   def _finish(self, opened: _Open, outcome: str | Exception) -> None:
     """Ends a request, by a member of `REASONS` or an error of its own, and frees its row."""
+    routes = self._routes_of(opened)
     if opened.place is not None:
       if opened.copies:
         self._pool.give_up(opened.place)
@@ -317,7 +327,15 @@ class DecodingEngine:
       opened.future.set_exception(outcome)
       return
     version = opened.version if opened.tokens else self._version
-    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, opened.cached, opened.computed, version))
+    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, opened.cached, opened.computed, version, routes))
+
+  def _routes_of(self, opened: _Open) -> Int16[np.ndarray, "S L K"] | None:
+    """Returns the routes of a request's tokens but the last, which was not fed."""
+    if self._routes is None:
+      return None
+    if opened.place is None or opened.copies:
+      return self._routes.read(0, 0)
+    return self._routes.read(opened.place.row, int(self._pool.lengths[opened.place.row]))
 
 
 def make_engine(
@@ -332,6 +350,7 @@ def make_engine(
   spans: int = 8,
   steps: int = 8,
   cache_dtype: str | None = None,
+  records_routes: bool = False,
   version: int = 0,
 ) -> DecodingEngine:
   """Compiles an engine and starts its loop.
@@ -354,6 +373,7 @@ def make_engine(
     steps: Number of tokens that each row draws before the host looks at them. A stop string costs
       up to that many tokens more.
     cache_dtype: One of `CACHE_DTYPES`; None means the model's own dtype.
+    records_routes: Whether completions have the routes of their tokens, which a learner can replay.
     version: Version of the weights; see `DecodingEngine.update`.
 
   Raises:
@@ -374,7 +394,14 @@ def make_engine(
   dtype = cache_dtype or model.config.dtype
   if dtype not in CACHE_DTYPES:
     raise ValueError(f"cache_dtype: found {dtype!r}, expected one of {', '.join(CACHE_DTYPES)}")
+  if records_routes and model.config.experts is None:
+    raise ValueError("records_routes: found True, expected False: the model has no experts")
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
-  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=_STOP_IDS, cache_dtype=dtype, **sizes)
-  pool = Pool(slots, context, least=chunk)
-  return DecodingEngine(model, programs, params, pool, Limits(context, max_requests), tokenizer=tokenizer, version=version, **sizes)
+  options = dict(cache_dtype=dtype, records_routes=records_routes)
+  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=_STOP_IDS, **options, **sizes)
+  pool, routes = Pool(slots, context, least=chunk), None
+  if records_routes:
+    routes = Routes(slots, context, (model.config.num_layers, model.config.experts.top_k))
+  return DecodingEngine(
+    model, programs, params, pool, Limits(context, max_requests), tokenizer=tokenizer, version=version, routes=routes, **sizes
+  )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
+from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree
 
 from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.models import Model, lower_precision
@@ -54,17 +54,18 @@ class Programs(NamedTuple):
   Attributes:
     weights: Function from params to a copy that the other programs read.
     make_cache: Function to an empty cache.
-    prefill: Function `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> cache`;
-      see `Model.extend`.
+    prefill: Function `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> (cache,
+      routes [N C L K])`; see `Model.extend`.
     copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
-    stretch: Function `(weights, cache, rows) -> (cache, tokens [k B], logprobs [k B])`.
+    stretch: Function `(weights, cache, rows) -> (cache, tokens [k B], logprobs [k B], routes
+      [k B L K])`. The routes are those of the tokens that were fed; None unless recorded.
   """
 
   weights: Callable[[Params], PyTree]
   make_cache: Callable[[], PyTree]
-  prefill: Callable[..., PyTree]
+  prefill: Callable[..., tuple[PyTree, Array | None]]
   copy: Callable[..., PyTree]
-  stretch: Callable[..., tuple[PyTree, Array, Array]]
+  stretch: Callable[..., tuple[PyTree, Array, Array, Array | None]]
 
 
 def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
@@ -75,7 +76,17 @@ def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
 
 
 def make_programs(
-  model: Model, params: Params, *, slots: int, context: int, chunk: int, spans: int, steps: int, num_stop_ids: int, cache_dtype: str
+  model: Model,
+  params: Params,
+  *,
+  slots: int,
+  context: int,
+  chunk: int,
+  spans: int,
+  steps: int,
+  num_stop_ids: int,
+  cache_dtype: str,
+  records_routes: bool = False,
 ) -> Programs:
   """Compiles the programs of an engine.
 
@@ -89,6 +100,7 @@ def make_programs(
     steps: Number of steps of a stretch (k).
     num_stop_ids: Number of stop ids per row (M).
     cache_dtype: Dtype of the cache, one of `CACHE_DTYPES`.
+    records_routes: Whether to return the experts that tokens visit.
   """
   sizes = column_blocks(context, platform_of(model.mesh))
 
@@ -104,7 +116,8 @@ def make_programs(
     return jax.tree.map(jnp.copy, model.decoding_weights(lower_precision(params, model.config.dtype)))
 
   def prefill(weights, cache, *spans):
-    return model.extend(weights, spans[0], cache, *spans[1:])[1]
+    _, cache, routes = model.extend(weights, spans[0], cache, *spans[1:])
+    return cache, routes.astype(jnp.int16) if records_routes else None
 
   compiled = lambda function, *args, **options: jax.jit(function, **options).lower(*args).compile()
   make_weights = compiled(weights_of, params)
@@ -113,14 +126,18 @@ def make_programs(
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
   of_spans = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((spans, chunk), (spans,), (spans,), (spans,))]
-  stretch = partial(_stretch, model, steps)
+  stretch = partial(_stretch, model, steps, _route_shape(model) if records_routes else None)
   return Programs(
     make_weights,
     allocate,
-    compiled(prefill, weights, cache, *of_spans, donate_argnums=1, **keep()),
+    compiled(prefill, weights, cache, *of_spans, donate_argnums=1, **keep(None)),
     compiled(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
-    compiled(stretch, weights, cache, no_rows(slots, num_stop_ids), donate_argnums=1, **keep(None, None)),
+    compiled(stretch, weights, cache, no_rows(slots, num_stop_ids), donate_argnums=1, **keep(None, None, None)),
   )
+
+
+def _route_shape(model: Model) -> tuple[int, int]:
+  return model.config.num_layers, model.config.experts.top_k
 
 
 def column_blocks(context: int, platform: str) -> tuple[int, ...]:
@@ -148,7 +165,7 @@ def _abstract(shapes: PyTree, shardings: PyTree) -> PyTree:
 
 
 class _Drawing(NamedTuple):
-  """State of a stretch: steps so far, cache, each row's next token and budget, and output."""
+  """State of a stretch: steps so far, cache, each row's next token and budget, and outputs."""
 
   step: Int[Array, ""]
   cache: PyTree
@@ -156,9 +173,12 @@ class _Drawing(NamedTuple):
   budgets: Int[Array, " B"]
   drawn: Int[Array, "k B"]
   logprobs: Float[Array, "k B"]
+  routes: Int16[Array, "k B L K"] | None
 
 
-def _stretch(model: Model, steps: int, weights: PyTree, cache: PyTree, rows: Rows) -> tuple[PyTree, Array, Array]:
+def _stretch(
+  model: Model, steps: int, route_shape: tuple[int, int] | None, weights: PyTree, cache: PyTree, rows: Rows
+) -> tuple[PyTree, Array, Array, Array | None]:
   """Draws up to `steps` tokens for each row with a budget.
 
   Token t of a request is drawn with the key `fold_in(key(seed), t)`: what it draws depends on its
@@ -171,7 +191,7 @@ def _stretch(model: Model, steps: int, weights: PyTree, cache: PyTree, rows: Row
 
   def advance(state: _Drawing) -> _Drawing:
     active = state.budgets > 0
-    logits, cache = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
+    logits, cache, routes = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
     filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)
@@ -182,10 +202,13 @@ def _stretch(model: Model, steps: int, weights: PyTree, cache: PyTree, rows: Row
       jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)),
       state.drawn.at[state.step].set(jnp.where(active, tokens, NO_ID)),
       state.logprobs.at[state.step].set(logprobs),
+      None if state.routes is None else state.routes.at[state.step].set(routes[:, 0].astype(jnp.int16)),
     )
 
   rows = Rows(*map(jnp.asarray, rows))
   shape = (steps, len(rows.tokens))
-  start = _Drawing(jnp.int32(0), cache, rows.tokens, rows.budgets, jnp.full(shape, NO_ID, jnp.int32), jnp.zeros(shape, jnp.float32))
+  outputs = jnp.full(shape, NO_ID, jnp.int32), jnp.zeros(shape, jnp.float32)
+  routes = None if route_shape is None else jnp.full((*shape, *route_shape), -1, jnp.int16)
+  start = _Drawing(jnp.int32(0), cache, rows.tokens, rows.budgets, *outputs, routes)
   end = jax.lax.while_loop(is_needed, advance, start)
-  return end.cache, end.drawn, end.logprobs
+  return end.cache, end.drawn, end.logprobs, end.routes

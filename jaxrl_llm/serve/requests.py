@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from jaxtyping import Int16
+
 REASONS = ("stop", "length", "aborted")
 """Reasons that a completion ended: a stop token or stop string, its budget, or the caller."""
 
@@ -56,6 +59,8 @@ class Completion(NamedTuple):
     cached_tokens: Number of prompt tokens whose keys and values were already on the device.
     computed_tokens: Number of tokens that passed through the model for this request.
     version: Version of the weights that drew the first token.
+    routes: Experts that each of the S tokens of prompt and completion but the last visited, -1 in
+      layers without experts; None if the engine records none.
   """
 
   tokens: list[int]
@@ -64,6 +69,7 @@ class Completion(NamedTuple):
   cached_tokens: int
   computed_tokens: int
   version: int
+  routes: Int16[np.ndarray, "S L K"] | None = None
 
 
 class QueueFull(Exception):

@@ -45,7 +45,7 @@ def run(kind, cache, spans, width, *, weights=None, named=True):
   given = np.zeros((len(rows), width), np.int32)
   for i, (row, start, end) in enumerate(spans):
     given[i, : end - start] = tokens[row, start:end]
-  logits, cache = extend_of(kind)(weights or own, given, cache, starts, ends - starts, *([rows] if named else []))
+  logits, cache, _ = extend_of(kind)(weights or own, given, cache, starts, ends - starts, *([rows] if named else []))
   return np.asarray(logits), cache
 
 
@@ -89,7 +89,7 @@ def test_tokens_beyond_the_count_write_nothing():
   model, weights, _, tokens, _ = built("dense")
   _, cache = run("dense", empty(model), [(row, 0, 10) for row in range(ROWS)], 10)
   before = jax.tree.map(np.asarray, cache)
-  _, cache = extend_of("dense")(weights, tokens[:, :8], cache, np.full(ROWS, 10), np.array([0, 3, 8, 0]))
+  _, cache, _ = extend_of("dense")(weights, tokens[:, :8], cache, np.full(ROWS, 10), np.array([0, 3, 8, 0]))
   for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(cache), strict=True):
     np.testing.assert_array_equal(np.asarray(new)[[0, 3]], old[[0, 3]])
   (_, block, *_), (_, new, *_) = before.blocks[0], cache.blocks[0]
@@ -104,8 +104,8 @@ def test_weights_and_a_cache_in_8_bits_stay_close():
   weights = jax.jit(rounded.decoding_weights)(params)
   cache = rounded.grow(None, ROWS, 32, dtype="int8")
   extend, counts = jax.jit(rounded.extend), np.full(ROWS, 8)
-  _, cache = extend(weights, tokens[:, :8], cache, np.zeros(ROWS, int), counts)
-  logits, _ = extend(weights, tokens[:, 8:9], cache, counts, np.ones(ROWS, int))
+  _, cache, _ = extend(weights, tokens[:, :8], cache, np.zeros(ROWS, int), counts)
+  logits, _, _ = extend(weights, tokens[:, 8:9], cache, counts, np.ones(ROWS, int))
   error = np.abs(logits - expected[:, 8]).max()
   assert 1e-5 < error < 0.1 * np.abs(expected).max()
 

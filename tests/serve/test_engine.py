@@ -19,6 +19,7 @@ from jaxrl_llm.serve.engine import _STOP_IDS, DecodingEngine, make_engine
 from jaxrl_llm.serve.pool import Pool
 from jaxrl_llm.serve.programs import make_programs
 from jaxrl_llm.serve.requests import Limits, QueueFull, Request
+from jaxrl_llm.serve.routes import Routes
 
 VOCAB, CONTEXT, CHUNK, SPANS, STEPS, WAIT = 264, 224, 8, 4, 4, 120
 PRESETS = {"dense": "nano", "mixture": "nano-moe"}
@@ -31,10 +32,10 @@ def built(kind):
 
 
 @functools.cache
-def programs_of(kind, slots):
+def programs_of(kind, slots, records_routes):
   model, params, _ = built(kind)
   sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=STEPS, num_stop_ids=_STOP_IDS)
-  return make_programs(model, params, cache_dtype="float32", **sizes)
+  return make_programs(model, params, cache_dtype="float32", records_routes=records_routes, **sizes)
 
 
 @pytest.fixture
@@ -42,11 +43,12 @@ def engine_of():
   """Returns a function that makes an engine with an empty cache, from programs that are shared."""
   engines = []
 
-  def make(kind="dense", slots=4, max_requests=1000):
+  def make(kind="dense", slots=4, max_requests=1000, records_routes=False):
     model, params, _ = built(kind)
+    routes = Routes(slots, CONTEXT, (model.config.num_layers, model.config.experts.top_k)) if records_routes else None
     pool, limits = Pool(slots, CONTEXT, least=CHUNK), Limits(CONTEXT, max_requests)
-    options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=ByteTokenizer(), version=0)
-    engines.append(DecodingEngine(model, programs_of(kind, slots), params, pool, limits, **options))
+    options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=ByteTokenizer(), version=0, routes=routes)
+    engines.append(DecodingEngine(model, programs_of(kind, slots, records_routes), params, pool, limits, **options))
     return engines[-1]
 
   yield make
@@ -105,6 +107,34 @@ def test_logprobs_are_those_of_the_learner(engine_of, kind):
     known = logprobs_of(kind, [*request.tokens, *result.tokens])[len(request.tokens) - 1 :]
     np.testing.assert_allclose(result.logprobs, known, atol=1e-5)
     assert len(result.tokens) == 10 and result.reason == "length"
+
+
+@functools.cache
+def forward_of(kind):
+  return jax.jit(built(kind)[0].forward)
+
+
+def test_routes_are_those_of_the_learner(engine_of):
+  """Prompts that are shared, continued and cut by a stop, in fewer rows than requests."""
+  engine = engine_of("mixture", slots=3, records_routes=True)
+  shared = prompt(50, 3 * CHUNK + 2)
+  first = [Request([*shared, *prompt(i, 1 + 5 * i)], 10, seed=i) for i in range(4)] + [Request(prompt(8, 20), 9, seed=8)]
+  results = complete(engine, *first)
+  stopped = Request(first[-1].tokens, 9, seed=8, stop_ids=(results[-1].tokens[4],))
+  further = [Request([*x.tokens, *result.tokens, *prompt(9, 3)], 10, seed=9) for x, result in zip(first, results, strict=True)]
+  for request, result in zip([*first, stopped, *further], results + complete(engine, stopped, *further), strict=True):
+    tokens = [*request.tokens, *result.tokens]
+    padded, segments = np.pad(np.array([tokens]), ((0, 0), (0, CONTEXT - len(tokens)))), (np.arange(CONTEXT) < len(tokens)).astype(int)
+    routing = forward_of("mixture")(built("mixture")[1], padded, np.arange(CONTEXT)[None], segments[None]).routing
+    np.testing.assert_array_equal(np.sort(result.routes), np.sort(np.asarray(routing)[0, : len(tokens) - 1]))
+  assert any(result.cached_tokens for result in results)
+
+
+def test_a_dense_model_has_no_routes(engine_of):
+  assert complete(engine_of(), Request([1, 2], 2))[0].routes is None
+  model, params, _ = built("dense")
+  with pytest.raises(ValueError, match="records_routes: found True, expected False: the model has no experts"):
+    make_engine(model, params, slots=1, context=8, max_requests=1, records_routes=True)
 
 
 def jobs():
