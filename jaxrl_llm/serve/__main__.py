@@ -55,7 +55,10 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
   context = args.context or min(positions or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
   if positions is not None and context > positions:
     raise ValueError(f"--context: found {context:,}, expected at most {positions:,}, the positions of the model")
+  if args.return_routed_experts and opened.model.config.experts is None:
+    raise ValueError("--return_routed_experts: found a model without experts, expected one with them, or no such flag")
   options = dict(slots=args.slots, context=context, max_requests=args.max_requests)
+  options |= dict(records_routes=args.return_routed_experts, records_kept=args.return_sampling_mask)
   engine = make_engine(opened.model, opened.params, tokenizer=opened.tokenizer, version=opened.version, **options)
   ended = threading.Event()
   for number in (signal.SIGINT, signal.SIGTERM):
@@ -94,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument("--max_requests", type=_whole, default=256, help="most open requests; default: %(default)s")
   parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of published weights; default: float32")
+  routes = "return the experts of every token with /inference/v1/generate, for a trainer that replays them"
+  parser.add_argument("--return_routed_experts", action="store_true", help=routes)
+  kept = "return the ids that top-k and top-p left to draw each token from, with /inference/v1/generate"
+  parser.add_argument("--return_sampling_mask", action="store_true", help=kept)
   return parser
 
 

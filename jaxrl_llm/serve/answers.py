@@ -1,9 +1,12 @@
 """Answers as JSON values: whole completions, and the chunks of a stream."""
 
+import base64
 import time
 import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.requests import Completion, Piece
@@ -47,11 +50,23 @@ def generated(call: Call, completions: Sequence[Completion]) -> dict[str, Any]:
       "token_ids": completion.tokens,
       "finish_reason": _REASONS[completion.reason],
       "logprobs": _chat_logprobs(completion, None) if call.logprobs else None,
+      "sampling_mask": completion.kept,
+      "routed_experts": _routed_experts(completion, call.routes_from),
     }
     for i, completion in enumerate(completions)
   ]
   ids = {"prompt_token_ids": call.prompts[0]} if call.returns_ids else {}
   return {"request_id": new_id("gen"), **ids, "choices": choices, "usage": usage(call, completions)}
+
+
+def _routed_experts(completion: Completion, start: int) -> dict[str, Any] | None:
+  """Returns the experts of all tokens but the last, from the token `start` on, as vLLM does."""
+  if completion.routes is None:
+    return None
+  start = min(start, len(completion.routes))
+  routes = np.ascontiguousarray(completion.routes[start:], "<i2")
+  # Clients cut the text out by its place, without parsing it.
+  return {"data": base64.b64encode(routes).decode("ascii"), "dtype": routes.dtype.name, "shape": list(routes.shape), "start": start}
 
 
 def whole(

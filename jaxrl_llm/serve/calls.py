@@ -23,6 +23,7 @@ _CHARACTERS_PER_TOKEN = 16
 _SAMPLING = frozenset(
   "ignore_eos logprobs max_tokens n seed skip_special_tokens stop stop_token_ids temperature top_k top_p".split()
 )
+_EXPERTS_START = "routed_experts_prompt_start"
 _GENERATE = frozenset("cache_salt model return_token_ids sampling_params stream token_ids".split())
 _OPENAI = _SAMPLING | frozenset("cache_salt model return_token_ids return_tokens_as_token_ids stream stream_options".split())
 _CHAT = _OPENAI | frozenset("chat_template_kwargs max_completion_tokens messages".split())
@@ -62,6 +63,7 @@ class Call(NamedTuple):
     names_ids: Whether log-probabilities name tokens by id, as "token_id:N".
     returns_ids: Whether to return the token ids of prompt and completion.
     skip_special: Whether the text leaves out special tokens.
+    routes_from: Number of the first token whose experts are returned, if the engine records them.
   """
 
   prompts: list[list[int]]
@@ -72,6 +74,7 @@ class Call(NamedTuple):
   names_ids: bool = False
   returns_ids: bool = False
   skip_special: bool = True
+  routes_from: int = 0
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -111,13 +114,15 @@ def generate(values: Mapping[str, Any], served: Served) -> Call:
   sampling = values.get("sampling_params", {})
   if not isinstance(sampling, dict):
     raise wrong("sampling_params", sampling, "an object")
-  fields.check_names(sampling, _SAMPLING, inside="sampling_params.")
+  fields.check_names(sampling, _SAMPLING | {_EXPERTS_START}, inside="sampling_params.")
   if fields.flag(values, "stream", False):
     raise wrong("stream", True, "false; the other routes stream")
   prompt = _prompt_ids(values.get("token_ids"), "token_ids", served)
   make = _request_maker(sampling, served, salt=_salt(values), budget=None, inside="sampling_params.")
   logprobs = fields.whole(sampling, "logprobs", None, low=0, high=1, inside="sampling_params.") is not None
-  return Call([prompt], make(prompt), logprobs=logprobs, names_ids=True, returns_ids=fields.flag(values, "return_token_ids", False))
+  routes_from = fields.whole(sampling, _EXPERTS_START, 0, low=0, high=len(prompt), inside="sampling_params.")
+  returns_ids = fields.flag(values, "return_token_ids", False)
+  return Call([prompt], make(prompt), logprobs=logprobs, names_ids=True, returns_ids=returns_ids, routes_from=routes_from)
 
 
 def completion(values: Mapping[str, Any], served: Served) -> Call:

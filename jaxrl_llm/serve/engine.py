@@ -55,6 +55,7 @@ class _Open:
     copies: Whether it still has to copy a prefix from another row.
     tokens, logprobs: Completion so far.
     text: Bytes of the completion so far, if it has stop strings.
+    kept: Ids that each token was drawn from; None if they are not recorded.
     cached, computed: Numbers of tokens; see `Completion`.
     version: Version of the weights that drew the first token.
   """
@@ -69,6 +70,7 @@ class _Open:
   tokens: list[int] = field(default_factory=list)
   logprobs: list[float] = field(default_factory=list)
   text: bytearray = field(default_factory=bytearray)
+  kept: list[list[int]] | None = None
   cached: int = 0
   computed: int = 0
   version: int = 0
@@ -83,13 +85,13 @@ class DecodingEngine:
 
   def __init__(
     self, model: Model, programs: Programs, params: Params, pool: Pool, limits: Limits, *, slots: int, chunk: int, spans: int,
-    tokenizer: Tokenizer | None, version: int, routes: Routes | None = None,
+    tokenizer: Tokenizer | None, version: int, routes: Routes | None = None, records_kept: bool = False,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
     self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
     self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
-    self._rows, self._routes = no_rows(slots, _STOP_IDS), routes
+    self._rows, self._routes, self._records_kept = no_rows(slots, _STOP_IDS), routes, records_kept
     self._waiting: deque[_Open] = deque()
     self._running: dict[int, _Open] = {}
     # What other threads change, under the lock of `_changed`.
@@ -108,6 +110,8 @@ class DecodingEngine:
     if request.stops:
       _ = self._token_bytes  # Raises here if tokens have no bytes of their own.
     opened = _Open(request, prompt, on_piece)
+    if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
+      opened.kept = []
     opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
     with self._changed:
       if self._error is not None:
@@ -267,17 +271,19 @@ class DecodingEngine:
       rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, drawn
       rows.budgets[row] = opened.request.max_tokens - drawn
     version = self._version
-    self._cache, *results = self._programs.stretch(self._weights, self._cache, rows)
-    tokens, logprobs, routes = jax.device_get(results)
+    self._cache, drawn = self._programs.stretch(self._weights, self._cache, rows)
+    drawn = jax.device_get(drawn)
     for opened in ready:
       row = opened.place.row
-      column = tokens[:, row]
-      count = int(np.sum(column != NO_ID))
+      count = int(np.sum(drawn.tokens[:, row] != NO_ID))
       if self._routes is not None:
-        self._routes.write(row, int(rows.columns[row]), routes[:count, row])
+        self._routes.write(row, int(rows.columns[row]), drawn.routes[:count, row])
+      if opened.kept is not None:
+        bits = np.unpackbits(drawn.kept[:count, row], axis=1, count=self._vocab_size)
+        opened.kept += [np.flatnonzero(of_token).tolist() for of_token in bits]
       opened.version = opened.version if opened.tokens else version
       opened.computed += count
-      self._hand_over(opened, column[:count].tolist(), logprobs[:count, row].tolist())
+      self._hand_over(opened, drawn.tokens[:count, row].tolist(), drawn.logprobs[:count, row].tolist())
 
   def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float]) -> None:
     """Gives a caller what its row has drawn, up to a stop."""
@@ -327,7 +333,9 @@ class DecodingEngine:
       opened.future.set_exception(outcome)
       return
     version = opened.version if opened.tokens else self._version
-    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, opened.cached, opened.computed, version, routes))
+    kept = None if opened.kept is None else opened.kept[: len(opened.tokens)]
+    counts = opened.cached, opened.computed, version
+    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, routes, kept))
 
   def _routes_of(self, opened: _Open) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""
@@ -351,6 +359,7 @@ def make_engine(
   steps: int = 8,
   cache_dtype: str | None = None,
   records_routes: bool = False,
+  records_kept: bool = False,
   version: int = 0,
 ) -> DecodingEngine:
   """Compiles an engine and starts its loop.
@@ -374,6 +383,7 @@ def make_engine(
       up to that many tokens more.
     cache_dtype: One of `CACHE_DTYPES`; None means the model's own dtype.
     records_routes: Whether completions have the routes of their tokens, which a learner can replay.
+    records_kept: Whether completions have the ids that top-k and top-p left to draw from.
     version: Version of the weights; see `DecodingEngine.update`.
 
   Raises:
@@ -397,11 +407,10 @@ def make_engine(
   if records_routes and model.config.experts is None:
     raise ValueError("records_routes: found True, expected False: the model has no experts")
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
-  options = dict(cache_dtype=dtype, records_routes=records_routes)
+  options = dict(cache_dtype=dtype, records_routes=records_routes, records_kept=records_kept)
   programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=_STOP_IDS, **options, **sizes)
   pool, routes = Pool(slots, context, least=chunk), None
   if records_routes:
     routes = Routes(slots, context, (model.config.num_layers, model.config.experts.top_k))
-  return DecodingEngine(
-    model, programs, params, pool, Limits(context, max_requests), tokenizer=tokenizer, version=version, routes=routes, **sizes
-  )
+  options = dict(tokenizer=tokenizer, version=version, routes=routes, records_kept=records_kept)
+  return DecodingEngine(model, programs, params, pool, Limits(context, max_requests), **options, **sizes)

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree
+from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
 from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows
 from jaxrl_llm.sampler.draw import draw
-from jaxrl_llm.sampler.filters import filter_rows
+from jaxrl_llm.sampler.filters import REMOVED, filter_rows
 from jaxrl_llm.types import Params
 
 NO_ID = -1
@@ -48,6 +48,22 @@ class Rows(NamedTuple):
   stop_ids: Int[np.ndarray, "B M"]
 
 
+class Drawn(NamedTuple):
+  """What the rows drew in the k steps of a stretch.
+
+  Attributes:
+    tokens: Ids; `NO_ID` where none was drawn.
+    logprobs: Log-probability of each id under the distribution that it was drawn from.
+    routes: Experts that the token visited which was fed to draw each one; None if not recorded.
+    kept: Ids that the filters left to draw each one from, as bits; None if not recorded.
+  """
+
+  tokens: Int[Array, "k B"]
+  logprobs: Float[Array, "k B"]
+  routes: Int16[Array, "k B L K"] | None = None
+  kept: UInt8[Array, "k B V8"] | None = None
+
+
 class Programs(NamedTuple):
   """Compiled programs. The cache is updated in place.
 
@@ -57,15 +73,14 @@ class Programs(NamedTuple):
     prefill: Function `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> (cache,
       routes [N C L K])`; see `Model.extend`.
     copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
-    stretch: Function `(weights, cache, rows) -> (cache, tokens [k B], logprobs [k B], routes
-      [k B L K])`. The routes are those of the tokens that were fed; None unless recorded.
+    stretch: Function `(weights, cache, rows) -> (cache, Drawn)`.
   """
 
   weights: Callable[[Params], PyTree]
   make_cache: Callable[[], PyTree]
   prefill: Callable[..., tuple[PyTree, Array | None]]
   copy: Callable[..., PyTree]
-  stretch: Callable[..., tuple[PyTree, Array, Array, Array | None]]
+  stretch: Callable[..., tuple[PyTree, "Drawn"]]
 
 
 def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
@@ -87,6 +102,7 @@ def make_programs(
   num_stop_ids: int,
   cache_dtype: str,
   records_routes: bool = False,
+  records_kept: bool = False,
 ) -> Programs:
   """Compiles the programs of an engine.
 
@@ -101,6 +117,7 @@ def make_programs(
     num_stop_ids: Number of stop ids per row (M).
     cache_dtype: Dtype of the cache, one of `CACHE_DTYPES`.
     records_routes: Whether to return the experts that tokens visit.
+    records_kept: Whether to return the ids that tokens are drawn from.
   """
   sizes = column_blocks(context, platform_of(model.mesh))
 
@@ -126,18 +143,25 @@ def make_programs(
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
   of_spans = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((spans, chunk), (spans,), (spans,), (spans,))]
-  stretch = partial(_stretch, model, steps, _route_shape(model) if records_routes else None)
+  nothing = _nothing(model, (steps, slots), records_routes=records_routes, records_kept=records_kept)
+  stretch = partial(_stretch, model, nothing)
   return Programs(
     make_weights,
     allocate,
     compiled(prefill, weights, cache, *of_spans, donate_argnums=1, **keep(None)),
     compiled(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
-    compiled(stretch, weights, cache, no_rows(slots, num_stop_ids), donate_argnums=1, **keep(None, None, None)),
+    compiled(stretch, weights, cache, no_rows(slots, num_stop_ids), donate_argnums=1, **keep(None)),
   )
 
 
-def _route_shape(model: Model) -> tuple[int, int]:
-  return model.config.num_layers, model.config.experts.top_k
+def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> Drawn:
+  """Returns a stretch in which nothing was drawn, as NumPy arrays."""
+  config, drawn = model.config, Drawn(np.full(shape, NO_ID, np.int32), np.zeros(shape, np.float32))
+  if records_routes:
+    drawn = drawn._replace(routes=np.full((*shape, config.num_layers, config.experts.top_k), -1, np.int16))
+  if records_kept:
+    drawn = drawn._replace(kept=np.zeros((*shape, -(-config.vocab_size // 8)), np.uint8))
+  return drawn
 
 
 def column_blocks(context: int, platform: str) -> tuple[int, ...]:
@@ -165,21 +189,17 @@ def _abstract(shapes: PyTree, shardings: PyTree) -> PyTree:
 
 
 class _Drawing(NamedTuple):
-  """State of a stretch: steps so far, cache, each row's next token and budget, and outputs."""
+  """State of a stretch: steps so far, cache, each row's next token and budget, and the output."""
 
   step: Int[Array, ""]
   cache: PyTree
   tokens: Int[Array, " B"]
   budgets: Int[Array, " B"]
-  drawn: Int[Array, "k B"]
-  logprobs: Float[Array, "k B"]
-  routes: Int16[Array, "k B L K"] | None
+  drawn: Drawn
 
 
-def _stretch(
-  model: Model, steps: int, route_shape: tuple[int, int] | None, weights: PyTree, cache: PyTree, rows: Rows
-) -> tuple[PyTree, Array, Array, Array | None]:
-  """Draws up to `steps` tokens for each row with a budget.
+def _stretch(model: Model, nothing: Drawn, weights: PyTree, cache: PyTree, rows: Rows) -> tuple[PyTree, Drawn]:
+  """Draws up to k tokens for each row with a budget; `nothing` has the shapes of the output.
 
   Token t of a request is drawn with the key `fold_in(key(seed), t)`: what it draws depends on its
   seed and its own tokens, not on its row, its neighbours or the time.
@@ -187,7 +207,7 @@ def _stretch(
   keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1]))(jnp.asarray(rows.seeds))
 
   def is_needed(state: _Drawing) -> Bool[Array, ""]:
-    return (state.step < steps) & jnp.any(state.budgets > 0)
+    return (state.step < len(nothing.tokens)) & jnp.any(state.budgets > 0)
 
   def advance(state: _Drawing) -> _Drawing:
     active = state.budgets > 0
@@ -195,20 +215,16 @@ def _stretch(
     filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)
-    return _Drawing(
-      state.step + 1,
-      cache,
-      tokens,
-      jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)),
-      state.drawn.at[state.step].set(jnp.where(active, tokens, NO_ID)),
-      state.logprobs.at[state.step].set(logprobs),
-      None if state.routes is None else state.routes.at[state.step].set(routes[:, 0].astype(jnp.int16)),
+    drawn = Drawn(
+      jnp.where(active, tokens, NO_ID),
+      logprobs,
+      None if nothing.routes is None else routes[:, 0].astype(jnp.int16),
+      None if nothing.kept is None else jnp.packbits(filtered > REMOVED, axis=1),
     )
+    drawn = jax.tree.map(lambda all_steps, own: all_steps.at[state.step].set(own), state.drawn, drawn)
+    return _Drawing(state.step + 1, cache, tokens, jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)), drawn)
 
   rows = Rows(*map(jnp.asarray, rows))
-  shape = (steps, len(rows.tokens))
-  outputs = jnp.full(shape, NO_ID, jnp.int32), jnp.zeros(shape, jnp.float32)
-  routes = None if route_shape is None else jnp.full((*shape, *route_shape), -1, jnp.int16)
-  start = _Drawing(jnp.int32(0), cache, rows.tokens, rows.budgets, *outputs, routes)
+  start = _Drawing(jnp.int32(0), cache, rows.tokens, rows.budgets, jax.tree.map(jnp.asarray, nothing))
   end = jax.lax.while_loop(is_needed, advance, start)
-  return end.cache, end.drawn, end.logprobs, end.routes
+  return end.cache, end.drawn

@@ -61,6 +61,8 @@ class Completion(NamedTuple):
     version: Version of the weights that drew the first token.
     routes: Experts that each of the S tokens of prompt and completion but the last visited, -1 in
       layers without experts; None if the engine records none.
+    kept: Ids that the filters left to draw each token from; None if the engine does not record
+      them, or if the request has no filter.
   """
 
   tokens: list[int]
@@ -70,6 +72,7 @@ class Completion(NamedTuple):
   computed_tokens: int
   version: int
   routes: Int16[np.ndarray, "S L K"] | None = None
+  kept: list[list[int]] | None = None
 
 
 class QueueFull(Exception):

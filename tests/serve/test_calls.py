@@ -1,11 +1,16 @@
 """Calls of clients, read without a service."""
 
+import base64
+import json
+
+import numpy as np
 import pytest
 
-from jaxrl_llm.serve import calls, fields
+from jaxrl_llm.serve import answers, calls, fields
 from jaxrl_llm.serve.calls import Served
+from jaxrl_llm.serve.exchange import encode
 from jaxrl_llm.serve.refusals import Refusal
-from jaxrl_llm.serve.requests import Limits
+from jaxrl_llm.serve.requests import Completion, Limits
 from tests.serve.fake_engine import ChatBytes
 
 
@@ -88,3 +93,25 @@ def test_no_value_of_any_field_raises_anything_but_a_refusal(call):
             assert 1 <= request.max_tokens <= 64 - len(request.tokens) and 0 < request.top_p <= 1 and request.temperature >= 0
             assert all(type(token) is int and 0 <= token < 300 for token in (*request.tokens, *request.stop_ids))
   assert outcomes == {"refused", "made"}
+
+
+@pytest.mark.parametrize("start", [0, 2, 9])
+def test_routes_are_sent_as_clients_read_them(start):
+  """Of the prompt too, from the token on that a client has no routes for."""
+  body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 4, "routed_experts_prompt_start": min(start, 3)}}
+  call = calls.generate(body, SERVED)
+  routes = np.arange(6 * 2 * 3, dtype=np.int16).reshape(6, 2, 3) - 1
+  completion = Completion([1, 2, 3, 4], [0.0] * 4, "length", 0, 6, 0, routes=routes)
+  answer = encode(answers.generated(call._replace(routes_from=start), [completion]))
+  # Clients cut the text out of the answer before they parse it.
+  assert answer.count(b'"routed_experts":{"data":"') == 1
+  sent = json.loads(answer)["choices"][0]["routed_experts"]
+  received = np.frombuffer(base64.b64decode(sent["data"]), sent["dtype"]).reshape(sent["shape"])
+  assert sent["start"] == min(start, 6)
+  np.testing.assert_array_equal(received, routes[start:])
+
+
+def test_routes_cannot_start_behind_the_prompt():
+  body = {"token_ids": [5, 6, 7], "sampling_params": {"routed_experts_prompt_start": 4}}
+  with pytest.raises(Refusal, match="sampling_params.routed_experts_prompt_start: found 4, expected a whole number from 0 to 3"):
+    calls.generate(body, SERVED)

@@ -70,7 +70,7 @@ def test_without_uvicorn_the_message_names_the_extra(capsys, monkeypatch):
 @pytest.fixture(scope="module")
 def served(checkpoint_folder):  # noqa: F811
   """The address of a service in a process of its own, which Ctrl-C ends without a trace."""
-  options = ["--port=0", "--slots=4", "--context=64", "--name=nano"]
+  options = ["--port=0", "--slots=4", "--context=64", "--name=nano", "--return_sampling_mask"]
   process = subprocess.Popen(
     [sys.executable, "-m", "jaxrl_llm.serve", f"--checkpoint={checkpoint_folder}", *options],
     cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -101,6 +101,10 @@ def test_ids_and_log_probabilities_are_those_of_the_model(served, checkpoint_fol
   np.testing.assert_allclose(drawn, scores[np.arange(40), ids], atol=1e-5)
   assert ask_for()[2]["choices"][0]["token_ids"] == ids
   assert ask_for(seed=4)[2]["choices"][0]["token_ids"] != ids
+  assert choice["sampling_mask"] is None and choice["routed_experts"] is None
+  (filtered,) = ask_for(top_k=5)[2]["choices"]
+  assert [len(kept) for kept in filtered["sampling_mask"]] == [5] * 40
+  assert all(token in kept for token, kept in zip(filtered["token_ids"], filtered["sampling_mask"], strict=True))
 
 
 @pytest.mark.slow
@@ -125,6 +129,11 @@ def test_stop_strings_end_a_completion_of_a_model(served):
   (choice,) = ask(served, "/v1/completions", {**value, "stop": stop})[2]["choices"]
   assert choice["finish_reason"] == "stop" and choice["text"] == free["text"].partition(stop)[0]
   assert choice["token_ids"] == free["token_ids"][: len(choice["token_ids"])]
+
+
+def test_routes_of_a_dense_model_are_refused(checkpoint_folder, capsys):  # noqa: F811
+  assert command.main([f"--checkpoint={checkpoint_folder}", "--return_routed_experts"]) == 2
+  assert capsys.readouterr().err.startswith("error: --return_routed_experts: found a model without experts, expected one with them")
 
 
 def test_a_folder_opens_with_its_tokenizer(checkpoint_folder):  # noqa: F811

@@ -15,6 +15,7 @@ from jaxrl_llm.devices.compiling import CompileCounter
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.sampler import make_sampler
+from jaxrl_llm.sampler.filters import REMOVED, make_filter
 from jaxrl_llm.serve.engine import _STOP_IDS, DecodingEngine, make_engine
 from jaxrl_llm.serve.pool import Pool
 from jaxrl_llm.serve.programs import make_programs
@@ -32,10 +33,10 @@ def built(kind):
 
 
 @functools.cache
-def programs_of(kind, slots, records_routes):
+def programs_of(kind, slots, records_routes, records_kept):
   model, params, _ = built(kind)
   sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=STEPS, num_stop_ids=_STOP_IDS)
-  return make_programs(model, params, cache_dtype="float32", records_routes=records_routes, **sizes)
+  return make_programs(model, params, cache_dtype="float32", records_routes=records_routes, records_kept=records_kept, **sizes)
 
 
 @pytest.fixture
@@ -43,12 +44,13 @@ def engine_of():
   """Returns a function that makes an engine with an empty cache, from programs that are shared."""
   engines = []
 
-  def make(kind="dense", slots=4, max_requests=1000, records_routes=False):
+  def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records_kept=False):
     model, params, _ = built(kind)
     routes = Routes(slots, CONTEXT, (model.config.num_layers, model.config.experts.top_k)) if records_routes else None
     pool, limits = Pool(slots, CONTEXT, least=CHUNK), Limits(CONTEXT, max_requests)
-    options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=ByteTokenizer(), version=0, routes=routes)
-    engines.append(DecodingEngine(model, programs_of(kind, slots, records_routes), params, pool, limits, **options))
+    options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=ByteTokenizer(), version=0, routes=routes, records_kept=records_kept)
+    programs = programs_of(kind, slots, records_routes, records_kept)
+    engines.append(DecodingEngine(model, programs, params, pool, limits, **options))
     return engines[-1]
 
   yield make
@@ -128,6 +130,20 @@ def test_routes_are_those_of_the_learner(engine_of):
     routing = forward_of("mixture")(built("mixture")[1], padded, np.arange(CONTEXT)[None], segments[None]).routing
     np.testing.assert_array_equal(np.sort(result.routes), np.sort(np.asarray(routing)[0, : len(tokens) - 1]))
   assert any(result.cached_tokens for result in results)
+
+
+def test_kept_ids_are_those_that_the_filters_leave(engine_of):
+  settings = [dict(top_k=5), dict(top_p=0.3, temperature=0.8), dict(top_k=40, top_p=0.9), dict(temperature=0.0), {}]
+  requests = [Request(prompt(i, 4 + i), 9, seed=i, **own) for i, own in enumerate(settings)]
+  *results, unfiltered = complete(engine_of(records_kept=True), *requests)
+  assert unfiltered.kept is None
+  for request, own, result in zip(requests[:-1], settings, results, strict=False):
+    tokens, start = [*request.tokens, *result.tokens], len(request.tokens)
+    padded, segments = np.pad(np.array([tokens]), ((0, 0), (0, CONTEXT - len(tokens)))), (np.arange(CONTEXT) < len(tokens)).astype(int)
+    logits = logits_of("dense")(built("dense")[1], padded, np.arange(CONTEXT)[None], segments[None])[0, start - 1 : len(tokens) - 1]
+    expected = make_filter(**own)(logits) > REMOVED
+    assert result.kept == [np.flatnonzero(row).tolist() for row in np.asarray(expected)]
+    assert all(token in kept for token, kept in zip(result.tokens, result.kept, strict=True))
 
 
 def test_a_dense_model_has_no_routes(engine_of):
