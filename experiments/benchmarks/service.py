@@ -6,19 +6,24 @@ Both draw the same requests in one process and take turns, after a run of each t
 The batch sampler knows all requests in advance and decodes them in as many rows as there are
 clients, unless `--slots` says otherwise. The engine gets them from threads: each client submits a
 request, waits for its completion, and submits the next one. Prompts have uniform lengths up to
-`--prompt_tokens`, and completions log-normal ones. The benchmark prints the completed tokens per
-second of both, and their ratio.
+`--prompt_tokens`, and completions log-normal ones. With `--http` the same clients live in another
+process on the same cores and call the service over HTTP, as a third. The benchmark prints the
+completed tokens per second of each, and the ratios to the batch sampler.
 """
 
 import argparse
+import concurrent.futures
+import contextlib
+import http.client
 import json
+import multiprocessing
 import pathlib
 import queue
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +33,9 @@ import numpy as np
 from experiments.benchmarks.engines.job import DTYPES, left_padded
 from experiments.benchmarks.reporting import lines, write_json
 from jaxrl_llm.models import Model, load_params, make_model, read_config
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.sampler import Requests, make_sampler
+from jaxrl_llm.serve import server
 from jaxrl_llm.serve.engine import DecodingEngine, make_engine
 from jaxrl_llm.serve.requests import Request
 from jaxrl_llm.types import Params
@@ -74,33 +81,77 @@ def by_engine(engine: DecodingEngine, work: Work, *, clients: int) -> Callable[[
   """Returns a function `(seed) -> number of tokens` that runs the clients."""
 
   def run(seed: int) -> int:
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for i in range(len(work.budgets)):
-      waiting.put(i)
-    counts: list[int] = []
-
-    def client() -> None:
-      while True:
-        try:
-          i = waiting.get_nowait()
-        except queue.Empty:
-          return
-        # A salt for each run, so that no run reads the prefixes of an earlier one.
-        request = Request(work.prompts[i].tolist(), int(work.budgets[i]), stop_ids=(0,), seed=seed * len(work.budgets) + i, salt=str(seed))
-        counts.append(len(engine.submit(request).completion.result().tokens))
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
-    return sum(counts)
+    # A salt for each run, so that no run reads the prefixes of an earlier one.
+    requests = [
+      Request(prompt.tolist(), int(budget), stop_ids=(0,), seed=seed * len(work.budgets) + i, salt=str(seed))
+      for i, (prompt, budget) in enumerate(zip(work.prompts, work.budgets, strict=True))
+    ]
+    return by_clients([lambda i: len(engine.submit(requests[i]).completion.result().tokens)] * clients, len(requests))
 
   return run
 
 
+def by_clients(clients: Sequence[Callable[[int], int]], count: int) -> int:
+  """Runs each client in a thread; whichever is idle takes the next of `count` requests.
+
+  Returns:
+    The sum of what the clients return for their requests.
+  """
+  waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+  for i in range(count):
+    waiting.put(i)
+
+  def work(client: Callable[[int], int]) -> int:
+    total = 0
+    with contextlib.suppress(queue.Empty):
+      while True:
+        total += client(waiting.get_nowait())
+    return total
+
+  with concurrent.futures.ThreadPoolExecutor(len(clients)) as threads:
+    return sum(threads.map(work, clients))
+
+
+@contextlib.contextmanager
+def by_service(engine: DecodingEngine, work: Work, *, clients: int, vocab_size: int) -> Iterator[Callable[[int], int]]:
+  """Starts the service; yields a function `(seed) -> number of tokens` that runs the clients."""
+  service = server.start(engine, ByteTokenizer(), name="model", vocab_size=vocab_size)
+  # A process of their own, since clients would wait for Python's lock, and the engine for theirs.
+  context = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process, contextlib.closing(service):
+
+    def run(seed: int) -> int:
+      bodies = []
+      for i, (prompt, budget) in enumerate(zip(work.prompts, work.budgets, strict=True)):
+        sampling = {"max_tokens": int(budget), "seed": seed * len(work.budgets) + i, "logprobs": 1}
+        sampling |= {"ignore_eos": True, "stop_token_ids": [0]}
+        bodies.append(json.dumps({"token_ids": prompt.tolist(), "sampling_params": sampling, "cache_salt": str(seed)}))
+      return process.submit(call_service, service.url, bodies, clients).result()
+
+    yield run
+
+
+def call_service(url: str, bodies: Sequence[str], clients: int) -> int:
+  """Calls the service from so many clients at once; returns the number of tokens of all answers."""
+
+  def client() -> Callable[[int], int]:
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=600)
+
+    def call(i: int) -> int:
+      connection.request("POST", "/inference/v1/generate", bodies[i], {"content-type": "application/json"})
+      answer = connection.getresponse()
+      text = answer.read()
+      if answer.status != 200:
+        raise OSError(f"the service answered {answer.status}: {text[:200]!r}")
+      return len(json.loads(text)["choices"][0]["token_ids"])
+
+    return call
+
+  return by_clients([client() for _ in range(clients)], len(bodies))
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-  """Runs both in turns and measures them."""
+  """Runs all in turns and measures them."""
   config = read_config(args.checkpoint)._replace(param_dtype=args.dtype, dtype=args.dtype)
   model = make_model(config)
   params = jax.block_until_ready(load_params(args.checkpoint, model))
@@ -109,21 +160,27 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
   context = args.prompt_tokens + args.cap
   options = dict(chunk=args.chunk, spans=args.spans, steps=args.steps)
   engine = make_engine(model, params, slots=args.clients, context=context, max_requests=args.clients, **options)
-  runs = {
-    "sampler": by_sampler(model, params, work, slots=args.slots or args.clients),
-    "engine": by_engine(engine, work, clients=args.clients),
+  with contextlib.ExitStack() as opened:
+    opened.callback(engine.close)
+    runs = {
+      "sampler": by_sampler(model, params, work, slots=args.slots or args.clients),
+      "engine": by_engine(engine, work, clients=args.clients),
+    }
+    if args.http:
+      runs["service"] = opened.enter_context(by_service(engine, work, clients=args.clients, vocab_size=config.vocab_size))
+    speeds: dict[str, list[float]] = {name: [] for name in runs}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(args.repeats + 1):
+      for name, run in runs.items():
+        started, cpu_started = time.perf_counter(), time.process_time()
+        # A seed of its own, so that none reads the prefixes of another.
+        tokens = run(repeat * len(runs) + list(runs).index(name))
+        if repeat:
+          speeds[name].append(tokens / (time.perf_counter() - started))
+          cpu_seconds[name].append(time.process_time() - cpu_started)
+  ratios = {
+    name: [ours / theirs for ours, theirs in zip(own, speeds["sampler"], strict=True)] for name, own in speeds.items() if name != "sampler"
   }
-  speeds: dict[str, list[float]] = {name: [] for name in runs}
-  cpu_seconds: dict[str, list[float]] = {name: [] for name in runs}
-  for repeat in range(args.repeats + 1):
-    for name, run in runs.items():
-      started, cpu_started = time.perf_counter(), time.process_time()
-      tokens = run(repeat)
-      if repeat:
-        speeds[name].append(tokens / (time.perf_counter() - started))
-        cpu_seconds[name].append(time.process_time() - cpu_started)
-  engine.close()
-  ratios = [ours / theirs for ours, theirs in zip(speeds["engine"], speeds["sampler"], strict=True)]
   device = jax.devices()[0]
   return {
     "device": {"kind": device.device_kind, "platform": device.platform, "jax": jax.__version__},
@@ -132,7 +189,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     "tokens_per_s": speeds,
     "cpu_s": cpu_seconds,
     "ratio": ratios,
-    "median_ratio": statistics.median(ratios),
+    "median_ratio": {name: statistics.median(own) for name, own in ratios.items()},
   }
 
 
@@ -149,7 +206,7 @@ def describe(result: dict[str, Any]) -> str:
         name: f"{spread(values, ',.0f')} tokens/s, {spread(result['cpu_s'][name], '.1f')} s of the CPU"
         for name, values in result["tokens_per_s"].items()
       },
-      "ratio": spread(result["ratio"], ".2f"),
+      "ratio": ", ".join(f"{spread(own, '.2f')} by the {name}" for name, own in result["ratio"].items()),
     }
   )
 
@@ -169,6 +226,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--spans", type=int, default=8, help="see make_engine")
   parser.add_argument("--steps", type=int, default=8, help="see make_engine")
   parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of weights and activations")
+  parser.add_argument("--http", action="store_true", help="also the service over HTTP, from clients in a process of their own")
   parser.add_argument("--repeats", type=int, default=5, help="number of timed runs of each")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--json", type=pathlib.Path, help="file for the results")

@@ -190,12 +190,19 @@ def test_the_engine_and_the_sampler_do_the_same_job(checkpoint, tmp_path, capsys
   settings = dict(checkpoint=checkpoint, clients=2, requests=5, prompt_tokens=6, cap=7, median=4, repeats=1, json=tmp_path / "out.json")
   assert service.main([f"--{name}={value}" for name, value in settings.items()]) == 0
   result = json.loads((tmp_path / "out.json").read_text())
-  assert result["ratio"] == [result["tokens_per_s"]["engine"][0] / result["tokens_per_s"]["sampler"][0]]
+  assert result["ratio"] == {"engine": [result["tokens_per_s"]["engine"][0] / result["tokens_per_s"]["sampler"][0]]}
   assert "5 requests of 2 clients" in capsys.readouterr().out
   assert service.main([f"--checkpoint={checkpoint}", "--clients=0"]) == 2
   refused(capsys, "--clients: found 0, expected 1 or more")
   assert service.main([f"--checkpoint={checkpoint}", "--cap=30"]) == 2
   refused(capsys, "context: found 94, expected 2 or more, at most the model's 32 positions")
+
+
+@pytest.mark.slow
+def test_clients_over_http_do_the_same_job(checkpoint, capsys):
+  settings = dict(checkpoint=checkpoint, clients=2, requests=5, prompt_tokens=6, cap=7, median=4, repeats=1)
+  assert service.main(["--http", *(f"--{name}={value}" for name, value in settings.items())]) == 0
+  assert re.search(r"ratio +\d+\.\d\d .*by the engine, \d+\.\d\d .*by the service", capsys.readouterr().out)
 
 
 def test_responses_end_according_to_the_hazard():
