@@ -126,8 +126,8 @@ def make_steps(
     counts: Int[Array, " N"],
     rows: Int[Array, " N"] | None = None,
   ) -> tuple[Float[Array, "N V"], Cache, Int[Array, "N T L K"] | None]:
-    if mesh is not None and mesh.size > 1:
-      raise ValueError(f"model.extend: found a mesh of {mesh.size} devices, expected one; make the model with mesh=None")
+    if mesh is not None and num_row_shards(mesh) > 1:
+      raise ValueError(f"model.extend: found rows split over {num_row_shards(mesh)} devices, expected one or a mesh of tensor=N alone")
     model = bind_decoder(weights.rest)
     offsets = jnp.arange(tokens.shape[1])
     positions = starts[:, None] + offsets

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.devices.mesh import make_mesh, param_shardings
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.models import Model, load, make_model, merge
 from jaxrl_llm.pretrained import where
@@ -38,16 +40,17 @@ class Opened(NamedTuple):
   version: int
 
 
-def open_checkpoint(text: str, *, dtype: str | None = None) -> Opened:
+def open_checkpoint(text: str, *, dtype: str | None = None, tensor: int = 1) -> Opened:
   """Opens the checkpoint that a user names.
 
   Args:
     text: Workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in Hugging Face's format,
       a .gguf file, or package:NAME.
     dtype: Dtype of published weights; None is float32. A run has its own.
+    tensor: Number of devices that split the heads of an engine's model. All devices are used.
 
   Raises:
-    ValueError: If there is no checkpoint, or it cannot be used.
+    ValueError: If there is no checkpoint, it cannot be used, or the devices do not fit it.
     ImportError: If an optional package is missing.
   """
   try:
@@ -55,15 +58,27 @@ def open_checkpoint(text: str, *, dtype: str | None = None) -> Opened:
     if source.kind == "run" and dtype is not None:
       raise UsageError(f"--dtype: found {dtype!r} with a run, expected none: a run has its own, config.model.dtype")
     if source.kind == "run":
-      return _of_run(source)
+      return _of_run(source, tensor)
   except UsageError as error:
     raise ValueError(str(error)) from error
   path = where.resolve(source.path)
-  model, params = load(path, dtype=dtype or "float32")
+  mesh = _mesh(tensor)
+  try:
+    model, params = load(path, dtype=dtype or "float32", mesh=mesh)
+  except ValueError as error:
+    raise ValueError(str(error).replace("mesh.tensor", "--tensor")) from error
   return Opened(model, params, _tokenizer(path, model.config.vocab_size), path.stem if path.is_file() else path.resolve().name, 0)
 
 
-def _of_run(source: Source) -> Opened:
+def _mesh(tensor: int) -> Mesh | None:
+  """Returns a mesh of all devices; None if there is one."""
+  count = jax.device_count()
+  if count % tensor:
+    raise ValueError(f"--tensor: found {tensor}, expected a number that divides the {count} devices here")
+  return None if count == 1 else make_mesh(data=count // tensor, tensor=tensor)
+
+
+def _of_run(source: Source, tensor: int) -> Opened:
   config = source_lib.run_config(source.path)
   if problems := config_problems(config):
     raise ValueError("\n".join(problems))
@@ -72,8 +87,13 @@ def _of_run(source: Source) -> Opened:
   model = experiment.learner.model
   if model.config.lora is not None:
     model, params = merge(model, params)
-  # The engine decodes on one device.
-  model, params = make_model(model.config), jax.device_put(params, jax.devices()[0])
+  mesh = _mesh(tensor)
+  model = make_model(model.config, mesh=mesh)
+  try:
+    place = jax.devices()[0] if mesh is None else param_shardings(mesh, model.logical_axes, params)
+  except ValueError as error:
+    raise ValueError(str(error).replace("mesh.tensor", "--tensor")) from error
+  params = jax.device_put(params, place)
   return Opened(model, params, experiment.task.tokenizer, f"{source.path.resolve().name}@{source.step}", steps)
 
 

@@ -46,11 +46,11 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
   from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.run.serving import open_checkpoint
   from jaxrl_llm.serve import server
-  from jaxrl_llm.serve.engine import make_engine
+  from jaxrl_llm.serve.fleet import make_engines
 
   compilation_cache.cache_compilations()
   xla_flags.set_flags()
-  opened = open_checkpoint(args.checkpoint, dtype=args.dtype)
+  opened = open_checkpoint(args.checkpoint, dtype=args.dtype, tensor=args.tensor)
   positions = opened.model.config.max_positions
   context = args.context or min(positions or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
   if positions is not None and context > positions:
@@ -59,7 +59,7 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
     raise ValueError("--return_routed_experts: found a model without experts, expected one with them, or no such flag")
   options = dict(slots=args.slots, context=context, max_requests=args.max_requests)
   options |= dict(records_routes=args.return_routed_experts, records_kept=args.return_sampling_mask)
-  engine = make_engine(opened.model, opened.params, tokenizer=opened.tokenizer, version=opened.version, **options)
+  engine = make_engines(opened.model, opened.params, tokenizer=opened.tokenizer, version=opened.version, **options)
   ended = threading.Event()
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: ended.set())
@@ -95,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--context", type=_whole, help=f"most tokens of a prompt and its completion; default: {_DEFAULT_CONTEXT} or what the model has"
   )
+  tensor = "devices that split the heads of a model which fits no single one; each group is an engine; default: %(default)s"
+  parser.add_argument("--tensor", type=_whole, default=1, help=tensor)
   parser.add_argument("--max_requests", type=_whole, default=256, help="most open requests; default: %(default)s")
   parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of published weights; default: float32")
   routes = "return the experts of every token with /inference/v1/generate, for a trainer that replays them"

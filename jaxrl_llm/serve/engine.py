@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Int16, Integer
 
+from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import CACHE_DTYPES, Model
 from jaxrl_llm.serve.checks import check_request
 from jaxrl_llm.serve.pool import Place, Pool
@@ -130,15 +131,7 @@ class DecodingEngine:
     return Handle(opened.future, abort)
 
   def update(self, params: Params, version: int) -> None:
-    """Takes new weights, between two stretches of steps.
-
-    Requests that arrive from now on read no keys and values of older weights. Those that are open
-    go on with the new ones.
-
-    Args:
-      params: New weights, read once: they may be donated after the call.
-      version: Number that no other weights have.
-    """
+    """Takes new weights, between two stretches of steps; see `Engine`."""
     weights = self._programs.weights(params)
     with self._changed:
       if self._error is not None:
@@ -399,8 +392,8 @@ def make_engine(
   longest = model.config.max_positions
   if not 2 <= context <= (longest or context):
     raise ValueError(f"context: found {context}, expected 2 or more" + (f", at most the model's {longest} positions" if longest else ""))
-  if model.mesh is not None and model.mesh.size > 1:
-    raise ValueError(f"mesh: found {model.mesh.size} devices, expected one; make the engine's model with mesh=None")
+  if model.mesh is not None and num_row_shards(model.mesh) > 1:
+    raise ValueError(f"mesh: found rows split over {num_row_shards(model.mesh)} devices, expected one device, or a mesh of tensor=N alone")
   dtype = cache_dtype or model.config.dtype
   if dtype not in CACHE_DTYPES:
     raise ValueError(f"cache_dtype: found {dtype!r}, expected one of {', '.join(CACHE_DTYPES)}")

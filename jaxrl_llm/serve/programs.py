@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
-from jaxrl_llm.devices.mesh import platform_of
+from jaxrl_llm.devices.mesh import platform_of, replicated
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows
 from jaxrl_llm.sampler.draw import draw
@@ -139,7 +139,8 @@ def make_programs(
   compiled = lambda function, *args, **options: jax.jit(function, **options).lower(*args).compile()
   make_weights = compiled(weights_of, params)
   weights = _abstract(jax.eval_shape(weights_of, params), make_weights.output_shardings)
-  allocate = compiled(make_cache)
+  # A mesh of one device need not be the first one.
+  allocate = compiled(make_cache, **({} if model.mesh is None or model.mesh.size > 1 else dict(out_shardings=replicated(model.mesh))))
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
   of_spans = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((spans, chunk), (spans,), (spans,), (spans,))]

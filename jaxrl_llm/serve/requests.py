@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int16
 
+from jaxrl_llm.types import Params
+
 REASONS = ("stop", "length", "aborted")
 """Reasons that a completion ended: a stop token or stop string, its budget, or the caller."""
 
@@ -121,6 +123,18 @@ class Engine(Protocol):
     Raises:
       ValueError: If the request can never be served. One line, which names the field.
       QueueFull: If too many requests are open.
+    """
+    ...
+
+  def update(self, params: Params, version: int) -> None:
+    """Takes new weights, between two stretches of steps.
+
+    Requests that arrive from now on read no keys and values of older weights. Those that are open
+    go on with the new ones.
+
+    Args:
+      params: New weights, read once: they may be donated after the call.
+      version: Number that no other weights have.
     """
     ...
 

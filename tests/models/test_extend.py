@@ -113,5 +113,5 @@ def test_weights_and_a_cache_in_8_bits_stay_close():
 def test_several_devices_are_refused():
   config = preset("nano", vocab_size=64)
   model = make_model(config, mesh=mesh_lib.make_mesh(fsdp=2, devices=jax.devices()[:2]))
-  with pytest.raises(ValueError, match="^model.extend: found a mesh of 2 devices, expected one; make the model with mesh=None$"):
+  with pytest.raises(ValueError, match="^model.extend: found rows split over 2 devices, expected one or a mesh of tensor=N alone$"):
     model.extend(DecodingWeights({}, ()), jnp.zeros((1, 1), int), Cache((), ()), jnp.zeros(1, int), jnp.ones(1, int))

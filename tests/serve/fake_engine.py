@@ -82,6 +82,9 @@ class FakeEngine:
       self.error = error
       self._changed.notify()
 
+  def update(self, params, version):
+    raise AssertionError("nobody gives a service new weights")
+
   def close(self):
     """Ends the loop."""
     with self._changed:

@@ -69,11 +69,11 @@ def test_without_uvicorn_the_message_names_the_extra(capsys, monkeypatch):
 
 @pytest.fixture(scope="module")
 def served(checkpoint_folder):  # noqa: F811
-  """The address of a service in a process of its own, which Ctrl-C ends without a trace."""
+  """The address of a service on two devices, in a process of its own that Ctrl-C ends."""
   options = ["--port=0", "--slots=4", "--context=64", "--name=nano", "--return_sampling_mask"]
   process = subprocess.Popen(
     [sys.executable, "-m", "jaxrl_llm.serve", f"--checkpoint={checkpoint_folder}", *options],
-    cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    cwd=ROOT, env=environment(2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
   )  # fmt: skip
   line = process.stdout.readline()
   if not (match := URL.fullmatch(line.split(";")[0])):
@@ -136,10 +136,18 @@ def test_routes_of_a_dense_model_are_refused(checkpoint_folder, capsys):  # noqa
   assert capsys.readouterr().err.startswith("error: --return_routed_experts: found a model without experts, expected one with them")
 
 
+@pytest.mark.parametrize(("tensor", "words"), [(3, "expected a number that divides the 8 devices"), (4, "--tensor=4 does not divide axis")])
+def test_devices_that_do_not_fit_are_one_line(tensor, words, checkpoint_folder, capsys):  # noqa: F811
+  assert command.main([f"--checkpoint={checkpoint_folder}", f"--tensor={tensor}"]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("error: ") and words in line
+
+
 def test_a_folder_opens_with_its_tokenizer(checkpoint_folder):  # noqa: F811
   opened = open_checkpoint(str(checkpoint_folder), dtype="bfloat16")
   assert (opened.name, opened.version, opened.model.config.dtype) == ("nano", 0, "bfloat16")
   assert opened.tokenizer.chat_template is not None
+  assert opened.model.mesh.shape["data"] == 8
 
 
 def test_a_folder_without_a_template_opens_without_chat(checkpoint_folder, tmp_path, capsys):  # noqa: F811

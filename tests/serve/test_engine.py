@@ -477,7 +477,7 @@ def test_settings_out_of_range_are_refused():
     with pytest.raises(ValueError, match=f"^{name}: found "):
       make_engine(model, params, **sizes | {name: value})
   model = make_model(model.config, mesh=mesh_lib.make_mesh(fsdp=2, devices=jax.devices()[:2]))
-  with pytest.raises(ValueError, match="^mesh: found 2 devices, expected one"):
+  with pytest.raises(ValueError, match="^mesh: found rows split over 2 devices, expected one device"):
     make_engine(model, params, **sizes)
 
 

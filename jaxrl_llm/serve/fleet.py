@@ -1,0 +1,201 @@
+"""Several engines with the same weights, each on devices of its own, that work as one.
+
+A model that fits a device, or a few that split its heads (`tensor`), decodes faster in one engine
+for each of them than in one for all: no step of an engine waits for another, and nothing travels
+between them but new weights.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm.devices.mesh import AXES, RULES, num_row_shards, param_shardings
+from jaxrl_llm.models import Model, make_model
+from jaxrl_llm.serve.engine import DecodingEngine, make_engine
+from jaxrl_llm.serve.requests import Completion, Engine, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.types import Params
+
+_BLOCK, _TAILS = 16, 64  # Number of tokens of a block of `Whereabouts`, and of ends that it knows.
+
+
+class Whereabouts:
+  """Which engine was the last to get the tokens that a request begins with.
+
+  Tokens are compared in blocks by hashes, each of which includes the block before; what is left
+  over at the end, token by token. Starts no JAX.
+
+  Args:
+    capacity: Number of blocks that are known; those that were not asked for longest are forgotten,
+      with all that ends in them.
+
+  Example:
+    >>> known = Whereabouts(capacity=8)
+    >>> known.note(range(40), "", 1)
+    >>> known.note(range(44), "", 2)
+    >>> known.find(range(50), ""), known.find([*range(43), 7, 7], ""), known.find(range(30), "")
+    (2, 1, 2)
+    >>> known.find(range(9), ""), known.find(range(44), "salt")
+    (None, None)
+  """
+
+  def __init__(self, capacity: int):
+    self._capacity, self._blocks = capacity, OrderedDict()
+
+  def note(self, tokens: Sequence[int], salt: str, engine: int) -> None:
+    """Notes that an engine holds the tokens, or soon will."""
+    tails: dict[tuple[int, ...], int] = {}
+    for block, start in _blocks(tokens, salt):
+      _, tails = self._blocks.setdefault(block, (engine, {}))
+      self._blocks[block] = engine if start else None, tails
+      self._blocks.move_to_end(block)
+    tails.pop(tail := tuple(tokens[start:]), None)
+    tails[tail] = engine
+    if len(tails) > _TAILS:
+      tails.pop(next(iter(tails)))
+    while len(self._blocks) > self._capacity:
+      self._blocks.popitem(last=False)
+
+  def find(self, tokens: Sequence[int], salt: str) -> int | None:
+    """Returns the engine that holds most of the first tokens; None if none is known to."""
+    engine, ends = None, {}
+    for block, start in _blocks(tokens, salt):
+      if block not in self._blocks:
+        break
+      engine, tails = self._blocks[block]
+      self._blocks.move_to_end(block)
+      ends = {len(tail): own for tail, own in tails.items() if tail and tail == tuple(tokens[start : start + len(tail)])}
+    return ends[max(ends)] if ends else engine
+
+  def clear(self) -> None:
+    """Forgets all."""
+    self._blocks.clear()
+
+
+def _blocks(tokens: Sequence[int], salt: str) -> Iterator[tuple[int, int]]:
+  """Yields the hashes of all whole blocks, the empty one first, and where each of them ends."""
+  block = hash(salt)
+  yield block, 0
+  for end in range(_BLOCK, len(tokens) + 1, _BLOCK):
+    block = hash((block, *tokens[end - _BLOCK : end]))
+    yield block, end
+
+
+class Fleet:
+  """An `Engine` of several, made by `make_engines`.
+
+  A request goes to the engine that holds the longest part of its tokens, unless that has much more
+  to do than another. Where it goes changes nothing that it draws.
+
+  Attributes:
+    limits: Largest sizes of requests and of all queues together.
+  """
+
+  def __init__(self, engines: Sequence[Engine], parts: Callable[[Params], list[Params]], *, slots: int):
+    self._engines, self._parts = tuple(engines), parts
+    context = engines[0].limits.context
+    self.limits = Limits(context, sum(engine.limits.requests for engine in engines))
+    self._slack = max(slots // 8, 1)
+    self._lock = threading.Lock()
+    self._open = [0] * len(engines)
+    self._known = Whereabouts(2 * len(engines) * slots * -(-context // _BLOCK))
+
+  def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
+    """Accepts a request; see `Engine`."""
+    with self._lock:
+      least = min(range(len(self._open)), key=self._open.__getitem__)
+      held = self._known.find(request.tokens, request.salt)
+      chosen = least if held is None or self._open[held] > self._open[least] + self._slack else held
+      if self._open[chosen] >= self._engines[chosen].limits.requests:
+        chosen = least
+      try:
+        handle = self._engines[chosen].submit(request, on_piece)
+      except QueueFull as error:
+        most = self.limits.requests
+        raise QueueFull(f"found {sum(self._open)} open requests, expected fewer than {most}; try again later") from error
+      self._open[chosen] += 1
+      self._known.note(request.tokens, request.salt, chosen)
+    handle.completion.add_done_callback(lambda future: self._ended(request, chosen, future))
+    return handle
+
+  def _ended(self, request: Request, engine: int, future: Any) -> None:
+    completion: Completion | None = None if future.exception() is not None else future.result()
+    with self._lock:
+      self._open[engine] -= 1
+      if completion is not None:
+        self._known.note([*request.tokens, *completion.tokens], request.salt, engine)
+
+  def update(self, params: Params, version: int) -> None:
+    """Gives all engines new weights; see `Engine`."""
+    for engine, own in zip(self._engines, self._parts(params), strict=True):
+      engine.update(own, version)
+    with self._lock:
+      self._known.clear()
+
+  def close(self) -> None:
+    """Aborts all requests and ends the loops."""
+    for engine in self._engines:
+      engine.close()
+
+
+def make_engines(model: Model, params: Params, *, slots: int, max_requests: int, **options: Any) -> DecodingEngine | Fleet:
+  """Makes an engine for each device, or for each group of devices that splits the model's heads.
+
+  Args:
+    model: Model to decode with, on a mesh: rows are split over engines, and `tensor` within each.
+    params: Weights on that mesh. Each engine gets all of them.
+    slots: Number of rows of all engines together, rounded up to as many for each.
+    max_requests: Largest number of open requests of all engines together, rounded up as well.
+    **options: Other arguments of `make_engine`.
+
+  Raises:
+    ValueError: If a setting is out of range. One line, which names it.
+  """
+  count = 1 if model.mesh is None else num_row_shards(model.mesh)
+  if count == 1:
+    return make_engine(model, params, slots=slots, max_requests=max_requests, **options)
+  meshes, own_slots = _meshes(model.mesh), -(-slots // count)
+  parts = _splitter(model, params, meshes)
+  models = [make_model(model.config, mesh=mesh) for mesh in meshes]
+  sizes = dict(slots=own_slots, max_requests=-(-max_requests // count))
+  # Threads, because each engine compiles its own programs.
+  with ThreadPoolExecutor(count) as threads:
+    engines = list(threads.map(lambda own: make_engine(*own, **sizes, **options), zip(models, parts(params), strict=True)))
+  return Fleet(engines, parts, slots=own_slots)
+
+
+def _meshes(mesh: Mesh) -> list[Mesh]:
+  """Splits a mesh into those of the engines.
+
+  Raises:
+    ValueError: If devices would do the same work.
+  """
+  if mesh.shape["context"] > 1:
+    raise ValueError(f"mesh.context: found {mesh.shape['context']}, expected 1: an engine splits no prompts over devices")
+  tensor = AXES.index("tensor")
+  devices = np.moveaxis(mesh.devices, tensor, -1).reshape(-1, mesh.shape["tensor"])
+  shape = [1] * len(AXES)
+  shape[tensor] = mesh.shape["tensor"]
+  return [Mesh(own.reshape(shape), AXES, axis_types=mesh.axis_types) for own in devices]
+
+
+def _splitter(model: Model, params: Params, meshes: Sequence[Mesh]) -> Callable[[Params], list[Params]]:
+  """Returns the function from weights on the whole mesh to those on the meshes of the engines."""
+  rules = {axis: "tensor" if over == "tensor" else None for axis, over in RULES.items()}
+  shardings = lambda mesh: param_shardings(mesh, model.logical_axes, params, rules=rules)
+  gather, of_engines = jax.jit(lambda params: params, out_shardings=shardings(model.mesh)), [shardings(mesh) for mesh in meshes]
+
+  def part(x: jax.Array, sharding: jax.sharding.NamedSharding) -> jax.Array:
+    held = {shard.device: shard.data for shard in x.addressable_shards}
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, [held[device] for device in sharding.addressable_devices])
+
+  def parts(params: Params) -> list[Params]:
+    whole = gather(params)
+    return [jax.tree.map(part, whole, own) for own in of_engines]
+
+  return parts
