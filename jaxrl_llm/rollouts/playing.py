@@ -9,7 +9,7 @@ conversations, each with the very tokens that were drawn:
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -50,6 +50,8 @@ class Job(NamedTuple):
     seeds: Seed of each sequence; see `turn_seed`.
     salt: Text that keeps the batch's cached prefixes apart from those of others; see `Request`.
     draws: How turns are drawn.
+    at_once: Number of conversations that should be in progress at a time, because the engine keeps
+      the keys and values of so many; None for all.
   """
 
   examples: Sequence[Mapping[str, Any]]
@@ -57,6 +59,7 @@ class Job(NamedTuple):
   seeds: Sequence[int]
   salt: str
   draws: Draws
+  at_once: int | None = None
 
 
 class Conversation(NamedTuple):
@@ -94,6 +97,7 @@ class Conversation(NamedTuple):
   computed_tokens: int = 0
 
 
+@runtime_checkable
 class Playing(Protocol):
   """Conversations that are being played by other threads, whether or not anybody waits for them.
 

@@ -219,6 +219,17 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
     )
 
 
+def engine_sizes(config: ConfigDict) -> tuple[int, int]:
+  """Returns the number of rows and the context of the decoding engine that draws conversations.
+
+  A row holds a whole conversation. By default there is one for each of a step; those of a larger
+  evaluation wait for each other.
+  """
+  section = config.rollout
+  most = section.num_prompts * section.group_size
+  return min(section.slots or most, most), max(section.prompt_buckets) + section.max_new_tokens
+
+
 def memory_limit(device: jax.Device, num_sharing: int) -> int | None:
   """Returns the memory of a device in bytes; None if unknown.
 
