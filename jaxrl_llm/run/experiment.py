@@ -357,9 +357,9 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
     talk: Rules of the conversations.
   """
   section = config.rollout
-  rows, context = engine_sizes(config)
+  of_engine = engine_sizes(config, mesh_lib.platform_of(model.mesh))
   most = max(section.num_prompts * section.group_size, config.eval.batch_prompts * config.eval.samples)
-  options = dict(slots=rows, context=context, max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer)
+  options = of_engine | dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer)
   common = dict(
     max_new_tokens=section.max_new_tokens,
     prompt_tokens=max(section.prompt_buckets),
@@ -371,7 +371,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
     partial(Talks, rules=talk, tokenizer=tokenizer),
     Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, **common),
     Draws(temperature=config.eval.temperature, **common),
-    at_once=rows,
+    at_once=of_engine["slots"],
   )
 
 

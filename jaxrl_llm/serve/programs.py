@@ -1,7 +1,8 @@
 """The programs of the engine, compiled once: prefill, copy of rows, and a stretch of steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -11,13 +12,16 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
 
 from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.models import Model, lower_precision
-from jaxrl_llm.models.cache import copy_rows
+from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
 from jaxrl_llm.sampler.draw import draw
 from jaxrl_llm.sampler.filters import filter_rows
 from jaxrl_llm.types import Params
 
 NO_ID = -1
 """Id of a token that was not drawn, and of a stop token that does not exist."""
+
+_NARROWEST = 8
+"""Smallest number of rows of a narrow program."""
 
 _ALIGNMENT = {"cpu": 64}
 _BLOCK = 256
@@ -58,6 +62,9 @@ class Programs(NamedTuple):
       see `Model.extend`.
     copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
     stretch: Function `(weights, cache, rows) -> (cache, tokens [k B], logprobs [k B])`.
+    narrow: Functions like `stretch`, by the number of rows w that they decode:
+      `(weights, cache, rows [w ...], places [w]) -> (cache, tokens [k w], logprobs [k w])`. The
+      places are rows of the cache, all different, and number B stands for none.
   """
 
   weights: Callable[[Params], PyTree]
@@ -65,6 +72,7 @@ class Programs(NamedTuple):
   prefill: Callable[..., PyTree]
   copy: Callable[..., PyTree]
   stretch: Callable[..., tuple[PyTree, Array, Array]]
+  narrow: Mapping[int, Callable[..., tuple[PyTree, Array, Array]]] = MappingProxyType({})
 
 
 def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
@@ -113,14 +121,36 @@ def make_programs(
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
   of_spans = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((spans, chunk), (spans,), (spans,), (spans,))]
-  stretch = partial(_stretch, model, steps)
+  stretch, abstract_rows = partial(_stretch, model, steps), lambda count: no_rows(count, num_stop_ids)
+
+  def narrow(weights, cache, rows, places):
+    own, *drawn = stretch(weights, take_rows(cache, places), rows)
+    return put_rows(cache, places, own), *drawn
+
+  widths = narrow_widths(slots, platform_of(model.mesh))
+  places = lambda width: jax.ShapeDtypeStruct((width,), np.int32)
+  drawing = dict(donate_argnums=1, **keep(None, None))
   return Programs(
     make_weights,
     allocate,
     compiled(prefill, weights, cache, *of_spans, donate_argnums=1, **keep()),
     compiled(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
-    compiled(stretch, weights, cache, no_rows(slots, num_stop_ids), donate_argnums=1, **keep(None, None)),
+    compiled(stretch, weights, cache, abstract_rows(slots), **drawing),
+    {width: compiled(narrow, weights, cache, abstract_rows(width), places(width), **drawing) for width in widths},
   )
+
+
+def narrow_widths(slots: int, platform: str) -> tuple[int, ...]:
+  """Returns the numbers of rows of the narrow programs, the largest first.
+
+  On a CPU the time of a step follows the number of its rows, idle ones included. On accelerators it
+  hardly does: they read all weights for any number of rows.
+
+  Example:
+    >>> narrow_widths(256, "cpu"), narrow_widths(8, "cpu"), narrow_widths(256, "gpu")
+    ((64, 16), (), ())
+  """
+  return tuple(width for width in (slots // 4, slots // 16) if width >= _NARROWEST) if platform == "cpu" else ()
 
 
 def column_blocks(context: int, platform: str) -> tuple[int, ...]:
