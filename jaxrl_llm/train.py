@@ -44,7 +44,7 @@ def proceed(run: Run) -> dict[str, Any]:
   """
   explaining, checkpoints = explained(run.config, lambda: run.phases.now), contextlib.closing(run.checkpoints)
   # Restores the terminal and closes the files, however the run ends.
-  with explaining, checkpoints, run.phases, run.grader, run.progress, run.writer, run.samples:
+  with explaining, checkpoints, run.phases, run.experiment.closing(), run.grader, run.progress, run.writer, run.samples:
     warm_start(run)
     if run.record.accuracy_start is None:
       begin_rl(run)

@@ -264,6 +264,16 @@ def copy_rows(cache: Cache, sources: Int[Array, " N"], targets: Int[Array, " N"]
   return cache._replace(blocks=jax.tree.map(lambda x: x.at[targets].set(x[sources], mode="drop"), cache.blocks))
 
 
+def take_rows(cache: Cache, rows: Int[Array, " N"]) -> Cache:
+  """Returns the given rows of a cache without prompts."""
+  return cache._replace(blocks=jax.tree.map(lambda x: x[rows], cache.blocks))
+
+
+def put_rows(cache: Cache, rows: Int[Array, " N"], own: Cache) -> Cache:
+  """Replaces the given rows of a cache without prompts; one beyond the last row is left out."""
+  return cache._replace(blocks=jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), cache.blocks, own.blocks))
+
+
 def map_prompts(function: Callable[[PyTree], PyTree], cache: Cache) -> Cache:
   """Applies a function to the tree of arrays [n ...] with the prompts' keys and values."""
   return cache._replace(prompts=function(cache.prompts))

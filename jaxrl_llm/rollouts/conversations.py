@@ -136,18 +136,37 @@ def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: To
     turns[i] += (Turn(turn.text, reply.text, reply.reward, int(lengths[i]) - 1),)
     if trouble is not None:
       failed[i], reasons[i] = trouble, StopReason.ABORTED
-    elif turn.stopped and reply.done:
-      reasons[i] = drawn.reasons[i]
     elif turn.stopped:
-      behind = bool(drawn.reasons[i] == StopReason.TOKEN)
-      ids = list(reply.text) if isinstance(reply.text, tuple) else encode_reply(reply.text, tokenizer, is_message=behind)
-      end = lengths[i] + len(ids)
-      if len(turns[i]) == rules.max_turns or end >= budget:
-        reasons[i] = StopReason.LENGTH
+      counts = dict(turns=len(turns[i]), length=int(lengths[i]), budget=budget)
+      follows = after_turn(reply, StopReason(int(drawn.reasons[i])), rules, tokenizer, **counts)
+      if isinstance(follows, StopReason):
+        reasons[i] = follows
       else:
-        tokens[i, lengths[i] : end], logprobs[i, lengths[i] : end], raw[i, lengths[i] : end] = ids, 0, 0
+        end = lengths[i] + len(follows)
+        tokens[i, lengths[i] : end], logprobs[i, lengths[i] : end], raw[i, lengths[i] : end] = follows, 0, 0
         lengths[i] = end
   return Conversations(Partial(tokens, lengths, logprobs, raw, reasons), written, turns, states, failed)
+
+
+def after_turn(
+  reply: Reply, reason: StopReason, rules: Rules, tokenizer: Tokenizer, *, turns: int, length: int, budget: int
+) -> list[int] | StopReason:
+  """Returns the ids that the policy reads behind a turn, or why the conversation has ended.
+
+  Args:
+    reply: The environment's reply to the turn.
+    reason: `TOKEN` or `STRING`, which ended the turn.
+    rules: Rules of the conversation.
+    tokenizer: The task's tokenizer.
+    turns: Number of turns so far.
+    length: Number of tokens so far.
+    budget: Budget of the conversation, in tokens.
+  """
+  if reply.done:
+    return reason
+  is_message = reason == StopReason.TOKEN
+  ids = list(reply.text) if isinstance(reply.text, tuple) else encode_reply(reply.text, tokenizer, is_message=is_message)
+  return StopReason.LENGTH if turns == rules.max_turns or length + len(ids) >= budget else ids
 
 
 def converse(
@@ -210,14 +229,8 @@ def _replies(said: Mapping[int, Completion], states: list[Any], rules: Rules) ->
   for i, (result, trouble) in results.items():
     if trouble is None:
       states[i], reply = result
-      trouble = (
-        None
-        if _is_finite(reply.reward)
-        else ("not_finite", f"the environment: found the reward {reply.reward}, expected a finite number")
-      )
-    replies[str(i)] = (
-      (Reply(), trouble) if trouble else (reply._replace(reward=float(reply.reward), done=bool(reply.done)), None)
-    )
+      reply, trouble = checked(reply)
+    replies[str(i)] = (Reply(), trouble) if trouble else (reply, None)
   if count == 1:
     return {int(i): x for i, x in replies.items()}
   all_replies: dict[int, tuple[Reply, tuple[str, str] | None]] = {}
@@ -228,8 +241,21 @@ def _replies(said: Mapping[int, Completion], states: list[Any], rules: Rules) ->
   return all_replies
 
 
-def _is_finite(reward: Any) -> bool:
-  return isinstance(reward, int | float | np.number) and bool(np.isfinite(reward))
+def checked(reply: Reply) -> tuple[Reply, tuple[str, str] | None]:
+  """Returns a reply in plain types, or an empty one and how the environment failed."""
+  if not isinstance(reply.reward, int | float | np.number) or not np.isfinite(reply.reward):
+    return Reply(), ("not_finite", f"the environment: found the reward {reply.reward}, expected a finite number")
+  return reply._replace(reward=float(reply.reward), done=bool(reply.done)), None
+
+
+def raised(error: Exception) -> tuple[str, str]:
+  """Returns how an environment failed that raised an error."""
+  return "raised", f"the environment: {one_line(error)}"
+
+
+def timed_out(timeout_s: float) -> tuple[str, str]:
+  """Returns how an environment failed that did not reply in time."""
+  return "timeout", f"the environment: no reply within {timeout_s:g} s"
 
 
 def _in_threads(
@@ -257,7 +283,7 @@ def _in_threads(
         result = step(i), None
       # Environments are foreign code: any exception fails only their own sample.
       except Exception as error:
-        result = None, ("raised", f"the environment: {one_line(error)}")
+        result = None, raised(error)
       if results.setdefault(i, result) is not result:
         return  # The call exceeded its timeout, and another thread has replaced this one.
 
@@ -268,7 +294,7 @@ def _in_threads(
     now = time.monotonic()
     for i, since in list(started.items()):
       if i not in results and now - since > timeout_s:
-        late = None, ("timeout", f"the environment: no reply within {timeout_s:g} s")
+        late = None, timed_out(timeout_s)
         if results.setdefault(i, late) is late and len(results) < len(items):
           threads.append(thread := threading.Thread(target=work, daemon=True))
           thread.start()

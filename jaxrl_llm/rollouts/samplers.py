@@ -219,6 +219,19 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
     )
 
 
+def engine_sizes(config: ConfigDict, platform: str) -> dict[str, int]:
+  """Returns the sizes of the decoding engine that draws conversations, as `make_engine` takes them.
+
+  A row holds a whole conversation. By default there is one for each of a step; those of a larger
+  evaluation wait for each other. Replies are short in short conversations, so chunks are too. On a
+  CPU, rows whose turns have ended cost as much as others, so stretches are short.
+  """
+  section = config.rollout
+  most, context = section.num_prompts * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
+  chunk = min(max(1 << (context // 4).bit_length() - 1, 8), 32)
+  return dict(slots=min(section.slots or most, most), context=context, chunk=chunk, spans=256 // chunk, steps=4 if platform == "cpu" else 8)
+
+
 def memory_limit(device: jax.Device, num_sharing: int) -> int | None:
   """Returns the memory of a device in bytes; None if unknown.
 

@@ -1,5 +1,6 @@
 """An experiment assembled from its config: task, mesh, model, objective and compiled programs."""
 
+import contextlib
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, pictures_at_once, records_routes, room_in_rows
-from jaxrl_llm.models import ModelConfig, make_model
+from jaxrl_llm.models import Model, ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rewards import WeightedReward
@@ -33,15 +34,42 @@ from jaxrl_llm.rollouts import environments, rollout
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
 from jaxrl_llm.rollouts.environments import Environment
 from jaxrl_llm.rollouts.gallery import Gallery
-from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit, room_in_prompts
+from jaxrl_llm.rollouts.gathering import gather
+from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
+from jaxrl_llm.rollouts.run_engine import RunEngine
+from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes, make_samplers, memory_limit, room_in_prompts
+from jaxrl_llm.rollouts.turns import Talks
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn
+from jaxrl_llm.serve.engine import make_engine
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.files.storage import IMAGES
 from jaxrl_llm.tasks.image_prompts import image_tokens, prompt_ids
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, prompt_lengths
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
+
+
+class Talking(NamedTuple):
+  """Conversations of a run over the decoding engine.
+
+  Attributes:
+    engine: The run's engine.
+    play: Player of a batch.
+    train, evaluate: How the turns of training and of evaluations are drawn.
+    at_once: Number of conversations that the engine keeps.
+  """
+
+  engine: RunEngine
+  play: PlayFn
+  train: Draws
+  evaluate: Draws
+  at_once: int
+
+  def job(self, examples: rollout.Examples, key: PRNGKeyArray, *, group_size: int, draws: Draws) -> Job:
+    """Returns the conversations of a batch with this key."""
+    seeds = sequence_seeds(key, len(examples) * group_size)
+    return Job(examples, group_size, seeds, salt_of(key), draws, at_once=self.at_once)
 
 
 class Experiment(NamedTuple):
@@ -65,8 +93,10 @@ class Experiment(NamedTuple):
     credit: Function from rewards and log-probabilities to advantages and value targets.
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
     sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
-    eval_draw: Function `(weights on sampler_mesh) -> DrawFn` for the samples of an evaluation.
+    eval_draw: Function `(weights on sampler_mesh, RL steps that they were trained for) -> DrawFn` for
+      the samples of an evaluation.
     gallery: Pictures of the problems; None if they show none.
+    talking: Conversations over the decoding engine; None if the sampler draws everything.
   """
 
   config: ConfigDict
@@ -83,8 +113,13 @@ class Experiment(NamedTuple):
   credit: Callable[[Evidence], Credit]
   learner: Programs
   sampler: Samplers
-  eval_draw: Callable[[Params], DrawFn]
+  eval_draw: Callable[[Params, int], DrawFn]
   gallery: Gallery | None = None
+  talking: "Talking | None" = None
+
+  def closing(self) -> contextlib.AbstractContextManager:
+    """Returns a context that ends the decoding engine, however it is left."""
+    return contextlib.nullcontext() if self.talking is None else self.talking.engine
 
   @property
   def replies(self) -> str | None:
@@ -272,7 +307,10 @@ def build_experiment(config: ConfigDict) -> Experiment:
   sampler = make_samplers(config, sampling_model, task.tokenizer, sampled_params, **options)
   gallery = make_gallery(config, task, learner, shape)
   placing = dict(mesh=sampler_mesh, tokenizer=task.tokenizer, gallery=gallery)
-  eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, **placing)
+  talking = None
+  if talk is not None and why_not_engine(config, shape, sampler_mesh) is None:
+    talking = make_talking(config, sampling_model, task.tokenizer, talk)
+  eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, talking=talking, **placing)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
   return Experiment(
@@ -292,6 +330,48 @@ def build_experiment(config: ConfigDict) -> Experiment:
     needs=needs,
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
     gallery=gallery,
+    talking=talking,
+  )
+
+
+def why_not_engine(config: ConfigDict, shape: ModelConfig, sampler_mesh: Mesh) -> str | None:
+  """Returns why the decoding engine cannot draw conversations; None if it can."""
+  if jax.process_count() > 1:
+    return f"it works in one process, and there are {jax.process_count()}"
+  if sampler_mesh.size > 1:
+    return f"it works on one device, and the sampler has {sampler_mesh.size}"
+  if records_routes(config, shape):
+    return "it records no routes of experts"
+  if config.rollout.prompt_images:
+    return "it reads text alone, and prompts show pictures"
+  return None
+
+
+def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: Rules) -> Talking:
+  """Makes what draws a run's conversations over the decoding engine; compiles nothing yet.
+
+  Args:
+    config: The experiment's config.
+    model: Model in the sampler's dtype, on the sampler's one device.
+    tokenizer: The task's tokenizer.
+    talk: Rules of the conversations.
+  """
+  section = config.rollout
+  of_engine = engine_sizes(config, mesh_lib.platform_of(model.mesh))
+  most = max(section.num_prompts * section.group_size, config.eval.batch_prompts * config.eval.samples)
+  options = of_engine | dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer)
+  common = dict(
+    max_new_tokens=section.max_new_tokens,
+    prompt_tokens=max(section.prompt_buckets),
+    stop_ids=tokenizer.stop_ids,
+    stops=(*section.stop_strings, *talk.environment.stops),
+  )
+  return Talking(
+    RunEngine(lambda params, version: make_engine(model, params, version=version, **options)),
+    partial(Talks, rules=talk, tokenizer=tokenizer),
+    Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, **common),
+    Draws(temperature=config.eval.temperature, **common),
+    at_once=of_engine["slots"],
   )
 
 
@@ -326,12 +406,31 @@ def make_grader(config: ConfigDict, terms: Sequence[WeightedReward], *, judgemen
 
 
 def make_draw(
-  config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer, gallery: Gallery | None
+  config: ConfigDict,
+  sample: SampleFn,
+  params: Params,
+  version: int,
+  *,
+  talk: Rules | None,
+  talking: Talking | None,
+  mesh: Mesh,
+  tokenizer: Tokenizer,
+  gallery: Gallery | None,
 ) -> DrawFn:
   """Returns the function that draws the samples of an evaluation: responses, or conversations.
 
-  `params` and `mesh` are the sampler's.
+  `params` and `mesh` are the sampler's, and `version` is the number of RL steps that the weights
+  were trained for.
   """
+  if talking is not None:
+
+    def draw_on_engine(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
+      job = talking.job(examples, key, group_size=config.eval.samples, draws=talking.evaluate)
+      playing = talking.engine.play(talking.play, job, params, version)
+      drawn, _ = gather(playing, job, tokenizer, prompt_buckets=config.rollout.prompt_buckets)
+      return drawn.rollouts, drawn.responses
+
+    return draw_on_engine
   placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets, gallery=gallery)
   if talk is None:
     return lambda examples, key: rollout.draw(sample, params, examples, key, **placing)

@@ -79,7 +79,8 @@ def describe_pilot(config: ConfigDict) -> str:
   pilot.log.tensorboard = False
   with tempfile.TemporaryDirectory() as folder:
     run = start_run(pilot, Path(folder), command="pilot")
-    with explained(run.config, lambda: run.phases.now), run.phases, run.grader, run.progress, run.writer, run.samples:
+    explaining, engine = explained(run.config, lambda: run.phases.now), run.experiment.closing()
+    with explaining, run.phases, engine, run.grader, run.progress, run.writer, run.samples:
       findings, batch = measure(run)
   return "\n".join([*_examples(batch), *findings_lines(findings, run.config)])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
 from jaxrl_llm.devices import hosts
@@ -16,6 +17,7 @@ from jaxrl_llm.evaluation import held_out, write_samples
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import conversations, dynamic_sampling, pipelining, rollout
 from jaxrl_llm.rollouts import partial as partial_lib
+from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.weight_sync import check_version
 from jaxrl_llm.run.saved_state import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.run.start import Run
@@ -51,6 +53,8 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
   if experiment.sync is not None:
     check_version(run.on_sampler, step, staleness=section.staleness)
   key = jax.random.fold_in(jax.random.fold_in(run.key, ROLLOUT), step)
+  if experiment.talking is not None:
+    return pipelining.InFlight(run.record.rl_steps, talking(run, jax.random.fold_in(key, draw) if draw else key))
   ask = partial(
     rollout.dispatch,
     experiment.sampler.stream or experiment.sampler.sample,
@@ -141,6 +145,17 @@ def conversing(run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
   return arrive
 
 
+def talking(run: Run, key: PRNGKeyArray) -> pipelining.ArriveFn:
+  """Draws conversations over the decoding engine, each at its own pace."""
+  section, experiment, examples = run.config.rollout, run.experiment, next(run.prompts)
+  talks = experiment.talking
+  job = talks.job(examples, key, group_size=section.group_size, draws=talks.train)
+  playing = talks.engine.play(talks.play, job, sampler_params(run), run.record.rl_steps)
+  grading = dict(rewards=experiment.rewards, call=run.grader) if section.report_every else {}
+  gathering = dict(prompt_buckets=section.prompt_buckets, **grading)
+  return lambda between: gather(playing, job, experiment.task.tokenizer, between=between, **gathering)
+
+
 def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
   """Returns the batch of drawn rollouts with their rewards.
 
@@ -216,7 +231,7 @@ def evaluate(run: Run, step: int) -> float:
   run.phases.begin("eval", step)
   move_weights(run)
   evaluated = held_out.evaluate_policy(
-    experiment.eval_draw(sampler_params(run)),
+    experiment.eval_draw(sampler_params(run), run.record.rl_steps),
     [experiment.task.test[i] for i in held_out.choose(len(experiment.task.test), config.eval.num_prompts, seed=TEST_SET)],
     jax.random.fold_in(jax.random.fold_in(run.key, EVAL), step),
     batch_prompts=config.eval.batch_prompts,

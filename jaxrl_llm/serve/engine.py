@@ -23,13 +23,15 @@ from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import CACHE_DTYPES, Model
 from jaxrl_llm.serve.checks import check_request
 from jaxrl_llm.serve.pool import Place, Pool
-from jaxrl_llm.serve.programs import NO_ID, Programs, make_programs, no_rows
+from jaxrl_llm.serve.programs import NO_ID, Programs, Rows, make_programs, no_rows
 from jaxrl_llm.serve.requests import Completion, Handle, Limits, Piece, QueueFull, Request
 from jaxrl_llm.serve.routes import Routes
 from jaxrl_llm.types import Params
 
 _STOP_IDS = 8  # Number of stop ids per request that the device knows. The host looks for all.
+_STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
+_ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
 _GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
 
 
@@ -59,6 +61,7 @@ class _Open:
     kept: Ids that each token was drawn from; None if they are not recorded.
     cached, computed: Numbers of tokens; see `Completion`.
     version: Version of the weights that drew the first token.
+    drawn_at: Stretch that drew the last token.
   """
 
   request: Request
@@ -75,6 +78,7 @@ class _Open:
   cached: int = 0
   computed: int = 0
   version: int = 0
+  drawn_at: int = 0
 
 
 class DecodingEngine:
@@ -93,6 +97,7 @@ class DecodingEngine:
     self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
     self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
     self._rows, self._routes, self._records_kept = no_rows(slots, _STOP_IDS), routes, records_kept
+    self._stretches, self._ids_of_stops = 0, {}
     self._waiting: deque[_Open] = deque()
     self._running: dict[int, _Open] = {}
     # What other threads change, under the lock of `_changed`.
@@ -154,6 +159,15 @@ class DecodingEngine:
     except ValueError as error:
       raise ValueError(f"stops: {str(error).replace('rollout.stop_strings', 'it')}") from error
 
+  def _ids_with(self, stop: str) -> tuple[int, ...]:
+    """Returns the ids whose bytes contain a stop string, which the device can look for."""
+    if stop not in self._ids_of_stops:
+      if len(self._ids_of_stops) >= _STOPS_KEPT:
+        self._ids_of_stops.clear()
+      encoded = stop.encode()
+      self._ids_of_stops[stop] = tuple(i for i, own in enumerate(self._token_bytes[: self._vocab_size]) if encoded in own)
+    return self._ids_of_stops[stop]
+
   def _run(self) -> None:
     try:
       while self._take():
@@ -203,7 +217,8 @@ class DecodingEngine:
       self._write_settings(place.row, opened.request)
 
   def _write_settings(self, row: int, request: Request) -> None:
-    rows, seed, stop_ids = self._rows, request.seed % (1 << 64), request.stop_ids[:_STOP_IDS]
+    rows, seed = self._rows, request.seed % (1 << 64)
+    stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(id for stop in request.stops for id in self._ids_with(stop)))))[:_STOP_IDS]
     rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
     rows.top_ks[row] = min(request.top_k, self._vocab_size)
     rows.top_ps[row] = request.top_p
@@ -256,6 +271,9 @@ class DecodingEngine:
     ready = [opened for opened in self._running.values() if not opened.copies and not self._missing(opened)]
     if not ready:
       return
+    width = next((width for width in sorted(self._programs.narrow) if len(ready) <= _ROUNDING * width), None)
+    # In the order of the rows that have waited for longest.
+    ready = ready if width is None else sorted(ready, key=lambda opened: opened.drawn_at)[:width]
     rows = self._rows
     rows.budgets[:] = 0
     for opened in ready:
@@ -263,20 +281,32 @@ class DecodingEngine:
       rows.tokens[row] = opened.tokens[-1] if drawn else opened.prompt[-1]
       rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, drawn
       rows.budgets[row] = opened.request.max_tokens - drawn
-    version = self._version
-    self._cache, drawn = self._programs.stretch(self._weights, self._cache, rows)
+    version, columns = self._version, [opened.place.row for opened in ready]
+    if width is None:
+      self._cache, drawn = self._programs.stretch(self._weights, self._cache, rows)
+    else:
+      places = np.full(width, len(rows.tokens), np.int32)
+      places[: len(columns)] = columns
+      # Beyond the rows that are ready, copies of the last one with nothing to draw.
+      own = Rows(*(x[np.minimum(places, len(rows.tokens) - 1)] for x in rows))
+      own.budgets[len(columns) :] = 0
+      self._cache, drawn = self._programs.narrow[width](self._weights, self._cache, own, places)
+      columns = range(len(columns))
     drawn = jax.device_get(drawn)
-    for opened in ready:
-      row = opened.place.row
-      count = int(np.sum(drawn.tokens[:, row] != NO_ID))
+    tokens, logprobs = drawn.tokens.T, drawn.logprobs.T
+    counts = np.sum(tokens != NO_ID, axis=1)
+    self._stretches += 1
+    for opened, column in zip(ready, columns, strict=True):
+      count, row = int(counts[column]), opened.place.row
       if self._routes is not None:
-        self._routes.write(row, int(rows.columns[row]), drawn.routes[:count, row])
+        self._routes.write(row, int(rows.columns[row]), drawn.routes[:count, column])
       if opened.kept is not None:
-        bits = np.unpackbits(drawn.kept[:count, row], axis=1, count=self._vocab_size)
+        bits = np.unpackbits(drawn.kept[:count, column], axis=1, count=self._vocab_size)
         opened.kept += [np.flatnonzero(of_token).tolist() for of_token in bits]
       opened.version = opened.version if opened.tokens else version
       opened.computed += count
-      self._hand_over(opened, drawn.tokens[:count, row].tolist(), drawn.logprobs[:count, row].tolist())
+      opened.drawn_at = self._stretches
+      self._hand_over(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist())
 
   def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float]) -> None:
     """Gives a caller what its row has drawn, up to a stop."""

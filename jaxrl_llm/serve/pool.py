@@ -47,7 +47,7 @@ class Pool:
     self._busy: Bool[np.ndarray, " B"] = np.zeros(rows, bool)
     self._readers = np.zeros(rows, np.int64)  # Requests that still have to copy from the row.
     self._versions = np.zeros(rows, np.int64)
-    self._salts = [""] * rows
+    self._salts = np.full(rows, "", object)
     self._ended = np.zeros(rows, np.int64)  # Time at which the row became idle.
     self._time, self._least = 0, least
 
@@ -81,7 +81,7 @@ class Pool:
 
   def _shared(self, tokens: Integer[np.ndarray, " n"], salt: str, version: int) -> Int[np.ndarray, " B"]:
     """Returns how many of the first tokens each row holds or is going to hold."""
-    known = np.array([other == salt for other in self._salts]) & (self._versions == version)
+    known = (self._salts == salt) & (self._versions == version)
     differs = self._tokens[:, : len(tokens)] != tokens
     equal = np.where(differs.any(axis=1), differs.argmax(axis=1), len(tokens)) if len(tokens) else np.zeros(len(known), np.int64)
     return np.where(known, np.minimum(equal, np.maximum(self._planned, self.lengths)), 0)

@@ -1,7 +1,8 @@
 """The programs of the engine, compiled once: prefill, copy of rows, and a stretch of steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -11,13 +12,16 @@ from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
 from jaxrl_llm.devices.mesh import platform_of, replicated
 from jaxrl_llm.models import Model, lower_precision
-from jaxrl_llm.models.cache import copy_rows
+from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
 from jaxrl_llm.sampler.draw import draw
 from jaxrl_llm.sampler.filters import REMOVED, filter_rows
 from jaxrl_llm.types import Params
 
 NO_ID = -1
 """Id of a token that was not drawn, and of a stop token that does not exist."""
+
+_NARROWEST = 8
+"""Smallest number of rows of a narrow program."""
 
 _ALIGNMENT = {"cpu": 64}
 _BLOCK = 256
@@ -74,6 +78,9 @@ class Programs(NamedTuple):
       routes [N C L K])`; see `Model.extend`.
     copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
     stretch: Function `(weights, cache, rows) -> (cache, Drawn)`.
+    narrow: Functions like `stretch`, by the number of rows w that they decode:
+      `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`. The places are rows of the
+      cache, all different, and number B stands for none.
   """
 
   weights: Callable[[Params], PyTree]
@@ -81,6 +88,7 @@ class Programs(NamedTuple):
   prefill: Callable[..., tuple[PyTree, Array | None]]
   copy: Callable[..., PyTree]
   stretch: Callable[..., tuple[PyTree, "Drawn"]]
+  narrow: Mapping[int, Callable[..., tuple[PyTree, "Drawn"]]] = MappingProxyType({})
 
 
 def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
@@ -144,15 +152,38 @@ def make_programs(
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
   of_spans = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((spans, chunk), (spans,), (spans,), (spans,))]
-  nothing = _nothing(model, (steps, slots), records_routes=records_routes, records_kept=records_kept)
-  stretch = partial(_stretch, model, nothing)
+  recorded = dict(records_routes=records_routes, records_kept=records_kept)
+  draws = lambda count: partial(_stretch, model, _nothing(model, (steps, count), **recorded))
+  abstract_rows = lambda count: no_rows(count, num_stop_ids)
+
+  def narrow(weights, cache, rows, places):
+    own, drawn = draws(len(places))(weights, take_rows(cache, places), rows)
+    return put_rows(cache, places, own), drawn
+
+  widths = narrow_widths(slots, platform_of(model.mesh))
+  places = lambda width: jax.ShapeDtypeStruct((width,), np.int32)
+  drawing = dict(donate_argnums=1, **keep(None))
   return Programs(
     make_weights,
     allocate,
     compiled(prefill, weights, cache, *of_spans, donate_argnums=1, **keep(None)),
     compiled(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
-    compiled(stretch, weights, cache, no_rows(slots, num_stop_ids), donate_argnums=1, **keep(None)),
+    compiled(draws(slots), weights, cache, abstract_rows(slots), **drawing),
+    {width: compiled(narrow, weights, cache, abstract_rows(width), places(width), **drawing) for width in widths},
   )
+
+
+def narrow_widths(slots: int, platform: str) -> tuple[int, ...]:
+  """Returns the numbers of rows of the narrow programs, the largest first.
+
+  On a CPU the time of a step follows the number of its rows, idle ones included. On accelerators it
+  hardly does: they read all weights for any number of rows.
+
+  Example:
+    >>> narrow_widths(256, "cpu"), narrow_widths(8, "cpu"), narrow_widths(256, "gpu")
+    ((64, 16), (), ())
+  """
+  return tuple(width for width in (slots // 4, slots // 16) if width >= _NARROWEST) if platform == "cpu" else ()
 
 
 def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> Drawn:

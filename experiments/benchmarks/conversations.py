@@ -1,0 +1,159 @@
+"""Time of a rollout batch of conversations: the decoding engine against the batch sampler.
+
+  python -m experiments.benchmarks.conversations --config=configs/tools.py --warm_steps=150 --json=OUT
+
+Both hold conversations on the same problems with the same weights, after a short warm start that
+makes them realistic, in one process and in turns; a batch of each is not counted. Seeds are those
+of each, so the conversations are not the same ones, but of the same policy. The batch sampler is
+called once per turn for all conversations, and the engine as they go. The benchmark prints the
+seconds of both and the tokens that pass through the model, padding included.
+"""
+
+import argparse
+import importlib
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.benchmarks.reporting import lines, write_json
+from jaxrl_llm import train
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.rollouts import conversations, rollout
+from jaxrl_llm.rollouts.gathering import gather
+from jaxrl_llm.run.sample import move_weights, sampler_params
+from jaxrl_llm.run.start import Run, start_run
+from jaxrl_llm.sampler import Requests
+from jaxrl_llm.types import Rollouts
+
+
+def by_sampler(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, float]]:
+  """Returns a function `(problems, key) -> measurements` that calls the batch sampler once per turn."""
+  experiment, section, rules = run.experiment, run.config.rollout, run.experiment.talk
+  tokenizer, width = experiment.task.tokenizer, max(section.prompt_buckets)
+  placing = dict(mesh=experiment.sampler_mesh, tokenizer=tokenizer, prompt_buckets=section.prompt_buckets)
+
+  def draw(examples: rollout.Examples, key: jax.Array) -> dict[str, float]:
+    computed = 0
+
+    def again(requests: Requests) -> Rollouts:
+      nonlocal computed
+      drawn = hosts.to_host(rollout.dispatch(experiment.sampler.sample, sampler_params(run), examples, key, requests=requests, **placing))
+      new = drawn.mask.sum(axis=1) - requests.partial.lengths
+      # All budgets are prefilled, and all rows decode until the last one has ended its turn.
+      computed += len(examples) * width + drawn.mask.size + int(new.max()) * len(new)
+      return drawn
+
+    talks = conversations.begin_conversations(examples, rules, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
+    first = again(conversations.turn_requests(talks, rules))
+    rollouts, responses = conversations.converse(first, talks, again, rules=rules, tokenizer=tokenizer)
+    return conversations.metrics(rollouts, responses) | {"tokens": float(rollouts.mask.sum()), "computed": float(computed)}
+
+  return draw
+
+
+def by_engine(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, float]]:
+  """Returns a function `(problems, key) -> measurements` that uses the engine."""
+  experiment, section = run.experiment, run.config.rollout
+  talking = experiment.talking
+
+  def draw(examples: rollout.Examples, key: jax.Array) -> dict[str, float]:
+    job = talking.job(examples, key, group_size=section.group_size, draws=talking.train)
+    playing = talking.engine.play(talking.play, job, sampler_params(run), run.record.rl_steps)
+    drawn, metrics = gather(playing, job, experiment.task.tokenizer, prompt_buckets=section.prompt_buckets)
+    return metrics | {"tokens": float(drawn.rollouts.mask.sum()), "computed": metrics["conversation/computed_tokens"]}
+
+  return draw
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+  """Runs both in turns and measures them."""
+  module, _, argument = args.config.partition(":")
+  config = importlib.import_module(module.removesuffix(".py").replace("/", ".")).get_config(argument)
+  config.log.tensorboard, config.log.num_table_rows = False, 0
+  config.warm_start.num_steps = args.warm_steps
+  if args.slots:
+    config.rollout.slots = args.slots
+  with tempfile.TemporaryDirectory() as folder:
+    run = start_run(config, pathlib.Path(folder))
+    if run.experiment.talking is None:
+      raise ValueError(f"--config={args.config}: found no conversations that the engine can draw, expected some")
+    with run.phases, run.experiment.closing(), run.grader, run.progress, run.writer, run.samples:
+      train.warm_start(run)
+      run.phases.begin("rollout")
+      move_weights(run)
+      ways = {"sampler": by_sampler(run), "engine": by_engine(run)}
+      results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+      for repeat in range(args.repeats + 1):
+        examples, key = next(run.prompts), jax.random.fold_in(jax.random.key(args.seed), repeat)
+        for name, draw in ways.items():
+          started, cpu_started = time.perf_counter(), time.process_time()
+          result = draw(examples, key)
+          result |= {"s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu_started}
+          if repeat:
+            results[name].append(result)
+  ratios = [theirs["s"] / ours["s"] for ours, theirs in zip(results["engine"], results["sampler"], strict=True)]
+  device = jax.devices()[0]
+  return {
+    "device": {"kind": device.device_kind, "platform": device.platform, "jax": jax.__version__},
+    "settings": {name: str(value) if isinstance(value, pathlib.Path) else value for name, value in vars(args).items()},
+    "results": results,
+    "ratio": ratios,
+    "median_ratio": statistics.median(ratios),
+  }
+
+
+def describe(result: dict[str, Any]) -> str:
+  """Formats the results as lines of text."""
+  spread = lambda values, form: f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+  def line(rows: list[dict[str, float]]) -> str:
+    mean = lambda name: np.mean([row[name] for row in rows])
+    of = lambda name: [row[name] for row in rows]
+    return (
+      f"{spread(of('s'), '.3f')} s, {spread(of('cpu_s'), '.3f')} s of the CPU; {mean('computed'):,.0f} tokens computed for "
+      f"{mean('tokens'):,.0f}, {mean('conversation/turns/mean'):.2f} turns"
+    )
+
+  return lines(
+    {
+      "job": f"{result['settings']['config']} after {result['settings']['warm_steps']} steps of imitation",
+      "device": f"{result['device']['kind']}, JAX {result['device']['jax']}",
+      **{name: line(rows) for name, rows in result["results"].items()},
+      "times as fast": spread(result["ratio"], ".2f"),
+    }
+  )
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the command and returns its exit status."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.conversations", description=__doc__.splitlines()[0])
+  parser.add_argument("--config", default="configs/tools.py", help="a file of configs/ with an environment, and :ARGUMENT")
+  parser.add_argument("--warm_steps", type=int, default=150, help="number of imitation steps before")
+  parser.add_argument("--slots", type=int, default=0, help="rows of both; 0 means those of the config")
+  parser.add_argument("--repeats", type=int, default=5, help="number of timed batches of each")
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--json", type=pathlib.Path, help="file for the results")
+  args = parser.parse_args(argv)
+  try:
+    for name in ("warm_steps", "repeats"):
+      if getattr(args, name) < 1:
+        raise ValueError(f"--{name}: found {getattr(args, name)}, expected 1 or more")
+    result = measure(args)
+  except (ValueError, OSError, ImportError, json.JSONDecodeError) as error:
+    print(error, file=sys.stderr)
+    return 2
+  print(describe(result))
+  write_json(args.json, result)
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,81 @@
+"""Conversations as they finish, gathered to a batch, and graded while others are still talking."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rewards.outcome import CallFn, call_here, grade
+from jaxrl_llm.rollouts import conversations
+from jaxrl_llm.rollouts.playing import Conversation, Job, Playing, to_completion, to_rollouts
+from jaxrl_llm.rollouts.rollout import Drawn, pending, put
+from jaxrl_llm.rollouts.run_engine import as_engine_error
+from jaxrl_llm.text_types import Tokenizer
+
+
+def gather(
+  playing: Playing,
+  job: Job,
+  tokenizer: Tokenizer,
+  *,
+  prompt_buckets: Sequence[int],
+  rewards: Sequence[WeightedReward] | None = None,
+  call: CallFn = call_here,
+  between: Callable[[], None] = lambda: None,
+) -> tuple[Drawn, dict[str, float]]:
+  """Waits for the conversations of a batch.
+
+  Args:
+    playing: Conversations that are being played.
+    job: What they are.
+    tokenizer: The task's tokenizer.
+    prompt_buckets: Numbers of prompt slots to choose from.
+    rewards: Terms of the reward, for which each conversation is graded as soon as it has finished,
+      or a service is asked without waiting; None grades nothing here. The last ones are never
+      graded here, since nothing is drawn meanwhile.
+    call: Function that calls the reward terms.
+    between: Function called about ten times a second or more; may raise, which gives up what has
+      not finished.
+
+  Returns:
+    The rollouts in the order of the prompts, with the rewards known so far, and metrics.
+
+  Raises:
+    EngineError: If the engine has failed.
+  """
+  size, seconds, played = len(job.seeds), 0.0, []
+  graded = None if rewards is None else pending(rewards, size)
+  begins = [reward.service.begin for reward in rewards or () if reward.service is not None]
+  try:
+    for finished in playing:
+      between()
+      played += finished
+      if rewards is None or not finished or len(played) == size:
+        continue
+      start = time.perf_counter()
+      rows = [talk.sequence for talk in finished]
+      asked = list(map(to_completion, finished)), [job.examples[row // job.group_size] for row in rows]
+      known = [i for i, talk in enumerate(finished) if talk.failed is None]
+      for begin in begins:
+        begin(*([part[i] for i in known] for part in asked))
+      if not begins:
+        graded = put(graded, rows, grade(rewards, *asked, call=call))
+      seconds += time.perf_counter() - start
+  except Exception as error:
+    playing.close()
+    raise as_engine_error(error) from error
+  except BaseException:
+    playing.close()
+    raise
+  rollouts, responses = to_rollouts(played, job.examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
+  own = conversations.metrics(rollouts, responses) | token_metrics(played)
+  return Drawn(rollouts, responses, job.examples, graded), own | ({} if rewards is None else {"perf/reward_overlap_s": seconds})
+
+
+def token_metrics(played: Sequence[Conversation]) -> dict[str, float]:
+  """Returns how many tokens a batch took of the engine, summed over its conversations."""
+  return {
+    "conversation/cached_tokens": float(np.sum([talk.cached_tokens for talk in played])),
+    "conversation/computed_tokens": float(np.sum([talk.computed_tokens for talk in played])),
+  }

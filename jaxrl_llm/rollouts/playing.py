@@ -1,0 +1,208 @@
+"""Conversations of a batch, played over the decoding engine, and the rollouts made of them.
+
+A player is whatever holds conversations: the package with an environment's `reset` and `step`, or a
+foreign program that draws its turns from the engine by itself. It hands over finished
+conversations, each with the very tokens that were drawn:
+
+  job -> play(engine, job) -> conversations, as they finish -> rollouts and completions
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from jaxrl_llm.serve.requests import Engine
+from jaxrl_llm.tasks.image_prompts import prompt_ids
+from jaxrl_llm.text_types import Completion, Tokenizer, Turn
+from jaxrl_llm.types import Rollouts, StopReason
+
+
+class Draws(NamedTuple):
+  """How the policy's turns are drawn.
+
+  Attributes:
+    max_new_tokens: Budget of a conversation behind its prompt, replies included.
+    prompt_tokens: Largest number of tokens of a prompt.
+    temperature, top_k, top_p: Settings of each turn; see `Request`.
+    stop_ids: Ids that end a response.
+    stops: Texts that end a response.
+  """
+
+  max_new_tokens: int
+  prompt_tokens: int
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  stop_ids: tuple[int, ...] = ()
+  stops: tuple[str, ...] = ()
+
+
+class Job(NamedTuple):
+  """A batch of conversations to play: N = n·G sequences, G consecutive ones per prompt.
+
+  Attributes:
+    examples: One task row per prompt.
+    group_size: Number of conversations per prompt (G).
+    seeds: Seed of each sequence; see `turn_seed`.
+    salt: Text that keeps the batch's cached prefixes apart from those of others; see `Request`.
+    draws: How turns are drawn.
+    at_once: Number of conversations that should be in progress at a time, because the engine keeps
+      the keys and values of so many; None for all.
+  """
+
+  examples: Sequence[Mapping[str, Any]]
+  group_size: int
+  seeds: Sequence[int]
+  salt: str
+  draws: Draws
+  at_once: int | None = None
+
+
+class Conversation(NamedTuple):
+  """A finished conversation, token by token.
+
+  Attributes:
+    sequence: Number of the sequence in its batch, from 0; its prompt is number `sequence // G`.
+    prompt: Ids that the policy read before its first turn, at most `Draws.prompt_tokens`. Empty
+      ids stand for those of the task's own prompt.
+    tokens: Ids behind the prompt, at most `Draws.max_new_tokens`: the turns that were drawn, with
+      the replies between them. The last one is the policy's.
+    logprobs: Log-probability of each token under the distribution that it was drawn from; 0 for
+      replies.
+    written: True for tokens that the policy wrote.
+    turns: The policy's turns with their replies and rewards; at least one, unless it failed before
+      that. `Turn.end` is an index of `tokens`.
+    reason: `TOKEN` or `STRING` if the conversation ended by itself, `LENGTH` if a turn, the budget
+      or the number of turns cut it, `ABORTED` if it failed.
+    failed: Cause and line, as a pair, if the environment failed, which leaves the conversation
+      without a reward; else None. Causes are those of `rewards.outcome.CAUSES`.
+    cached_tokens: Number of prompt tokens, summed over turns, whose keys and values were already on
+      the device.
+    computed_tokens: Number of tokens that passed through the model.
+  """
+
+  sequence: int
+  prompt: Sequence[int]
+  tokens: Sequence[int]
+  logprobs: Sequence[float]
+  written: Sequence[bool]
+  turns: tuple[Turn, ...]
+  reason: StopReason
+  failed: tuple[str, str] | None = None
+  cached_tokens: int = 0
+  computed_tokens: int = 0
+
+
+@runtime_checkable
+class Playing(Protocol):
+  """Conversations that are being played by other threads, whether or not anybody waits for them.
+
+  Iterating yields lists of those that have finished since the last one, in any order, until all
+  have. An empty list means that none has finished for a while, so that the caller can do other
+  things. An error of the engine is raised; one that concerns a single conversation is its `failed`.
+  """
+
+  def __iter__(self) -> Iterator[list[Conversation]]:
+    """Returns the iterator, which is the object itself."""
+    ...
+
+  def __next__(self) -> list[Conversation]:
+    """Waits up to about 0.1 s for finished conversations."""
+    ...
+
+  def wait(self) -> None:
+    """Waits until nothing is drawn any more: all conversations have finished, or one error."""
+    ...
+
+  def close(self) -> None:
+    """Gives up the conversations that have not finished; may be called more than once."""
+    ...
+
+
+PlayFn = Callable[[Engine, Job], Playing]
+"""`(engine, job) -> playing`: begins all conversations of a batch and returns at once."""
+
+
+def sequence_seeds(key: PRNGKeyArray, num_sequences: int) -> list[int]:
+  """Returns a 64-bit seed for each sequence of the batch with this key."""
+  words = np.asarray(jax.random.key_data(key), np.uint32).tobytes()
+  hashed = lambda i: hashlib.blake2b(words + i.to_bytes(8, "little"), digest_size=8).digest()
+  return [int.from_bytes(hashed(i), "little") for i in range(num_sequences)]
+
+
+def turn_seed(seed: int, turn: int) -> int:
+  """Returns the seed of a request: turn `turn`, from 0, of the sequence with this seed.
+
+  Example:
+    >>> turn_seed(1, 0) == turn_seed(1, 0), turn_seed(1, 0) == turn_seed(1, 1)
+    (True, False)
+  """
+  return int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "little") + turn.to_bytes(8, "little"), digest_size=8).digest(), "little")
+
+
+def salt_of(key: PRNGKeyArray) -> str:
+  """Returns the salt of the batch with this key."""
+  return np.asarray(jax.random.key_data(key), np.uint32).tobytes().hex()
+
+
+def to_rollouts(
+  played: Sequence[Conversation], examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *, draws: Draws,
+  prompt_buckets: Sequence[int],
+) -> tuple[Rollouts, list[Completion]]:  # fmt: skip
+  """Makes the rollouts and completions of a batch of which all conversations have finished.
+
+  Args:
+    played: Conversations, in any order.
+    examples: One task row per prompt.
+    tokenizer: The task's tokenizer.
+    draws: How turns were drawn.
+    prompt_buckets: Numbers of prompt slots to choose from.
+
+  Raises:
+    ValueError: If a sequence is missing, or one of them does not keep to the sizes.
+  """
+  played = [_with_a_token(talk, tokenizer) for talk in sorted(played, key=lambda talk: talk.sequence)]
+  sequences = [talk.sequence for talk in played]
+  if sequences != list(range(len(played))) or len(played) % len(examples):
+    raise ValueError(f"found the conversations {sequences}, expected one for each sequence of {len(examples)} prompts")
+  group_size = len(played) // len(examples)
+  own = [list(talk.prompt) or prompt_ids(examples[talk.sequence // group_size], tokenizer) for talk in played]
+  longest, fitting = max(map(len, own)), sorted(prompt_buckets)
+  width = next((bucket for bucket in fitting if bucket >= longest), None)
+  if width is None:
+    raise ValueError(f"rollout.prompt_buckets: found a prompt of {longest} tokens, expected at most {fitting[-1]}")
+  shape = (len(played), draws.max_new_tokens)
+  prompts, tokens = np.full((len(played), width), tokenizer.pad_id, np.int32), np.full(shape, tokenizer.pad_id, np.int32)
+  prompt_mask, mask, written = np.zeros(prompts.shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
+  logprobs = np.zeros(shape, np.float32)
+  for row, (talk, prompt) in enumerate(zip(played, own, strict=True)):
+    size = len(talk.tokens)
+    if not 0 < size <= draws.max_new_tokens or not len(talk.logprobs) == len(talk.written) == size or not talk.turns:
+      raise ValueError(
+        f"conversation {talk.sequence}: found {size} tokens with {len(talk.logprobs)} log-probabilities, {len(talk.written)} marks and "
+        f"{len(talk.turns)} turns, expected 1 to {draws.max_new_tokens} of each"
+      )
+    prompts[row, width - len(prompt) :], prompt_mask[row, width - len(prompt) :] = prompt, True
+    tokens[row, :size], logprobs[row, :size], written[row, :size], mask[row, :size] = talk.tokens, talk.logprobs, talk.written, True
+  reasons = np.array([talk.reason for talk in played], np.int8)
+  stopped = (reasons == StopReason.TOKEN) | (reasons == StopReason.STRING)
+  rollouts = Rollouts(prompts, prompt_mask, tokens, mask, logprobs, stopped, reasons=reasons, written=written)
+  return rollouts, [to_completion(talk) for talk in played]
+
+
+def _with_a_token(talk: Conversation, tokenizer: Tokenizer) -> Conversation:
+  """Returns a conversation of at least one token, which nobody wrote if it failed before any."""
+  if talk.tokens or talk.failed is None:
+    return talk
+  return talk._replace(tokens=(tokenizer.eos_id,), logprobs=(0.0,), written=(False,), turns=(Turn("", "", 0.0, 0),))
+
+
+def to_completion(talk: Conversation) -> Completion:
+  """Returns a conversation as the rewards see it."""
+  ids = tuple(int(token) for token, own in zip(talk.tokens, talk.written, strict=True) if own)
+  stopped = talk.reason in (StopReason.TOKEN, StopReason.STRING)
+  return Completion(talk.turns[-1].text, ids, len(ids), stopped, talk.turns, talk.failed)
