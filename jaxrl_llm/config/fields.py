@@ -280,7 +280,7 @@ FIELDS: dict[str, Field] = {
     "samples differ in reward. Other groups then fill the rest."),
   "rollout.report_every": Field(0, NATURAL,
     "Decoding steps between reports of finished responses, which are graded while the rest is drawn; 0: one report "
-    "at the end."),
+    "at the end. Conversations on the decoding engine: above 0, each is graded once it has ended."),
 
   "learner.updates_per_rollout": Field(4, COUNT, "Optimizer updates per rollout batch, each on a mini-batch of whole groups."),
   "learner.rows_per_device": Field(None, COUNT,

@@ -79,7 +79,14 @@ class Kept(NamedTuple):
 
 
 def footprint(
-  config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, objective: Objective, *, needs: frozenset[str]
+  config: ConfigDict,
+  shape: ModelConfig,
+  mesh: Mesh,
+  sampler_mesh: Mesh,
+  objective: Objective,
+  *,
+  needs: frozenset[str],
+  engine_columns: int | None = None,
 ) -> Footprint:
   """Estimates the memory of each device; allocates nothing and needs none of the devices.
 
@@ -90,6 +97,7 @@ def footprint(
     sampler_mesh: Mesh of the sampler, possibly with the same devices.
     objective: Objective that RL minimises.
     needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
+    engine_columns: Number of columns of the decoding engine's cache; None if the sampler draws.
 
   Raises:
     ValueError: If a mesh does not divide a weight.
@@ -140,7 +148,7 @@ def footprint(
 
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
   sampled_shape = shape._replace(dtype=sampler_dtype, decode_weights=config.serving.weights)
-  sampled = sampling(config, sampled_shape, sampler_mesh)
+  sampled = sampling(config, sampled_shape, sampler_mesh, engine_columns=engine_columns)
   lowered = make_model(sampled_shape, mesh=sampler_mesh)
   serving = serving_of(shape, sampler_mesh, layout=config.serving.layout)
   place = lambda mesh, **options: mesh_lib.param_shardings(mesh, lowered.logical_axes, state.params, **options)
@@ -148,7 +156,13 @@ def footprint(
   of_decoding = of_params if serving is None else place(serving.mesh, rules=serving.rules)
   weights = jax.eval_shape(lambda params: lowered.decoding_weights(lower_precision(params, sampler_dtype)), state.params)
   decoding = bytes_of(placed_like(weights, unstacked_shardings(sampled_shape, weights, of_decoding)))
-  if sampler_mesh == mesh:
+  if engine_columns is not None:
+    # The engine keeps its cache, and its weights until the next ones are there.
+    sampled |= {"next weights laid out for decoding": decoding}
+  if sampler_mesh == mesh and engine_columns is not None:
+    held |= {"weights laid out for decoding": decoding, "key-value cache": sampled.pop("key-value cache")}
+    by_program["sampling"] = sampled
+  elif sampler_mesh == mesh:
     by_program["sampling"] = {"weights laid out for decoding": decoding, **sampled, **_of_prompts(config, shape, mesh, state.params)}
   else:
     arrived = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(placed_like(state.params, of_params)))
@@ -309,12 +323,20 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
   return parts | {"output head": weights + (vocab * shape.d_model * 4 if learns else 0)}
 
 
-def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh, *, slots: int | None = None) -> dict[str, float]:
+def sampling(
+  config: ConfigDict, shape: ModelConfig, mesh: Mesh, *, slots: int | None = None, engine_columns: int | None = None
+) -> dict[str, float]:
   """Returns the bytes besides the weights on each device of the sampler, by kind.
 
-  This is the larger of drawing rollouts and evaluating. `slots` replaces the config's number.
+  This is the larger of drawing rollouts and evaluating, or what the decoding engine takes for both.
+  `slots` replaces the config's number.
   """
   section, shards, options = config.rollout, mesh_lib.num_row_shards(mesh), []
+  if engine_columns is not None:
+    most = section.num_prompts * section.group_size
+    rows, dtype = min(slots or section.slots or most, most), section.cache_dtype or shape.dtype
+    cache = num_bytes(shape, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=engine_columns, dtype=dtype)
+    return {"key-value cache": cache, "logits": 3 * rows * shape.vocab_size * 4}
   width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
   for prompts, group in ((num_prompts, section.group_size), (config.eval.batch_prompts, config.eval.samples)):
     rows = num_rows(mesh, prompts * group, slots or section.slots)
@@ -325,7 +347,9 @@ def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh, *, slots: int |
   return _larger(*options)
 
 
-def slots_that_fit(config: ConfigDict, shape: ModelConfig, mesh: Mesh, estimate: Footprint, *, limit: float) -> int:
+def slots_that_fit(
+  config: ConfigDict, shape: ModelConfig, mesh: Mesh, estimate: Footprint, *, limit: float, engine_columns: int | None = None
+) -> int:
   """Returns the largest number of rows that decode at once and fit the devices.
 
   More rows share each read of the weights, and fewer sequences wait. The number starts with
@@ -337,13 +361,15 @@ def slots_that_fit(config: ConfigDict, shape: ModelConfig, mesh: Mesh, estimate:
     mesh: Mesh of the sampler.
     estimate: Memory of each device with any number of slots.
     limit: Memory of each device in bytes.
+    engine_columns: As in `footprint`.
   """
   beside = estimate.of_sampler or estimate.held | estimate.programs["sampling"]
   fixed = sum(size for name, size in beside.items() if name not in ("key-value cache", "logits"))
   section, shards = config.rollout, mesh_lib.num_row_shards(mesh)
   sampled = shape._replace(dtype=config.model.sampler_dtype or shape.dtype)
   slots = num_rows(mesh, (section.num_prompts + section.spare_prompts) * section.group_size, None)
-  while slots > shards and fixed + sum(sampling(config, sampled, mesh, slots=slots).values()) > _FILLED * limit:
+  needed = lambda slots: sum(sampling(config, sampled, mesh, slots=slots, engine_columns=engine_columns).values())
+  while slots > shards and fixed + needed(slots) > _FILLED * limit:
     slots = -(-slots // (2 * shards)) * shards
   return slots
 

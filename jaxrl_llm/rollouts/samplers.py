@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
@@ -29,6 +30,7 @@ from jaxrl_llm.sampler import (
   no_partial,
 )
 from jaxrl_llm.sampler.begin import num_rows
+from jaxrl_llm.serve.programs import column_blocks
 from jaxrl_llm.text_types import Tokenizer
 
 
@@ -50,7 +52,14 @@ class Samplers(NamedTuple):
 
 
 def make_samplers(
-  config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool, turn_stops: Sequence[str] | None = None
+  config: ConfigDict,
+  model: Model,
+  tokenizer: Tokenizer,
+  params: PyTree,
+  *,
+  records_routes: bool,
+  turn_stops: Sequence[str] | None = None,
+  on_engine: bool = False,
 ) -> Samplers:
   """Makes the samplers of training rollouts and of evaluations.
 
@@ -63,6 +72,8 @@ def make_samplers(
     params: Abstract weights of the policy, as the samplers are given them.
     records_routes: Whether rollouts record the experts that their tokens visit.
     turn_stops: Texts that end a turn of a conversation; None for single-turn responses.
+    on_engine: Whether the decoding engine draws everything instead, so that these programs never
+      compile.
 
   Raises:
     ValueError: If there is neither a stop token nor a stop string, the vocabulary cannot write a
@@ -80,7 +91,7 @@ def make_samplers(
   )
   check_stops(tokenizer, common["stop_table"])
   check_attention(config, model)
-  check_fits(config, model)
+  (check_engine_fits if on_engine else check_fits)(config, model)
   training = common | dict(
     group_size=section.group_size,
     temperature=section.temperature,
@@ -98,7 +109,7 @@ def make_samplers(
   signatures = _signatures(config, model, params, num_prompts, carried, section.group_size if talks else 0)
   eval_signatures = _signatures(config, model, params, config.eval.batch_prompts, None, config.eval.samples if talks else 0)
   lowered, stream = in_dtype(model), None
-  if section.report_every:
+  if section.report_every and not on_engine:
     stream = make_stream(lowered, steps_per_report=section.report_every, signatures=signatures, **training)
   return Samplers(
     sample=compiled_for(jax.jit(make_sampler(lowered, **training)), signatures),
@@ -182,6 +193,29 @@ def check_attention(config: ConfigDict, model: Model) -> None:
     ragged.is_used(shape.decode_attention, platform, shape.head_dim, columns)
 
 
+def check_engine_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:
+  """Checks that the decoding engine's device can hold its cache, before anything is compiled.
+
+  Args:
+    config: The experiment's config.
+    model: Model on the sampler's mesh, of one device.
+    limit: Memory of the device in bytes; None asks the device.
+
+  Raises:
+    ValueError: If the cache does not fit. The message is like that of `check_fits`.
+  """
+  rows, dtype = engine_sizes(config, mesh_lib.platform_of(model.mesh))["slots"], config.rollout.cache_dtype or model.config.dtype
+  columns = engine_columns(config, model.mesh)
+  needed = num_bytes(model.config, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=columns, dtype=dtype)
+  limit = memory_limit(model.mesh.local_devices[0], model.mesh.local_mesh.size) if limit is None else limit
+  if limit is not None and needed > limit:
+    raise ValueError(
+      f"config.rollout.slots={config.rollout.slots}: the {dtype} cache of {rows} conversations of {columns} tokens needs "
+      f"{needed / 1e9:,.2f} GB on a device that has {limit / 1e9:,.2f} GB; lower config.rollout.slots, lower "
+      "config.rollout.max_new_tokens, or set config.rollout.cache_dtype='int8'"
+    )
+
+
 def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:
   """Checks that the sampler's devices can hold its cache, before anything is compiled.
 
@@ -230,6 +264,12 @@ def engine_sizes(config: ConfigDict, platform: str) -> dict[str, int]:
   most, context = section.num_prompts * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
   chunk = min(max(1 << (context // 4).bit_length() - 1, 8), 32)
   return dict(slots=min(section.slots or most, most), context=context, chunk=chunk, spans=256 // chunk, steps=4 if platform == "cpu" else 8)
+
+
+def engine_columns(config: ConfigDict, mesh: Mesh) -> int:
+  """Returns the number of columns of the cache of the decoding engine that draws conversations."""
+  platform = mesh_lib.platform_of(mesh)
+  return sum(column_blocks(engine_sizes(config, platform)["context"], platform))
 
 
 def memory_limit(device: jax.Device, num_sharing: int) -> int | None:

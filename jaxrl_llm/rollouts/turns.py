@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,9 +87,8 @@ class Talks:
     try:
       for _ in range(job.at_once or len(self._talks)):
         self._begin()
-    except BaseException:
-      self.close()
-      raise
+    except Exception as error:
+      self._fail(error)
 
   def __iter__(self) -> Iterator[list[Conversation]]:
     """Returns itself."""
@@ -127,8 +126,13 @@ class Talks:
             talk.handle.abort()
     self._end()
 
-  def _start(self, work) -> None:
+  def _start(self, work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="conversations", daemon=True).start()
+
+  def _fail(self, error: BaseException) -> None:
+    """Raises an error where somebody waits for the conversations."""
+    self._finished.put(error)
+    self._end()
 
   def _end(self) -> None:
     self._over.set()
@@ -178,8 +182,7 @@ class Talks:
         is_late = self._continue(talk, future)
       # Whatever it is, the caller must not wait for ever.
       except BaseException as error:
-        self._finished.put(error)
-        self._end()
+        self._fail(error)
         return
       if is_late:
         return  # Another thread has replaced this one.
@@ -244,24 +247,28 @@ class Talks:
     A thread cannot be killed, so a call that never returns occupies one until the process exits. The
     policy's programs run in the sandbox, which can be killed.
     """
-    timeout_s = self._rules.timeout_s
-    while not self._over.wait(min(_PATIENCE_S, timeout_s / 4)):
-      for talk in self._talks:
-        began = talk.began
-        if began is None:
-          continue
-        seconds = time.monotonic() - began
-        if seconds > _PATIENCE_S:
-          self._make_room(talk)
-        if seconds <= timeout_s:
-          continue
-        with self._lock:
-          if talk.ended or talk.began is None:
-            continue
-          talk.ended, talk.began = True, None
-        talk.turns += (Turn(talk.said, "", 0.0, len(talk.tokens) - 1),)
-        self._start(self._work)
-        self._hand_over(talk, StopReason.ABORTED, timed_out(timeout_s))
+    try:
+      while not self._over.wait(min(_PATIENCE_S, self._rules.timeout_s / 4)):
+        for talk in self._talks:
+          began = talk.began
+          if began is not None:
+            self._check(talk, time.monotonic() - began)
+    except BaseException as error:
+      self._fail(error)
+
+  def _check(self, talk: _Talk, seconds: float) -> None:
+    """Gives up a conversation if its environment has not replied for so long that it is late."""
+    if seconds > _PATIENCE_S:
+      self._make_room(talk)
+    if seconds <= self._rules.timeout_s:
+      return
+    with self._lock:
+      if talk.ended or talk.began is None:
+        return
+      talk.ended, talk.began = True, None
+    talk.turns += (Turn(talk.said, "", 0.0, len(talk.tokens) - 1),)
+    self._start(self._work)
+    self._hand_over(talk, StopReason.ABORTED, timed_out(self._rules.timeout_s))
 
   def _finish(self, talk: _Talk, reason: StopReason, failed: tuple[str, str] | None = None) -> None:
     with self._lock:

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
 from jaxrl_llm.rollouts.run_engine import RunEngine
-from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes, make_samplers, memory_limit, room_in_prompts
+from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, make_samplers, memory_limit, room_in_prompts
 from jaxrl_llm.rollouts.turns import Talks
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn
@@ -278,10 +278,16 @@ def build_experiment(config: ConfigDict) -> Experiment:
   check_pictures(task.name, lengths, config)
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
+  columns, why_not = None, None
+  if talk is not None and (why_not := why_not_engine(config, shape, sampler_mesh)) is None:
+    columns = engine_columns(config, sampler_mesh)
+  if problems := list(batch_problems(config, why_not)):
+    raise ValueError("\n".join(problems))
   limit = memory_limit(sampler_mesh.local_devices[0], sampler_mesh.local_mesh.size)
   if config.rollout.slots is None and not is_cpu and limit is not None:
-    estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs)
-    config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, limit=limit)
+    estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns)
+    fitting = dict(limit=limit, engine_columns=columns)
+    config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, **fitting)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
     raise ValueError(
       f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
@@ -303,13 +309,11 @@ def build_experiment(config: ConfigDict) -> Experiment:
     options = dict(dtype=sampling_model.config.dtype, trainable=learner.trainable)
     sync = make_weight_sync(abstract_params, model.logical_axes, learner=mesh, sampler=sampler_mesh, **options)
     sampled_params = sync.arrived
-  options = dict(turn_stops=talk and talk.environment.stops, records_routes=records_routes(config, shape))
+  options = dict(turn_stops=talk and talk.environment.stops, records_routes=records_routes(config, shape), on_engine=columns is not None)
   sampler = make_samplers(config, sampling_model, task.tokenizer, sampled_params, **options)
   gallery = make_gallery(config, task, learner, shape)
   placing = dict(mesh=sampler_mesh, tokenizer=task.tokenizer, gallery=gallery)
-  talking = None
-  if talk is not None and why_not_engine(config, shape, sampler_mesh) is None:
-    talking = make_talking(config, sampling_model, task.tokenizer, talk)
+  talking = None if columns is None else make_talking(config, sampling_model, task.tokenizer, talk)
   eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, talking=talking, **placing)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
@@ -345,6 +349,17 @@ def why_not_engine(config: ConfigDict, shape: ModelConfig, sampler_mesh: Mesh) -
   if config.rollout.prompt_images:
     return "it reads text alone, and prompts show pictures"
   return None
+
+
+def batch_problems(config: ConfigDict, why_not: str | None) -> Iterator[str]:
+  """Yields settings that conversations cannot have without the engine, and for which reason."""
+  if why_not is not None:
+    for name in ("staleness", "report_every"):
+      if config.rollout[name]:
+        yield (
+          f"config.rollout.{name}: found {config.rollout[name]}, expected 0, because the decoding engine cannot draw the conversations of "
+          f"environment.name: {why_not}"
+        )
 
 
 def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: Rules) -> Talking:

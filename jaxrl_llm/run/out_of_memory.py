@@ -12,7 +12,8 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models.head import chunk_tokens
-from jaxrl_llm.run.experiment import build_experiment
+from jaxrl_llm.rollouts.samplers import engine_columns
+from jaxrl_llm.run.experiment import build_experiment, why_not_engine
 from jaxrl_llm.run.phases import PHASES, Phase
 from jaxrl_llm.sampler.begin import num_rows
 
@@ -69,7 +70,11 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
-  return memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=fields_needed(config, objective))
+  on_engine = config.environment.name is not None and why_not_engine(config, shape, sampler_mesh) is None
+  columns = engine_columns(config, sampler_mesh) if on_engine else None
+  return memory.footprint(
+    config, shape, mesh, sampler_mesh, objective, needs=fields_needed(config, objective), engine_columns=columns
+  )
 
 
 def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None, open_rows: bool = False) -> list[str]:
