@@ -48,6 +48,10 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from tests import checks  # noqa: E402
+
+checks.install()
+
 hypothesis.configuration.set_hypothesis_home_dir(HOME / "hypothesis")
 # The same examples every time, and no deadline: the first call of a jitted function compiles.
 hypothesis.settings.register_profile("jaxrl_llm", deadline=None, derandomize=True, database=None)
