@@ -121,6 +121,7 @@ def test_the_runs_own_settings_give_the_runs_own_samples_beside_it(trained, caps
   assert "40 of" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_service_opens_the_weights_of_a_run(trained):
   with quick():
     opened = open_checkpoint(f"{trained}@120")

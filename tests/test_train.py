@@ -55,12 +55,12 @@ def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
 @pytest.mark.parametrize(
   ("phase", "changes"),
   [
-    pytest.param("warm_start", {"learner__rows_per_device": 4}, marks=pytest.mark.slow),
-    ("rl", {"learner__rows_per_device": 4}),
-    pytest.param("warm_start", {"model__remat": "full"}, marks=pytest.mark.slow),
+    pytest.param("warm_start", {"learner__rows_per_device": 4}, marks=pytest.mark.exhaustive),
+    pytest.param("rl", {"learner__rows_per_device": 4}, marks=pytest.mark.slow),
+    pytest.param("warm_start", {"model__remat": "full"}, marks=pytest.mark.exhaustive),
     pytest.param("rl", {"model__remat": "full"}, marks=pytest.mark.slow),
     pytest.param("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}, marks=pytest.mark.slow),
-    ("rl", {"learner__old_logprobs": "learner"}),
+    pytest.param("rl", {"learner__old_logprobs": "learner"}, marks=pytest.mark.slow),
   ],
 )
 def test_settings_that_only_cost_time_or_memory(phase, changes, run_of):

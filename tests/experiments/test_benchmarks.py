@@ -186,6 +186,7 @@ def test_a_run_reports_everything(checkpoint, tmp_path, capsys, monkeypatch):
   assert "tokens/s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_engine_and_the_sampler_do_the_same_job(checkpoint, tmp_path, capsys):
   settings = dict(checkpoint=checkpoint, clients=2, requests=5, prompt_tokens=6, cap=7, median=4, repeats=1, json=tmp_path / "out.json")
   assert service.main([f"--{name}={value}" for name, value in settings.items()]) == 0

@@ -76,6 +76,7 @@ def test_replay_does_what_it_promises(bed):
   assert promises["live_overlap"] < 1
 
 
+@pytest.mark.slow
 def test_drift_counts_what_each_update_changed(bed):
   rows = studies.drift(bed, bed.init(jax.random.key(0)), 0, learning_rate=0.1, updates=2)
   assert [row["update"] for row in rows] == [1, 2]

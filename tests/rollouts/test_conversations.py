@@ -192,6 +192,7 @@ def test_nothing_is_learned_from_replies_and_turns_are_steps():
 TOOLS = {"warm_start.num_steps": 4, "num_steps": 2, "eval.every": 2, "log.tensorboard": False, "warm_start.batch_size": 8}
 
 
+@pytest.mark.slow
 def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
   summary = run_here(tiny_config("tools", TOOLS), tmp_path / "run")
   assert summary["status"] == "finished"

@@ -163,7 +163,13 @@ def lines(workdir: pathlib.Path) -> list[str]:
   return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in every]
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow, id="before the checkpoint"), pytest.param(4, id="after it")])
+@pytest.mark.parametrize(
+  "step",
+  [
+    pytest.param(1, marks=pytest.mark.exhaustive, id="before the checkpoint"),
+    pytest.param(4, marks=pytest.mark.slow, id="after it"),
+  ],
+)
 def test_a_killed_run_resumes_as_an_unbroken_one(step, lagging, tmp_path):
   """The kill strikes while the next rollouts are in flight, or about to be used."""
   golden, *_ = lagging

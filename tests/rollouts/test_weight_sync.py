@@ -10,6 +10,7 @@ from jaxrl_llm import train
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, preset, trainable
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, checksum, make_weight_sync
+from tests.marks import few
 from tests.runs import run_here, tiny_config
 
 NANO = preset("nano", vocab_size=264)
@@ -44,7 +45,7 @@ SPREAD = [
 ]
 CASES = pytest.mark.parametrize(
   ("meshes", "shape"),
-  [*((x, NANO) for x in MESHES), *((x, SPARSE) for x in SPREAD)],
+  few([*((x, NANO) for x in MESHES), *((x, SPARSE) for x in SPREAD)], 0, len(MESHES)),
   ids=lambda x: str(x) if isinstance(x, dict) else "sparse" if x.experts else "dense",
 )
 

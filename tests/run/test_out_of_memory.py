@@ -8,6 +8,7 @@ from jaxrl_llm import main, train
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.run import learn, out_of_memory, sample, start
 from jaxrl_llm.run.phases import PHASES
+from tests.marks import few
 from tests.runs import ROOT, flags, quick, tiny_config
 
 
@@ -47,12 +48,12 @@ def test_a_full_device_is_one_message(status_of, monkeypatch):
 
 @pytest.mark.parametrize(
   ("room", "function", "doing"),
-  [
+  few([
     (sample.held_out, "evaluate_policy", "the evaluation"),
     (train, "launch", "the sampler"),
     (learn, "with_logprobs", "the pass for log-probabilities"),
     (learn, "update", "the update"),
-  ],
+  ], 3),
 )
 def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, status_of, monkeypatch):
   shown = {"warm_start.num_steps": 0, "num_steps": 1, "eval.num_prompts": 8, "eval.batch_prompts": 8, "log.tensorboard": False}
@@ -64,6 +65,7 @@ def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, 
   assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
 
 
+@pytest.mark.slow
 def test_fewer_rows_at_a_time_are_advised():
   """Half of the rows is tried first, or fewer if that does not divide buckets that are given."""
   sizes = {"rollout.max_new_tokens": 64, "learner.row_tokens": 144, "warm_start.num_steps": 0, "warm_start.row_buckets": None}
@@ -90,6 +92,7 @@ def test_the_program_of_every_phase_is_in_the_estimate():
   assert {phase.program for phase in PHASES.values()} == programs | {None}
 
 
+@pytest.mark.slow
 def test_a_device_that_is_really_full(monkeypatch, status_of):
   """XLA raises its own error for an array that fits no machine."""
   monkeypatch.setattr(start, "build_experiment", lambda config: jnp.zeros((2**45,), jnp.int8).block_until_ready())

@@ -56,6 +56,7 @@ def test_filters_match_a_slow_loop(logits, temperature, top_k, top_p):
 SETTINGS = st.tuples(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.integers(0, NUM_TOKENS + 2), st.sampled_from([0.01, 0.3, 0.61, 1.0]))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(LOGITS, SETTINGS), min_size=3, max_size=3))
 def test_rows_are_filtered_as_by_filters_of_their_own(rows):
   logits, settings = zip(*rows, strict=True)
