@@ -200,7 +200,7 @@ def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
   assert "reward/environment/mean" in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_eight_devices_draw_the_conversations_of_one(tmp_path):
   one, eight = (tmp_path / name for name in ("one", "eight"))
   changes = TOOLS | {"num_steps": 1, "eval.every": 1}

@@ -95,7 +95,7 @@ class Killed(BaseException):
   pass
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_run_draws_the_same_again(parity, tmp_path, monkeypatch):
   config = tiny_config(overrides=OFTEN | PLAIN)
   run_here(config, tmp_path / "whole")

@@ -18,7 +18,7 @@ GOOD = pilot.Findings(
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_measures_a_step_and_counts_the_groups(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with quick():
