@@ -166,6 +166,7 @@ def test_unknown_machines_are_measured(monkeypatch):
   assert machine.source.startswith("measured")
 
 
+@pytest.mark.slow
 def test_a_run_reports_everything(checkpoint, tmp_path, capsys, monkeypatch):
   machine = roofline.Machine("toy", 1e9, 1e9, "made up")
   monkeypatch.setattr(roofline, "find_machine", lambda device, num_bytes: machine)

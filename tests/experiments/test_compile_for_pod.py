@@ -391,6 +391,7 @@ def test_an_rl_step_has_the_updates_that_its_lengths_need(tmp_path):
   assert numbers["rows_per_device"] == 1 and numbers["row_buckets"] == [16, 4, 8] and "16 rows of 128 tokens" in output
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_sampler_is_planned_for_remote_chips(tmp_path):
   numbers, output = compiled(tmp_path, "--topology=v5e:2x2", "--programs=prefill,decode", "--only_plan", "--config.mesh.tensor=2")

@@ -89,6 +89,7 @@ def test_kept_bytes_are_those_of_the_policy():
   assert kept["none"] > 2 * kept["dots"]
 
 
+@pytest.mark.slow
 def test_a_mesh_divides_the_memory_that_it_shards():
   config = tiny_config("ppo")
   whole, split = (

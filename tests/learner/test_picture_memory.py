@@ -36,6 +36,7 @@ def test_a_frozen_tower_needs_the_predicted_memory(case):
   assert LOW < rest / measured.temp_size_in_bytes < HIGH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("remat", "tokens", "pictures"),
   [("none", 16, 16), pytest.param("full", 64, 8, marks=pytest.mark.slow), pytest.param("full", 256, 4, marks=pytest.mark.slow)],

@@ -199,6 +199,7 @@ BUCKETS = {16: "shared", 24: "packed", 40: "padded"}
 """Layouts that fit into buckets of two, three and five micro-batches of 8 rows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "sizes", "rows_at_once"),
   [("dense", (), 8), pytest.param("dense", (("fsdp", 4),), 8, marks=pytest.mark.exhaustive),

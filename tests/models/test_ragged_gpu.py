@@ -95,7 +95,7 @@ def test_shares_fill_a_gpu_and_bound_the_longest_row():
     assert rows * heads * shares >= min(512, rows * heads * blocks)
 
 
-@pytest.mark.parametrize("shares", [1, 3, 4])
+@pytest.mark.parametrize("shares", few([1, 3, 4], 1))
 def test_the_number_of_shares_changes_nothing(shares, monkeypatch):
   arguments, mask = step(3, rows=5)
   monkeypatch.setattr(ragged_gpu, "num_shares", lambda programs, blocks: shares)
@@ -104,13 +104,13 @@ def test_the_number_of_shares_changes_nothing(shares, monkeypatch):
 
 @pytest.mark.parametrize(
   ("shape", "warps"),
-  [
+  few([
     (dict(rows=4, group=4, width=128, columns=512, dtype="bfloat16", activations="bfloat16"), 4),
     (dict(rows=4, group=7, width=64, columns=192), 4),
     (dict(rows=4, group=1, width=128, columns=192), 8),
     (dict(rows=4, group=24, width=256, columns=512, dtype="int8", activations="bfloat16"), 8),
     (dict(rows=4, group=2, width=128, columns=512, dtype="int8"), 8),
-  ],
+  ], 0),
   ids=str,
 )
 def test_the_kernel_lowers_to_triton(shape, warps):

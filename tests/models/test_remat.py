@@ -35,6 +35,7 @@ def test_no_policy_changes_the_loss_or_a_gradient(shape, policy):
   chex.assert_trees_all_close(same_grads, grads, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_shrinks_with_what_a_policy_keeps():
   none, dots, full = (gradient_of("dense", policy)[2] for policy in ("none", "dots", "full"))
   assert full < 0.8 * dots and dots < 0.8 * none

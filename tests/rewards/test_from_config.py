@@ -17,6 +17,7 @@ TERMS = {"reward.terms": ("pattern=0.25", "length_target=-0.5"), "reward.setting
 )}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_term_is_weighted_and_logged_separately(tmp_path):
   config = tiny_config(overrides=TERMS | {"warm_start.num_steps": 2, "num_steps": 1, "reward.workers": 1, "log.tensorboard": False})
   with quick():

@@ -208,6 +208,7 @@ def lines(workdir: pathlib.Path) -> list[str]:
   return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in every]
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_older_parts_and_measures_their_age(golden):
   assert np.all(np.isfinite(column(golden, "actor/loss"))) and min(column(golden, "actor/grad_norm")) > 0
   assert len(set(column(golden, "perf/compiles")[1:])) == 1

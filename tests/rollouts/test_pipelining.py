@@ -119,6 +119,7 @@ def lagging(tmp_path_factory):
   return workdir, weights, events
 
 
+@pytest.mark.slow
 def test_rollouts_come_from_the_weights_of_the_previous_step(lagging):
   """The test draws them again on one device, without the loop."""
   workdir, weights, _ = lagging

@@ -76,6 +76,7 @@ def test_every_piece_of_a_sampler_device_is_whole_on_one_learner_device(meshes, 
     assert pieces(sharding) <= pieces(x.sharding)
 
 
+@pytest.mark.slow
 def test_a_layout_that_the_learner_cannot_have_still_arrives(monkeypatch):
   """Five devices cannot hold two whole halves each: the transfer goes through the host."""
   monkeypatch.setattr(jax, "device_count", lambda: 7)

@@ -8,7 +8,6 @@ from jaxrl_llm import main, train
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.run import learn, out_of_memory, sample, start
 from jaxrl_llm.run.phases import PHASES
-from tests.marks import few
 from tests.runs import ROOT, flags, quick, tiny_config
 
 
@@ -46,14 +45,15 @@ def test_a_full_device_is_one_message(status_of, monkeypatch):
   assert len(settings) == out_of_memory.NUM_SETTINGS and saved == sorted(saved, reverse=True) and saved[-1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("room", "function", "doing"),
-  few([
+  [
     (sample.held_out, "evaluate_policy", "the evaluation"),
     (train, "launch", "the sampler"),
     (learn, "with_logprobs", "the pass for log-probabilities"),
     (learn, "update", "the update"),
-  ], 3),
+  ],
 )
 def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, status_of, monkeypatch):
   shown = {"warm_start.num_steps": 0, "num_steps": 1, "eval.num_prompts": 8, "eval.batch_prompts": 8, "log.tensorboard": False}

@@ -34,6 +34,7 @@ def config_of(path, **changes):
   return tiny_config(overrides=SMALL | columns | {name.replace("__", "."): value for name, value in changes.items()})
 
 
+@pytest.mark.slow
 def test_a_file_trains_and_its_bad_rows_are_counted(problems, tmp_path):
   summary = run_here(config_of(problems, task__reward="maths"), tmp_path / "run")
   assert summary["status"] == "finished"

@@ -84,6 +84,7 @@ def test_the_predicted_time_adds_steps_and_evaluations():
   assert pilot.predicted_seconds(GOOD, config) == 10 + 10 * (2 + 3) + 3 * 2 * 16 * 4 / samples
 
 
+@pytest.mark.slow
 def test_the_command_line():
   done = call("--config=configs/reward_model.py:tiny", "--pilot")
   assert done.returncode == 2 and "--pilot: found the training of a reward model" in done.stderr
