@@ -34,7 +34,7 @@ def has_shapes(annotation: Any) -> bool:
 
 
 def checked(fn: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
-  """Decorates a function or class as `jaxtyping.jaxtyped` does, without scopes that are not used."""
+  """Decorates a function or class as `jaxtyping.jaxtyped` does, without scopes of no use."""
   if fn is None:
     return lambda fn: checked(fn, typechecker=typechecker)
   if not isinstance(fn, types.FunctionType):

@@ -8,7 +8,7 @@ import pytest
 _PARAM = type(pytest.param())
 
 TYPICAL = ("ppo", "grpo", "gspo", "sapo", "custom")
-"""Objectives that stand for all in tests of every objective: each ratio, a hard and a soft gate, and a critic."""
+"""Objectives that stand for all: both kinds of ratio, a hard and a soft gate, and a critic."""
 
 
 def few(cases: Iterable[Any], *keep: int | str, rest: str = "slow", by_hand: Sequence[int] = ()) -> list[Any]:

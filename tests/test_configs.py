@@ -93,7 +93,8 @@ def test_with_its_weights_a_config_is_valid(name):
 
 
 SMOKED = ("gspo",)
-OTHERWISE = ("ppo", "sapo", "own_data", "tools")  # A critic, a soft gate, other data, conversations. The rest differ in their objective.
+# A critic, a soft gate, other data, conversations. The rest differ in their objective.
+OTHERWISE = ("ppo", "sapo", "own_data", "tools")
 
 
 def smoke_run_of(name: str):
