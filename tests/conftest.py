@@ -98,6 +98,12 @@ def pytest_unconfigure(config):
     shutil.rmtree(HOME, ignore_errors=True)
 
 
+def pytest_collection_finish():
+  """Spares garbage collections the millions of objects of the modules, which stay anyway."""
+  gc.collect()
+  gc.freeze()
+
+
 @pytest.fixture(scope="module")
 def little_garbage():
   """Garbage collections of new objects only, in one test file.
@@ -108,6 +114,8 @@ def little_garbage():
   gc.freeze()
   yield
   gc.unfreeze()
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 _PARAM = type(pytest.param())
 
-TYPICAL = ("ppo", "grpo", "gspo", "sapo", "custom")
+TYPICAL = ("ppo", "grpo", "gspo", "sapo")
 """Objectives that stand for all: both kinds of ratio, a hard and a soft gate, and a critic."""
 
 

@@ -44,6 +44,7 @@ def test_the_code_of_the_sampler_runs():
   assert all(1 <= length <= limit for length, limit in zip(lengths.tolist(), range(20, 32), strict=True)) and max(lengths) > 19
 
 
+@pytest.mark.slow
 def test_the_code_of_the_engine_runs(capsys):
   scope: dict = {}
   exec(code_of("docs/serving.md"), scope)

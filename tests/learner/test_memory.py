@@ -56,6 +56,7 @@ def test_an_update_needs_the_predicted_memory(case):
   assert measured.alias_size_in_bytes >= 0.99 * (estimate.held["weights"] + estimate.held["optimizer moments"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_per_device", [None, 4])
 def test_log_probabilities_need_the_predicted_memory(rows_per_device):
   program, estimate = program_of("logprobs", MEDIUM, mesh_of(), {"learner.rows_per_device": rows_per_device})

@@ -189,6 +189,7 @@ def test_log_probabilities_jump_at_a_routing_tie_unless_routes_are_replayed():
   assert changes[1] < 1e-3 < 1e-2 < changes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "sizes",
   [

@@ -301,6 +301,7 @@ def test_without_a_mismatch_its_corrections_are_no_ops(make_batch, name):
 DAPO = dapo()
 
 
+@pytest.mark.slow
 @every_wrapper
 def test_weights_scale_the_gradient_and_carry_none(x64, make_batch, wrapper):
   outputs, batch = as_batch(mismatched(make_batch()))

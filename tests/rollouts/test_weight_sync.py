@@ -84,6 +84,7 @@ def test_a_layout_that_the_learner_cannot_have_still_arrives(monkeypatch):
   chex.assert_trees_all_equal(params, sync.move(params, None, 0).params)
 
 
+@pytest.mark.slow
 def test_under_adapters_the_base_moves_once():
   shape = NANO._replace(lora=Lora(rank=2, alpha=4.0))
   params, sync, _ = synced({"sampler": 2}, dtype="bfloat16", shape=shape)
