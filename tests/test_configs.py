@@ -141,6 +141,7 @@ def test_smoke_run(name, tmp_path):
   assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_warm_start_alone(tmp_path):
   summary = run_here(tiny_config("sft", {"warm_start.num_steps": 6, "warm_start.batch_size": 8}), tmp_path)
   assert summary["status"] == "finished" and summary["num_steps"] == 0 and summary["accuracy_final"] == summary["accuracy_start"]

@@ -36,6 +36,7 @@ def test_the_code_of_models_runs(tmp_path, monkeypatch):
   assert f"{sizes} published sizes" in code
 
 
+@pytest.mark.slow
 def test_the_code_of_the_sampler_runs():
   scope: dict = {}
   exec(code_of("docs/sampler.md"), scope)

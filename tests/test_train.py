@@ -94,6 +94,7 @@ def test_rewards_and_advantages_follow_their_settings(run_of):
   assert "reward/soft_overlong/mean" not in rows(run_of(reward__overlong_buffer=0), "rl")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("changes", "name"),
   [
@@ -105,6 +106,7 @@ def test_the_learner_follows_its_settings(changes, name, run_of):
   assert column(run_of(**changes), name) != column(run_of(), name)
 
 
+@pytest.mark.slow
 def test_counts_follow_their_settings(run_of):
   few = dict(eval__samples=2, eval__num_prompts=5, log__samples_every=1, log__num_samples=3)
   workdir = run_of(num_steps=3, eval__every=1, checkpoint__keep=1, **few)

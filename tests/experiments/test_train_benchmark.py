@@ -109,6 +109,7 @@ def torch_loss(batch: Batch, logps: np.ndarray, name: str) -> float:
   return (losses.sum(1) / mask.sum(1)).mean() if name == "grpo" else losses.sum() / mask.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "settings"), few([("grpo", {}), ("dapo", dict(microbatch=4)), ("grpo", dict(row_tokens=14))], 0))
 def test_the_first_loss_equals_trls(work, flags, tmp_path, objective, settings):
   folder, _ = work

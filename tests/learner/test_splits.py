@@ -161,7 +161,7 @@ COVERING = [
   ("sparse", (("expert", 2), ("context", 2), ("tensor", 2)), 16, "shared"),
 ]
 FEW = {0, 4, 8, 11, 13}  # Cases that contain each choice at least once, and one with three axes.
-COST = {i: () if i in (0, 13) else pytest.mark.slow for i in FEW}
+COST = {i: () if i == 13 else pytest.mark.slow for i in FEW}
 FULL = itertools.product(MODELS, [(), *(((axis, n),) for axis in SPLITS for n in DEVICES)], AT_ONCE, LAYOUTS)
 REST = [
   *(case for case in FULL if case not in COVERING),

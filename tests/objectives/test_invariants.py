@@ -17,7 +17,7 @@ from jaxrl_llm.objectives.gates import soft_gate
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import TrainBatch
 from tests.batches import logprobs_of
-from tests.marks import typical
+from tests.marks import few, typical
 
 NUM_TOKENS = 8
 
@@ -154,7 +154,7 @@ def bigram(rng):
   return params, batch._replace(old_logprobs=bigram_outputs(params, batch).logprobs)
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "sapo"])
+@pytest.mark.parametrize("name", few(["grpo", "gspo", "sapo"], 1))
 def test_all_updates_of_a_rollout_batch_compare_with_the_policy_at_its_start(
   bigram, compiler_options, penalties_off, name
 ):

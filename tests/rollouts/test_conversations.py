@@ -18,6 +18,7 @@ from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.sampler import make_sampler, make_stop_table
 from jaxrl_llm.types import StopReason
+from tests.marks import few
 from tests.runs import column, run_here, tiny_config
 
 TOKENIZER, GROUP, BUDGET = ByteTokenizer(), 3, 24
@@ -109,7 +110,7 @@ def test_replies_are_between_the_turns_and_do_not_count_as_written():
     assert response.stopped == (len(response.turns) == 3 and tokens[start - 1] in STOPS)
 
 
-@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("slots", few([1, 4], 1))
 def test_the_number_of_slots_changes_nothing(slots):
   reference, _ = talk()
   rollouts, _ = talk(settings={"slots": slots})

@@ -21,6 +21,7 @@ from jaxrl_llm.learner.train_step import init_state, make_optimizer
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.types import TrainState
 from jaxrl_llm.workdir import checkpoint, disk
+from tests.marks import few
 from tests.runs import ROOT, environment, free_address, joined
 
 # A failed restore leaves futures whose results are never read; they warn when they are collected.
@@ -344,7 +345,7 @@ def no_room_at_the_end(folder, patch):
   patch.setattr(manifest, "write", fail)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", few([False, True], 1))
 @pytest.mark.parametrize("trouble", [never_written, half_written, no_room_to_begin, no_room_at_the_end])
 def test_a_failed_save_is_reported_and_leaves_nothing(folder, trouble, asynchronous, monkeypatch):
   checkpoints = checkpoint.open_checkpoints(folder, keep=2, asynchronous=asynchronous)
