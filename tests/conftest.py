@@ -34,8 +34,11 @@ if metadata.version("jaxlib").startswith("0.10."):
 given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([given, *(f"--{flag}={x}" for flag, x in XLA_FLAGS.items() if flag not in given)]).strip()
 
-# Defaults below ~ (datasets, caches, matplotlib's fonts) go here instead, in subprocesses too.
-HOME = pathlib.Path(tempfile.mkdtemp(prefix="jaxrl_llm_tests_"))
+# Defaults below ~ (datasets, caches, matplotlib's fonts) go here instead, in subprocesses too. The
+# workers of pytest-xdist inherit the folder of the process that started them, so that they build a
+# dataset or compile a program of a run once between them.
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+HOME = pathlib.Path(os.environ["HOME"] if IS_WORKER else tempfile.mkdtemp(prefix="jaxrl_llm_tests_"))
 os.environ["HOME"] = os.environ["USERPROFILE"] = str(HOME)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
@@ -48,7 +51,11 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-hypothesis.configuration.set_hypothesis_home_dir(HOME / "hypothesis")
+from tests import checks  # noqa: E402
+
+checks.install()
+
+hypothesis.configuration.set_hypothesis_home_dir(HOME / f"hypothesis{os.getpid()}")
 # The same examples every time, and no deadline: the first call of a jitted function compiles.
 hypothesis.settings.register_profile("jaxrl_llm", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("jaxrl_llm")
@@ -85,9 +92,16 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_unconfigure(config):
-  """Removes the temporary home folder."""
+  """Removes the temporary home folder, after the last worker."""
   del config
-  shutil.rmtree(HOME, ignore_errors=True)
+  if not IS_WORKER:
+    shutil.rmtree(HOME, ignore_errors=True)
+
+
+def pytest_collection_finish():
+  """Spares garbage collections the millions of objects of the modules, which stay anyway."""
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +114,8 @@ def little_garbage():
   gc.freeze()
   yield
   gc.unfreeze()
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture

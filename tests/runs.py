@@ -4,11 +4,14 @@ Datasets and compiled programs are made once, in the home folder that `conftest.
 session.
 """
 
+import collections
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -19,6 +22,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from jaxrl_llm import tasks, train
+from jaxrl_llm.devices import hosts
 from jaxrl_llm.workdir.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -93,6 +97,30 @@ def environment(devices: int = 1) -> dict[str, str]:
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
   }
+
+
+# Far below the ports that the kernel gives to connections: one of those may be taken by any process
+# before the process that it is meant for listens. The start differs from process to process, so
+# that two of them hardly try the same port at the same time.
+_PORTS = itertools.cycle(range(15_000, 30_000))
+collections.deque(itertools.islice(_PORTS, os.getpid() * 97 % 15_000), maxlen=0)
+
+
+def free_address() -> str:
+  """Returns an address of this machine on which nothing listens; each call returns another one."""
+  for port in itertools.islice(_PORTS, 15_000):
+    with socket.socket() as listener:
+      try:
+        listener.bind(("127.0.0.1", port))
+      except OSError:
+        continue
+      return f"127.0.0.1:{port}"
+  raise OSError("no free port from 15000 to 30000")
+
+
+def joined(address: str, index: int) -> dict[str, str]:
+  """Returns the variables of one of two processes. On a busy machine, heartbeats come late."""
+  return dict(zip(hosts.VARIABLES, (address, "2", str(index)), strict=True)) | {hosts.HEARTBEAT: "60"}
 
 
 def command(*args: str) -> list[str]:

@@ -82,6 +82,7 @@ def by_hand(samples):
   return {name: float(np.mean(values)) for name, values in values_by_name.items()}
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_samples_and_grading_again_changes_nothing(trained, tmp_path, capsys):
   out, samples = tmp_path / "deep" / "eval.json", tmp_path / "samples.jsonl"
   evaluate(f"--checkpoint={trained}", f"--metrics={','.join(METRICS)}", f"--out={out}", f"--samples={samples}")
@@ -121,6 +122,7 @@ def test_the_runs_own_settings_give_the_runs_own_samples_beside_it(trained, caps
   assert "40 of" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_service_opens_the_weights_of_a_run(trained):
   with quick():
     opened = open_checkpoint(f"{trained}@120")

@@ -308,6 +308,7 @@ def summary_of(workdir: pathlib.Path) -> dict:
   return json.loads((workdir / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_a_finished_run_and_a_changed_config(tmp_path, capsys, errors):
   workdir = tmp_path / "run"
   assert run_main(workdir) == 0

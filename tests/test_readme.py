@@ -36,6 +36,7 @@ def test_the_code_of_models_runs(tmp_path, monkeypatch):
   assert f"{sizes} published sizes" in code
 
 
+@pytest.mark.slow
 def test_the_code_of_the_sampler_runs():
   scope: dict = {}
   exec(code_of("docs/sampler.md"), scope)
@@ -44,6 +45,7 @@ def test_the_code_of_the_sampler_runs():
   assert all(1 <= length <= limit for length, limit in zip(lengths.tolist(), range(20, 32), strict=True)) and max(lengths) > 19
 
 
+@pytest.mark.slow
 def test_the_code_of_the_engine_runs(capsys):
   scope: dict = {}
   exec(code_of("docs/serving.md"), scope)

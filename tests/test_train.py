@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm.learner import packing
 from jaxrl_llm.workdir.metrics import MetricWriter
 from tests import runs
+from tests.marks import few
 from tests.runs import VARIED, column, rows, run_here, tiny_config
 
 SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 3, "warm_start.batch_size": 8, "eval.every": 2, "log.tensorboard": False}
@@ -42,7 +43,7 @@ def test_the_same_config_gives_the_same_run(run_of, tmp_path):
     assert same[0] == same[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
   one, other = run_of(), run_of(seed=1)
   assert not set(column(one, "rollout/tokens_sha256")) & set(column(other, "rollout/tokens_sha256"))
@@ -55,12 +56,12 @@ def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
 @pytest.mark.parametrize(
   ("phase", "changes"),
   [
-    pytest.param("warm_start", {"learner__rows_per_device": 4}, marks=pytest.mark.slow),
-    ("rl", {"learner__rows_per_device": 4}),
-    pytest.param("warm_start", {"model__remat": "full"}, marks=pytest.mark.slow),
-    pytest.param("rl", {"model__remat": "full"}, marks=pytest.mark.slow),
+    pytest.param("warm_start", {"learner__rows_per_device": 4}, marks=pytest.mark.exhaustive),
+    pytest.param("rl", {"learner__rows_per_device": 4}, marks=pytest.mark.slow),
+    pytest.param("warm_start", {"model__remat": "full"}, marks=pytest.mark.exhaustive),
+    pytest.param("rl", {"model__remat": "full"}, marks=pytest.mark.exhaustive),
     pytest.param("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}, marks=pytest.mark.slow),
-    ("rl", {"learner__old_logprobs": "learner"}),
+    pytest.param("rl", {"learner__old_logprobs": "learner"}, marks=pytest.mark.slow),
   ],
 )
 def test_settings_that_only_cost_time_or_memory(phase, changes, run_of):
@@ -69,7 +70,7 @@ def test_settings_that_only_cost_time_or_memory(phase, changes, run_of):
   assert column(run_of(**changes), "rollout/tokens_sha256")[0] == column(run_of(), "rollout/tokens_sha256")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_first_rollout_depends_on_its_settings(run_of):
   base = column(run_of(), "rollout/tokens_sha256")[0]
   for changes in ({"rollout__temperature": 0.5}, {"rollout__top_k": 2}, {"rollout__top_p": 0.5}):
@@ -84,7 +85,7 @@ def first_difference(one: pathlib.Path, other: pathlib.Path, *names: str) -> lis
   return [name for name in names if rows(one, "rl")[0][name] != rows(other, "rl")[0][name]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rewards_and_advantages_follow_their_settings(run_of):
   names = ("rollout/tokens_sha256", "critic/rewards/mean", "actor/loss")
   assert first_difference(run_of(), run_of(reward__overlong_buffer=8), *names) == list(names[1:])
@@ -93,6 +94,7 @@ def test_rewards_and_advantages_follow_their_settings(run_of):
   assert "reward/soft_overlong/mean" not in rows(run_of(reward__overlong_buffer=0), "rl")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("changes", "name"),
   [
@@ -104,6 +106,7 @@ def test_the_learner_follows_its_settings(changes, name, run_of):
   assert column(run_of(**changes), name) != column(run_of(), name)
 
 
+@pytest.mark.slow
 def test_counts_follow_their_settings(run_of):
   few = dict(eval__samples=2, eval__num_prompts=5, log__samples_every=1, log__num_samples=3)
   workdir = run_of(num_steps=3, eval__every=1, checkpoint__keep=1, **few)
@@ -140,14 +143,14 @@ def test_the_critic_trains_alone_first_and_then_beside_the_policy(ppo_of):
   assert alone["actor/grad_norm"] > 0 and alone["critic/loss"] == together["critic/loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_adaptive_penalty_waits_for_the_critics_warm_up(ppo_of):
   """The first step has no policy update and no divergence: the coefficient stays, then falls."""
   _, *later = rows(ppo_of(objective__kl_coef=0.5, kl__target=100.0, kl__horizon=64), "rl")
   np.testing.assert_allclose([row["actor/kl_coef"] for row in later], [0.5, 0.45], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   "changes",
   [
@@ -162,16 +165,15 @@ def test_the_advantages_of_ppo_follow_their_settings(changes, ppo_of):
   assert column(ppo_of(**changes), "critic/advantages/max")[1:] != column(ppo_of(), "critic/advantages/max")[1:]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("changes", [{"advantage__critic_lam": 0.0}, {"critic__init": "scratch"}, {"critic__learning_rate": 1e-3}])
 def test_the_values_of_the_critic_follow_their_settings(changes, ppo_of):
   assert column(ppo_of(**changes), "critic/values/max") != column(ppo_of(), "critic/values/max")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("changes", "names"),
-  [
+  few([
     ({"reward__kl_coef": 0.5}, ("critic/advantages/max", "actor/reward_kl_penalty")),
     ({"advantage__estimator": "leave_one_out"}, ("critic/advantages/max",)),
     ({"advantage__estimator": "returns", "advantage__whiten": True}, ("critic/advantages/max",)),
@@ -179,15 +181,15 @@ def test_the_values_of_the_critic_follow_their_settings(changes, ppo_of):
     ({"advantage__estimator": "per_reward"}, ("critic/advantages/max",)),
     ({"advantage__estimator": "steps"}, ("critic/advantages/max",)),
     ({"learner__old_logprobs": "learner", "correction__tis": 1.5}, ("rollout_corr/rollout_is_mean",)),
-  ],
-)
+  ], by_hand=range(1, 6)),
+)  # fmt: skip
 def test_estimators_and_corrections_act(changes, names, run_of):
   changed, plain = rows(run_of(**changes), "rl")[1], rows(run_of(), "rl")[1]
   assert all(changed[name] != plain.get(name) for name in names)
   assert all(np.isfinite(x) for x in changed.values() if not isinstance(x, str))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_adaptive_coefficient_moves_towards_its_target(run_of):
   """The policy hardly moves. The divergence is below the target, and the coefficient falls."""
   common = {"kl__horizon": 64, "num_steps": 3}

@@ -13,7 +13,7 @@ from experiments.ablations.ratio_lab import bed as beds
 from experiments.ablations.ratio_lab import rules
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_snapshots_start_on_policy_and_move():
   bed = beds.make_bed(beds.SMOKE)
   language = beds.make_language(beds.SMOKE.vocab_size, np.random.default_rng(0))

@@ -166,6 +166,7 @@ def test_unknown_machines_are_measured(monkeypatch):
   assert machine.source.startswith("measured")
 
 
+@pytest.mark.slow
 def test_a_run_reports_everything(checkpoint, tmp_path, capsys, monkeypatch):
   machine = roofline.Machine("toy", 1e9, 1e9, "made up")
   monkeypatch.setattr(roofline, "find_machine", lambda device, num_bytes: machine)
@@ -186,6 +187,7 @@ def test_a_run_reports_everything(checkpoint, tmp_path, capsys, monkeypatch):
   assert "tokens/s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_engine_and_the_sampler_do_the_same_job(checkpoint, tmp_path, capsys):
   settings = dict(checkpoint=checkpoint, clients=2, requests=5, prompt_tokens=6, cap=7, median=4, repeats=1, json=tmp_path / "out.json")
   assert service.main([f"--{name}={value}" for name, value in settings.items()]) == 0

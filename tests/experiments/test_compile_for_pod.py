@@ -358,7 +358,7 @@ def compiled(folder, *arguments):
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_small_update_compiles_for_remote_chips(tmp_path):
   numbers, output = compiled(tmp_path, "--topology=v5e:2x2", "--programs=update")
   assert "nano fits 4 chips of TPU v5 lite" in output
@@ -391,6 +391,7 @@ def test_an_rl_step_has_the_updates_that_its_lengths_need(tmp_path):
   assert numbers["rows_per_device"] == 1 and numbers["row_buckets"] == [16, 4, 8] and "16 rows of 128 tokens" in output
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_sampler_is_planned_for_remote_chips(tmp_path):
   numbers, output = compiled(tmp_path, "--topology=v5e:2x2", "--programs=prefill,decode", "--only_plan", "--config.mesh.tensor=2")
@@ -425,7 +426,7 @@ def test_a_program_of_more_operations_than_it_needs_is_refused():
   assert re.search(r"score: compiled to (0\.9|1\.0)\d times the operations that it needs, expected at most 0.5", result.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_libtpu
 def test_an_update_of_experts_is_compiled_to_the_operations_that_it_needs(tmp_path):
   """A dense gradient of the experts' weights makes it 8 times as many."""
@@ -543,7 +544,7 @@ _AS_THE_LEARNER = ("rollout.slots=256", "serving.layout=learner", "serving.atten
   ("settings", "limits"),
   [
     pytest.param((), dict(bound_s=0.020, collective_mb=10, step_s=0.008), marks=pytest.mark.exhaustive, id="all sequences"),
-    pytest.param(("rollout.slots=256",), dict(bound_s=0.004, collective_mb=2, step_s=0.004), marks=pytest.mark.slow, id="256 rows"),
+    pytest.param(("rollout.slots=256",), dict(bound_s=0.004, collective_mb=2, step_s=0.004), marks=pytest.mark.exhaustive, id="256 rows"),
     pytest.param(_AS_THE_LEARNER, None, marks=pytest.mark.exhaustive, id="as the learner"),
   ],
 )

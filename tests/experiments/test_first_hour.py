@@ -38,7 +38,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch):
   assert [row.what.split(",")[0] for row in rows] == ["attention chunked", "attention chunked"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_part_that_fails_does_not_stop_the_others(tmp_path, capsys):
   fails = command.PARTS | {"updates": command.PARTS["updates"]._replace(minutes=1e-3)}
   with mock.patch.object(command, "PARTS", fails):

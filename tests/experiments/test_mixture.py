@@ -14,6 +14,7 @@ from tests.runs import ROOT
 ARGUMENTS = ["--config=configs/gspo.py:qwen3-30b-a3b", "--topology=v5p:2x2x2", "--config.mesh.expert=4"]
 
 
+@pytest.mark.slow
 def test_a_dense_model_is_refused(capsys):
   assert mixture.main(["--config=configs/gspo.py:qwen3-0.6b", "--topology=v5p:2x2x2"]) == 2
   assert capsys.readouterr().err == "error: config.model.preset: found 'qwen3-0.6b', expected a mixture of experts\n"

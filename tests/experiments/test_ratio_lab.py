@@ -18,6 +18,7 @@ def test_the_clip_of_a_sequence_follows_the_root_of_its_length():
   assert measures.matched_clip(64) == pytest.approx((0.2 / 8, 0.27 / 8))
 
 
+@pytest.mark.slow
 def test_clipped_fractions_are_those_counted_by_hand(rng):
   log_ratio = 0.2 * rng.standard_normal((40, 16))
   advantages = rng.standard_normal(40)

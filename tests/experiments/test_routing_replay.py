@@ -66,6 +66,7 @@ def test_the_teachers_workings_fit_and_are_graded():
   assert not np.any(beds.graded(rollouts._replace(stopped=np.zeros(len(problems), bool)), problems))
 
 
+@pytest.mark.slow
 def test_replay_does_what_it_promises(bed):
   promises = studies.checks(bed, bed.init(jax.random.key(0)), 0)
   assert promises["own_routes"]
@@ -76,6 +77,7 @@ def test_replay_does_what_it_promises(bed):
   assert promises["live_overlap"] < 1
 
 
+@pytest.mark.slow
 def test_drift_counts_what_each_update_changed(bed):
   rows = studies.drift(bed, bed.init(jax.random.key(0)), 0, learning_rate=0.1, updates=2)
   assert [row["update"] for row in rows] == [1, 2]
@@ -83,6 +85,7 @@ def test_drift_counts_what_each_update_changed(bed):
   assert all(len(row["layers"]) == TINY.num_layers and np.mean(row["layers"]) == pytest.approx(row["change"]) for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replay", ["none", "R2", "R3"])
 def test_an_arm_trains(bed, replay):
   arm = studies.Arm(4, replay, "bfloat16", 0.03)
@@ -154,6 +157,7 @@ def test_verdicts():
   assert {off[name] for name in off if "ratios" in name or "accuracy" in name} == {"mechanism not engaged"}
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_from_the_rows_alone(tmp_path):
   figures.draw(made_up(), tmp_path, ["svg"])
   assert {path.name for path in tmp_path.iterdir()} == {"expert_drift.svg", "sampler_mismatch.svg", "training.svg"}

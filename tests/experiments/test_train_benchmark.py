@@ -13,6 +13,7 @@ import pytest
 from experiments.benchmarks import packing, peers, random_batch, random_checkpoint, roofline, train_step
 from experiments.benchmarks.engines.train_job import Batch, TrainJob, padded, read_batch, with_pad_id
 from jaxrl_llm.models import load, preset
+from tests.marks import few
 
 NANO = preset("nano", vocab_size=264)._replace(tie_embeddings=False, max_positions=32)
 
@@ -108,7 +109,8 @@ def torch_loss(batch: Batch, logps: np.ndarray, name: str) -> float:
   return (losses.sum(1) / mask.sum(1)).mean() if name == "grpo" else losses.sum() / mask.sum()
 
 
-@pytest.mark.parametrize(("objective", "settings"), [("grpo", {}), ("dapo", dict(microbatch=4)), ("grpo", dict(row_tokens=14))])
+@pytest.mark.slow
+@pytest.mark.parametrize(("objective", "settings"), few([("grpo", {}), ("dapo", dict(microbatch=4)), ("grpo", dict(row_tokens=14))], 0))
 def test_the_first_loss_equals_trls(work, flags, tmp_path, objective, settings):
   folder, _ = work
   out = tmp_path / "out" / "result.json"

@@ -56,6 +56,7 @@ def test_an_update_needs_the_predicted_memory(case):
   assert measured.alias_size_in_bytes >= 0.99 * (estimate.held["weights"] + estimate.held["optimizer moments"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_per_device", [None, 4])
 def test_log_probabilities_need_the_predicted_memory(rows_per_device):
   program, estimate = program_of("logprobs", MEDIUM, mesh_of(), {"learner.rows_per_device": rows_per_device})
@@ -89,6 +90,7 @@ def test_kept_bytes_are_those_of_the_policy():
   assert kept["none"] > 2 * kept["dots"]
 
 
+@pytest.mark.slow
 def test_a_mesh_divides_the_memory_that_it_shards():
   config = tiny_config("ppo")
   whole, split = (

@@ -23,6 +23,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) if "bfloat16" in case else case for case in CASES])
 def test_a_frozen_tower_needs_the_predicted_memory(case):
   shape, tokens, axes = CASES[case]
@@ -35,6 +36,7 @@ def test_a_frozen_tower_needs_the_predicted_memory(case):
   assert LOW < rest / measured.temp_size_in_bytes < HIGH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("remat", "tokens", "pictures"),
   [("none", 16, 16), pytest.param("full", 64, 8, marks=pytest.mark.slow), pytest.param("full", 256, 4, marks=pytest.mark.slow)],
@@ -53,6 +55,7 @@ def test_a_trained_tower_needs_the_predicted_memory(remat, tokens, pictures):
   assert LOW < estimate / lowered.compile().memory_analysis().temp_size_in_bytes < HIGH
 
 
+@pytest.mark.slow
 def test_pictures_count_wherever_they_are_held():
   sizes = SIZES | {"model.image_tokens": 16}
   _, of_text = program_of("rl_step", SMALL, mesh_of())

@@ -15,6 +15,7 @@ from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.sampler import make_filter
+from tests.marks import few
 
 VOCAB, ROWS, ROW_TOKENS = 64, 32, 40
 NUM_PROMPTS, GROUP = 8, 4
@@ -160,6 +161,7 @@ COVERING = [
   ("sparse", (("expert", 2), ("context", 2), ("tensor", 2)), 16, "shared"),
 ]
 FEW = {0, 4, 8, 11, 13}  # Cases that contain each choice at least once, and one with three axes.
+COST = {i: () if i == 13 else pytest.mark.slow for i in FEW}
 FULL = itertools.product(MODELS, [(), *(((axis, n),) for axis in SPLITS for n in DEVICES)], AT_ONCE, LAYOUTS)
 REST = [
   *(case for case in FULL if case not in COVERING),
@@ -187,7 +189,7 @@ def test_every_choice_is_among_the_few():
 
 
 @pytest.mark.parametrize(
-  "case", [pytest.param(case, marks=() if i in FEW else pytest.mark.exhaustive) for i, case in enumerate(COVERING)], ids=label
+  "case", [pytest.param(case, marks=COST.get(i, pytest.mark.exhaustive)) for i, case in enumerate(COVERING)], ids=label
 )
 def test_no_split_changes_an_update(case):
   check(*case)
@@ -197,13 +199,14 @@ BUCKETS = {16: "shared", 24: "packed", 40: "padded"}
 """Layouts that fit into buckets of two, three and five micro-batches of 8 rows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "sizes", "rows_at_once"),
   [("dense", (), 8), pytest.param("dense", (("fsdp", 4),), 8, marks=pytest.mark.exhaustive),
    pytest.param("sparse", (("expert", 2), ("context", 2)), 8, marks=pytest.mark.exhaustive)],
   ids=["one device", "four devices", "experts on four devices"],
 )  # fmt: skip
-@pytest.mark.parametrize("bucket", BUCKETS)
+@pytest.mark.parametrize("bucket", few(BUCKETS, 0))
 def test_no_bucket_of_rows_changes_an_update(bucket, name, sizes, rows_at_once):
   """The same 8 rows at a time are two, three or five micro-batches."""
   assert len(laid_out(BUCKETS[bucket], bucket).mask) == bucket

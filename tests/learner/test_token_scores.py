@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.workdir.metrics import read_rows
+from tests.marks import few
 from tests.runs import VARIED, column, run_here, tiny_config
 
 SHORT = VARIED | {
@@ -38,10 +39,10 @@ def check_gspo(rows, low, high):
 
 @pytest.mark.parametrize(
   "split",
-  [
+  few([
     pytest.param({}, id="whole"),
     pytest.param({"learner.rows_per_device": 2}, id="in micro-batches", marks=pytest.mark.exhaustive),
-  ],
+  ]),
 )
 def test_token_scores_of_a_run(split, tmp_path):
   rows = samples_of("gspo", tmp_path, split)

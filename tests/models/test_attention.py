@@ -13,6 +13,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import attention, chunked, make_model, preset
 from jaxrl_llm.models.striping import stripes_of
 from jaxrl_llm.models.visibility import blocks_seen
+from tests.marks import few
 
 B, T, H, K, C = 2, 40, 4, 2, 8
 
@@ -102,11 +103,11 @@ def test_values_are_those_of_a_loop(backend, layout, rng):
   assert np.isfinite(y).all()
 
 
-@pytest.mark.parametrize("backend, layout, dtype", [
+@pytest.mark.parametrize("backend, layout, dtype", few([
   ("dot_product", "packed", "float32"), ("dot_product", "shared", "bfloat16"),
   ("chunked", "packed", "float32"), ("chunked", "shared", "float32"), ("chunked", "shared", "bfloat16"),
   ("flash", "packed", "bfloat16"),  # Emulated, and slow; others are in test_flash.py.
-])  # fmt: skip
+], 0, 3, 5))  # fmt: skip
 def test_gradients_are_those_of_xla(backend, layout, dtype, rng):
   arrays, layout = inputs(rng, dtype=dtype), LAYOUTS[layout]
   # Every dtype is compared with float32, so that two roundings cannot agree by chance.
@@ -136,13 +137,13 @@ def test_every_response_sees_the_shared_prompt(rng):
     np.testing.assert_allclose(y[:, own.start : own.stop], expected[:, 9:], **TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("backend, shape, batch", [
+@pytest.mark.parametrize("backend, shape, batch", few([
   ("xla", (1, 2, 1, 2, 2), 4), ("xla", (1, 2, 1, 4, 1), 4),
   ("chunked", (2, 2, 1, 1, 2), 4), ("chunked", (1, 2, 1, 2, 2), 4), ("chunked", (2, 1, 1, 4, 1), 4),
   # 3 rows cannot be split over 2 devices: every device has all of them, but only a part of each.
   ("chunked", (2, 1, 1, 2, 2), 3),
   ("flash", (1, 2, 1, 2, 2), 2),
-])  # fmt: skip
+], 0, 3, 6))  # fmt: skip
 def test_a_mesh_changes_nothing(backend, shape, batch, rng):
   mesh = Mesh(np.array(jax.devices()).reshape(shape), mesh_lib.AXES, axis_types=(AxisType.Auto,) * len(shape))
   arrays = inputs(rng, batch=batch)
@@ -151,9 +152,9 @@ def test_a_mesh_changes_nothing(backend, shape, batch, rng):
   check_against_xla(value_and_gradients(backend, *arrays, layout, mesh=mesh), expected, layout, **TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("backend, parts, length", [
+@pytest.mark.parametrize("backend, parts, length", few([
   ("xla", 2, 40), ("dot_product", 4, 40), ("chunked", 2, 40), ("chunked", 8, 40), ("chunked", 2, 132), ("flash", 2, 40),
-])  # fmt: skip
+], 0, 1, 2))  # fmt: skip
 def test_the_order_of_stripes_changes_nothing(backend, parts, length, rng):
   mesh = mesh_lib.make_mesh(data=1, context=parts, devices=jax.devices()[:parts])
   arrays, stripes = inputs(rng, length=length), stripes_of(length, mesh)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models.copies import BLOCK, Copies, copied, summed, sums_by_place, sums_by_product, sums_for
+from tests.marks import few
 
 SUMS = {"place": sums_by_place, "blocks": sums_for("tpu", interpret=True), "product": sums_by_product}
 
@@ -21,11 +22,11 @@ def draw(rng, *, num_tokens, top_k, num_rows, num):
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize(
   ("num_tokens", "top_k", "num_rows", "num"),
-  [
+  few([
     (2 * BLOCK, 2, 300, 300),  # Whole blocks, all rows used.
     (BLOCK + 7, 3, 256, 100),  # A block that is not full.
     (5, 4, 20, 0),  # All experts are elsewhere.
-  ],
+  ], 1),
 )
 def test_copies_and_sums_are_each_others_transposes(rng, name, num_tokens, top_k, num_rows, num):
   """Small integers, so that sums are exact in any order. Rows without a copy are not finite."""

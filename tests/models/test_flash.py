@@ -9,6 +9,7 @@ from jaxrl_llm.models import flash, flash_kernels
 from jaxrl_llm.models.attention import packed, xla_attention
 from jaxrl_llm.models.flash_kernels import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE
 from jaxrl_llm.models.remat import rematerialised
+from tests.marks import few
 
 LENGTH = 380  # Three blocks of 128; the last is not full.
 TOLERANCE = {"float32": dict(rtol=2e-5, atol=6e-6), "bfloat16": dict(rtol=4e-2, atol=4e-2)}
@@ -70,7 +71,7 @@ def compare(inputs, segments, prefixes, dtype="float32", **options):
     assert not np.any(x[~real])
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", few(ROWS, 0, 1, 2))
 def test_the_kernels_equal_plain_attention(name, rng):
   compare(arrays(rng), *ROWS[name])
 
@@ -80,13 +81,13 @@ def test_rows_without_prefixes_need_none(name, rng):
   compare(arrays(rng), ROWS[name][0], None)
 
 
-@pytest.mark.parametrize("num_heads, num_kv_heads, width, dtype", [
+@pytest.mark.parametrize("num_heads, num_kv_heads, width, dtype", few([
   (2, 2, 128, "float32"),  # Every query head has its own keys.
   (4, 1, 64, "float32"),  # In the backward pass, two parts of two heads each.
   (16, 1, 16, "float32"),
   (3, 1, 128, "bfloat16"),
   (4, 2, 64, "bfloat16"),
-])  # fmt: skip
+], 0, 3))  # fmt: skip
 def test_heads_of_all_shapes(num_heads, num_kv_heads, width, dtype, rng):
   compare(arrays(rng, num_heads, num_kv_heads, width, dtype), *ROWS["shared prompts"], dtype=dtype)
 
@@ -97,6 +98,7 @@ def test_rows_of_a_batch_are_apart(rng):
   compare(arrays(rng, 2, 1, 16, batch=3), segments, prefixes)
 
 
+@pytest.mark.slow
 def test_keys_of_long_rows_come_in_windows(rng, monkeypatch):
   monkeypatch.setattr(flash, "_SUMS", 8 * 128 * 256)
   calls, backward = [], flash_kernels.backward
@@ -107,8 +109,8 @@ def test_keys_of_long_rows_come_in_windows(rng, monkeypatch):
 
 @pytest.mark.parametrize(
   ("parts", "stripe"),
-  [(((0, 160),), None), (((128, 288),), None), (((192, 352),), None),
-   (((0, 128), (256, 380)), 128), (((64, 128), (192, 240), (300, 350)), 64)],
+  few([(((0, 160),), None), (((128, 288),), None), (((192, 352),), None),
+   (((0, 128), (256, 380)), 128), (((64, 128), (192, 240), (300, 350)), 64)], 1, 2),
 )  # fmt: skip
 def test_queries_may_be_parts_of_a_row(parts, stripe, rng):
   """As on a mesh that splits rows: the queries are some slots, the keys are all of the row."""
@@ -178,6 +180,7 @@ def test_pairs_say_what_is_seen_and_what_is_complete(name):
   assert leaving.tolist() == [keys[min(end for end in ends if end >= step)] for step in range(len(flags))]
 
 
+@pytest.mark.slow
 def test_nearly_all_steps_have_work():
   """Rows of 18,432 tokens: groups of responses with log-normal lengths and a shared prompt."""
   rng, length, rows = np.random.default_rng(0), 18432, []
@@ -209,7 +212,8 @@ def test_a_layer_launches_one_kernel_per_pass(policy, expected, rng):
   assert tuple(program.count(f"name=flash_{name}") for name in ("forward", "backward")) == expected
 
 
-@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_cores", few([1, 2], 0))
 def test_no_memory_is_read_before_it_is_written(num_cores, rng):
   """With copies between memories simulated, and the heads split over the cores of a chip."""
   from jax.experimental.pallas import tpu as pltpu

@@ -15,6 +15,7 @@ from jaxrl_llm.models import Lora, make_critic, make_model, merge, preset, refer
 from jaxrl_llm.models.lora import is_adapter
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import TrainBatch
+from tests.marks import few
 
 ALL = Lora(rank=3, alpha=6.0, targets=("attention/.*", "mlp/.*", "head"))
 DENSE = preset("nano", vocab_size=264)._replace(qkv_bias=True, tie_embeddings=False, lora=ALL)
@@ -37,7 +38,7 @@ def leaves(tree):
   return {"/".join(key.key for key in path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-@pytest.mark.parametrize("name", ["dense", "sparse"])
+@pytest.mark.parametrize("name", few(["dense", "sparse"], 0))
 def test_merged_weights_are_the_same_model(name):
   model, params, rows, logits = build(name)
   plain, merged = merge(model, params)
@@ -88,7 +89,7 @@ def test_targets_that_match_nothing_are_refused():
     trainable(model.config, model.logical_axes)
 
 
-@pytest.mark.parametrize("rows_at_once", [None, 1])
+@pytest.mark.parametrize("rows_at_once", few([None, 1], 1))
 def test_an_update_trains_the_adapters_and_nothing_else(rows_at_once):
   model, params, (tokens, positions, segments), _ = build("dense")
   trained = trainable(model.config, model.logical_axes)

@@ -12,6 +12,7 @@ from flax import nnx
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.models.attention import packed
 from jaxrl_llm.models.layers import Attention
+from tests.marks import few
 
 NANO = preset("nano", vocab_size=264)
 # Fast to compile; the programs run only for milliseconds.
@@ -140,7 +141,9 @@ def test_attention_layer_matches_repeated_heads(rng):
   np.testing.assert_allclose(attention(state, jnp.asarray(x, jnp.float32))[0], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(("option", "in_prompt", "blocks"), [("nano", 3, (3,)), ("qkv_bias", 0, (2, 4)), ("no_head_shares", 4, (1, 2))])
+@pytest.mark.parametrize(
+  ("option", "in_prompt", "blocks"), few([("nano", 3, (3,)), ("qkv_bias", 0, (2, 4)), ("no_head_shares", 4, (1, 2))], 0, 1)
+)
 def test_decoding_through_the_cache_is_the_full_forward(option, in_prompt, blocks):
   """Two rows for each of three prompts decode tokens one at a time.
 

@@ -18,6 +18,7 @@ from jaxrl_llm.models.copies import sums_by_blocks, sums_by_product, sums_for
 from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
 from jaxrl_llm.models.grouped import grouped_matmul, grouped_matmul_for
 from jaxrl_llm.models.moe import balance_loss, over_mesh, route, z_loss
+from tests.marks import few
 
 SPARSE = preset("nano-moe", vocab_size=264)
 MIXED = SPARSE._replace(num_layers=3, experts=Experts(8, 2, 16, norm_top_k=False, layers=(1,)))
@@ -55,7 +56,7 @@ def dense_oracle(x, gates, experts, weights):
   return jnp.einsum("end,ne->nd", every, mixture)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("platform", few(["cpu", "gpu", "tpu"], 0, 2))
 def test_dispatch_matches_every_expert_on_every_token(rng, platform):
   x, gates, experts, weights = draw_layer(rng)
   grouped = functools.partial(dispatch, product=grouped_matmul_for(platform, dense_bytes=0, interpret=True))
@@ -65,6 +66,7 @@ def test_dispatch_matches_every_expert_on_every_token(rng, platform):
   chex.assert_trees_all_close(ours, theirs, rtol=1e-7, atol=2e-5)
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.sampled_from([0, 0, 1, 7, 8, 9, 40]), min_size=1, max_size=4), rest=st.integers(0, 9), seed=st.integers(0, 99))
 @settings(max_examples=8)
 def test_groups_are_multiplied_by_their_own_matrices(sizes, rest, seed):
@@ -136,7 +138,7 @@ def test_the_router_learns_only_through_the_gates_of_visited_experts(replay):
   assert np.all(np.abs(jacobian[:, visited]) > 0.05) and np.all(jacobian[:, others] == 0)
 
 
-@pytest.mark.parametrize("name", ["sparse", "mixed"])
+@pytest.mark.parametrize("name", few(["sparse", "mixed"], 1))
 def test_replaying_the_models_own_routes_changes_no_bit(name):
   model, params, rows, forward = build(name)
   out = forward(params, *rows)
@@ -151,6 +153,7 @@ def test_replaying_the_models_own_routes_changes_no_bit(name):
   assert np.array_equal(other.routing[:, :, sparse], (out.routing[:, :, sparse] + 3) % 8)
 
 
+@pytest.mark.slow
 def test_gradients_of_replayed_routes_with_and_without_rematerialisation():
   """Replaying the model's own routes gives the ordinary gradient.
 
@@ -186,6 +189,7 @@ def test_log_probabilities_jump_at_a_routing_tie_unless_routes_are_replayed():
   assert changes[1] < 1e-3 < 1e-2 < changes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "sizes",
   [
@@ -220,7 +224,9 @@ def test_rows_that_a_mesh_does_not_divide_are_replicated():
 
 # The mesh divides the first shape; it does not divide the rows of the second or the slots of the
 # third.
-@pytest.mark.parametrize("shape", [(4, 6), (3, 6), (4, 5)], ids=str)
+@pytest.mark.parametrize(
+  "shape", [pytest.param((4, 6), marks=pytest.mark.slow), (3, 6), pytest.param((4, 5), marks=pytest.mark.slow)], ids=str
+)
 def test_slots_may_be_sharded(shape, rng):
   mesh = mesh_lib.make_mesh(data=1, expert=2, context=2, tensor=2)
   *tokens, weights = draw_layer(rng, num_tokens=shape[0] * shape[1], num_experts=6)
@@ -290,8 +296,8 @@ def test_experts_that_the_mesh_does_not_divide_are_refused():
     mesh_lib.param_shardings(mesh, model.logical_axes, shapes)
 
 
-@pytest.mark.parametrize("first", [0, 4, 12])
-@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("first", few([0, 4, 12], 0))
+@pytest.mark.parametrize("adapted", few([False, True], 1))
 def test_decoding_adds_up_the_same_experts_without_copying_each_token(first, adapted):
   rng = np.random.default_rng(first)
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), jnp.float32)
@@ -319,8 +325,8 @@ def test_the_usual_number_of_copies_is_bounded():
   rows = lambda branch: max(x.aval.shape[0] for eqn in branch.eqns for x in eqn.outvars if x.aval.ndim == 2 and x.aval.shape[1] == 8)
   forward, backward = (conditionals(jax.make_jaxpr(f)(x, gates, weights).jaxpr) for f in (layer, gradient))
   assert len(forward) == 1 and len(backward) == 2
-  for full, few in forward + backward:
-    assert rows(few) == 1024 and rows(full) == 8 * 1024
+  for full, some in forward + backward:
+    assert rows(some) == 1024 and rows(full) == 8 * 1024
 
 
 def conditionals(jaxpr):
@@ -354,7 +360,7 @@ FEW = {("cpu", False, True), ("tpu", True, False), ("product", True, True)}
 
 
 @pytest.mark.parametrize(
-  ("sums", "crowded", "adapted"), [pytest.param(*case, marks=() if case in FEW else pytest.mark.exhaustive) for case in ROOM]
+  ("sums", "crowded", "adapted"), few([pytest.param(*case, marks=() if case in FEW else pytest.mark.exhaustive) for case in ROOM], 5)
 )
 def test_gradients_with_room_for_some_copies_equal_those_of_all(sums, crowded, adapted):
   x, gates, weights, experts = draw_copies(crowded=crowded, adapted=adapted)
@@ -369,7 +375,7 @@ def test_gradients_with_room_for_some_copies_equal_those_of_all(sums, crowded, a
   chex.assert_trees_all_close(ours, gradients(dispatch, product=grouped_matmul), rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("crowded", few([False, True], 1))
 def test_a_mesh_of_experts_has_the_gradients_of_every_expert_on_every_token(crowded):
   """With all tokens on four of 16 experts, one set of devices computes all copies."""
   x, gates, weights, experts = draw_copies(crowded=crowded, num_tokens=8 * 16)

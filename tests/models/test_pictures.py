@@ -18,6 +18,7 @@ from jaxrl_llm.models.files.loading import open_source
 from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.sampler import Requests, collect_finished, make_filter, make_sampler, make_stream
 from jaxrl_llm.types import Images, Shown
+from tests.marks import few
 
 FOLDER = pathlib.Path(__file__).parent / "pictures"
 NAMES = ("qwen3_vl", "qwen3_vl_moe")
@@ -77,7 +78,7 @@ def prompts(model, params, name, **how):
   return jnp.asarray(tokens), jnp.asarray(mask), jax.tree.map(jnp.asarray, Shown(images, positions, ends))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, 0))
 def test_logits_are_those_of_transformers(name):
   """In one batch, with padding."""
   model, params = loaded(name)
@@ -181,12 +182,12 @@ def test_features_do_not_depend_on_padding():
 
 @pytest.mark.parametrize(
   ("name", "as_patches"),
-  [
+  few([
     ("qwen3_vl", False),
     ("qwen3_vl_moe", True),
     pytest.param("qwen3_vl", True, marks=pytest.mark.exhaustive),
     pytest.param("qwen3_vl_moe", False, marks=pytest.mark.exhaustive),
-  ],
+  ], 0),
 )
 def test_sampler_and_learner_agree(name, as_patches):
   """Also with prompts shared by their responses, and with a row for each sequence."""
@@ -211,6 +212,7 @@ def test_sampler_and_learner_agree(name, as_patches):
     np.testing.assert_allclose(together, apart, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stream_draws_the_same_responses():
   model, params = loaded(NAMES[0])
   tokens, mask, shown = prompts(model, params, NAMES[0])
@@ -235,7 +237,7 @@ def test_a_row_without_room_for_its_pictures_is_refused():
     packing.pack(sequences, layout, image_slots.Room(model.config, 3, ROOM))
 
 
-@pytest.mark.parametrize("train_tower", [False, True])
+@pytest.mark.parametrize("train_tower", few([False, True]))
 def test_only_a_trained_tower_changes_in_an_update(train_tower):
   model, params = loaded(NAMES[0], train_tower=train_tower)
   own = lambda count: seen(model, params, NAMES[0], count, as_patches=train_tower)
@@ -251,6 +253,7 @@ def test_only_a_trained_tower_changes_in_an_update(train_tower):
   assert any(jax.tree.leaves(changed["tower"])) == train_tower and all(jax.tree.leaves(changed["layers"]))
 
 
+@pytest.mark.slow
 def test_devices_share_the_pictures_and_gather_weights():
   """Without constraints, XLA shares the width of the states and adds up every product."""
   mesh, shape = make_mesh(fsdp=2, expert=2, devices=jax.devices()[:4]), preset("nano-vl", vocab_size=264)

@@ -15,6 +15,7 @@ from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, Lora, make_critic, make_model, precision, preset
 from jaxrl_llm.sampler import make_filter
+from tests.marks import few
 
 PACKAGE = pathlib.Path(jaxrl_llm.__file__).parent
 ROWS, ROW_TOKENS, PROMPT, GROUP = 2, 256, 8, 4
@@ -104,8 +105,8 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("dtype", few(["float32", "bfloat16"], 1))
+@pytest.mark.parametrize("name", few(PROGRAMS, 0, 6))
 def test_every_product_of_float32_arrays_is_in_float32(name, dtype):
   """A bfloat16 model has such products too: those of its router and of a critic's head."""
   program, arguments = PROGRAMS[name](SPARSE._replace(dtype=dtype))
@@ -121,7 +122,7 @@ def test_every_product_of_float32_arrays_is_in_float32(name, dtype):
     assert all(x.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2 for x in of_kernels)
 
 
-@pytest.mark.parametrize("name", ["update", "update, tied head"])
+@pytest.mark.parametrize("name", few(["update", "update, tied head"], 0))
 def test_a_bfloat16_update_has_no_product_of_two_dtypes(name):
   """GPUs would widen its bfloat16 array, for a product in TensorFloat32 at half the speed."""
   program, arguments = PROGRAMS[name](NANO._replace(dtype="bfloat16"))

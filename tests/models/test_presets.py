@@ -11,6 +11,7 @@ from jaxrl_llm.models.files.tensor_names import num_active_params, num_params
 from jaxrl_llm.models.model import make_model
 from jaxrl_llm.models.presets import LOCAL, PRESETS, preset
 from jaxrl_llm.pretrained.pictures import patches
+from tests.marks import few
 
 # Numbers that the repositories of the published checkpoints state, from the headers of their
 # safetensors.
@@ -89,7 +90,7 @@ def test_a_bad_name_or_vocabulary_is_refused(name, fields, words):
   assert words in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["tiny-vl", "nano-vl"])
+@pytest.mark.parametrize("name", few(["tiny-vl", "nano-vl"], by_hand=(1,)))
 def test_a_random_tower_tells_where_a_dot_is(name):
   """Neither white paper nor the dot itself may drown its place."""
   config = preset(name, vocab_size=264)

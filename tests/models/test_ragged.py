@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import ragged
+from tests.marks import few
 
 PLATFORMS = ("tpu", "gpu")
 
@@ -41,16 +42,16 @@ def assert_as_plain(part, q, kv, ages, lengths, *, tolerance):
   assert not np.any(mix[~sees]) and np.all(total[~sees] == 1)
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", few(PLATFORMS, 0))
 @pytest.mark.parametrize(
   ("dtype", "shape", "columns", "tolerance"),
-  [
+  few([
     ("float32", (4, 2, 8, 128), 512, 2e-6),
     ("float32", (6, 1, 1, 128), 384, 2e-6),
     ("bfloat16", (4, 2, 8, 128), 512, 1e-5),
     ("int8", (4, 2, 4, 256), 256, 1e-5),
     ("int8", (4, 1, 16, 128), 512, 1e-5),
-  ],
+  ], 0, 3),
 )
 def test_the_kernel_equals_plain_attention(platform, dtype, shape, columns, tolerance):
   rng = np.random.default_rng(0)
@@ -63,7 +64,7 @@ def test_the_kernel_equals_plain_attention(platform, dtype, shape, columns, tole
   assert_as_plain(part, q, kv, ages, lengths, tolerance=tolerance)
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", few(PLATFORMS, 0))
 def test_the_kernel_is_sharded_by_rows_and_heads(platform):
   rng, mesh = np.random.default_rng(1), mesh_lib.make_mesh(fsdp=2, expert=2, tensor=2)
   kv, q = held(rng, 8, 2, 128, 128, "float32"), jnp.asarray(rng.standard_normal((8, 2, 2, 128)), jnp.float32)
@@ -92,7 +93,7 @@ def test_only_blocks_that_hold_tokens_are_listed(platform, rows, overhead):
     assert blocks[:count].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", few(PLATFORMS, 0))
 def test_other_blocks_are_not_read(platform):
   """Blocks without a token of a row hold NaNs, which plain attention would spread."""
   rng, columns, lengths = np.random.default_rng(3), 512, jnp.asarray([70, 0, 300, 1])

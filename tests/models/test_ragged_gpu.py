@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import make_model, preset, ragged, ragged_gpu
 from jaxrl_llm.sampler import make_sampler
+from tests.marks import few
 from tests.models.triton import kernels_of, lines, lowered
 
 KERNEL = ragged.KERNELS["gpu"]
@@ -43,7 +44,7 @@ def assert_as_plain(arguments, mask, *, tolerance):
 
 @pytest.mark.parametrize(
   "shape",
-  [
+  few([
     dict(rows=1),
     dict(rows=1, heads=1, group=1, columns=64),
     dict(rows=1, columns=4096),
@@ -54,7 +55,7 @@ def assert_as_plain(arguments, mask, *, tolerance):
     dict(rows=2, group=24, width=128),
     dict(rows=4, group=8, width=256),
     dict(rows=7, columns=2304, most=90),
-  ],
+  ], 1, 5, rest="exhaustive"),
   ids=str,
 )
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
@@ -63,7 +64,7 @@ def test_float32_activations_equal_plain_attention(shape, dtype):
 
 
 @pytest.mark.parametrize("programs", [1, 512])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", few(range(8), 0, 1, rest="exhaustive"))
 def test_random_ranges_equal_plain_attention(seed, programs, monkeypatch):
   """A row has one program, which reads all of its blocks, or as many as it has blocks."""
   monkeypatch.setattr(ragged_gpu, "_PROGRAMS", programs)
@@ -71,7 +72,7 @@ def test_random_ranges_equal_plain_attention(seed, programs, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("columns", [64, 1024])
+@pytest.mark.parametrize("columns", few([64, 1024], 0))
 def test_bfloat16_activations_equal_plain_attention(dtype, columns, monkeypatch):
   """Rounded to bfloat16, weights relative to another maximum would differ by 4e-3."""
   monkeypatch.setattr(ragged_gpu, "_PROGRAMS", 1)
@@ -94,7 +95,7 @@ def test_shares_fill_a_gpu_and_bound_the_longest_row():
     assert rows * heads * shares >= min(512, rows * heads * blocks)
 
 
-@pytest.mark.parametrize("shares", [1, 3, 4])
+@pytest.mark.parametrize("shares", few([1, 3, 4], 1))
 def test_the_number_of_shares_changes_nothing(shares, monkeypatch):
   arguments, mask = step(3, rows=5)
   monkeypatch.setattr(ragged_gpu, "num_shares", lambda programs, blocks: shares)
@@ -103,13 +104,13 @@ def test_the_number_of_shares_changes_nothing(shares, monkeypatch):
 
 @pytest.mark.parametrize(
   ("shape", "warps"),
-  [
+  few([
     (dict(rows=4, group=4, width=128, columns=512, dtype="bfloat16", activations="bfloat16"), 4),
     (dict(rows=4, group=7, width=64, columns=192), 4),
     (dict(rows=4, group=1, width=128, columns=192), 8),
     (dict(rows=4, group=24, width=256, columns=512, dtype="int8", activations="bfloat16"), 8),
     (dict(rows=4, group=2, width=128, columns=512, dtype="int8"), 8),
-  ],
+  ], 0),
   ids=str,
 )
 def test_the_kernel_lowers_to_triton(shape, warps):

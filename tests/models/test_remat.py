@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.models.remat import POLICIES
+from tests.marks import few
 
 DENSE = preset("nano", vocab_size=264)._replace(num_layers=4)
 SHAPES = {"dense": DENSE, "experts": DENSE._replace(experts=Experts(4, 2, 32, layers=(1, 3)))}
@@ -27,13 +28,14 @@ def gradient_of(shape: str, policy: str):
   return *program(params), program.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize(("shape", "policy"), [*(("dense", name) for name in POLICIES if name != "none"), ("experts", "full")])
+@pytest.mark.parametrize(("shape", "policy"), few([*(("dense", name) for name in POLICIES if name != "none"), ("experts", "full")]))
 def test_no_policy_changes_the_loss_or_a_gradient(shape, policy):
   (loss, grads, _), (same_loss, same_grads, _) = gradient_of(shape, "none"), gradient_of(shape, policy)
   np.testing.assert_allclose(same_loss, loss, rtol=1e-6)
   chex.assert_trees_all_close(same_grads, grads, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_shrinks_with_what_a_policy_keeps():
   none, dots, full = (gradient_of("dense", policy)[2] for policy in ("none", "dots", "full"))
   assert full < 0.8 * dots and dots < 0.8 * none

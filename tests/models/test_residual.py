@@ -29,7 +29,7 @@ def gradient(name: str, mesh):
   return jax.jit(jax.value_and_grad(loss)), params, place(rows())
 
 
-@pytest.mark.parametrize("name", [pytest.param("nano", marks=pytest.mark.slow), "nano-moe"])
+@pytest.mark.parametrize("name", [pytest.param("nano", marks=pytest.mark.exhaustive), pytest.param("nano-moe", marks=pytest.mark.slow)])
 def test_a_device_keeps_its_part_of_the_width_and_results_stay(name):
   config = preset(name, vocab_size=264)
   mesh = mesh_lib.make_mesh(fsdp=2, context=2, tensor=2, devices=jax.devices()[:8])

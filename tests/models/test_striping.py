@@ -106,7 +106,7 @@ def test_slots_move_and_return_with_their_gradients(batch, rng):
   assert striped(x, None) is in_row_order(x, None) is x
 
 
-@pytest.mark.parametrize("share_prompts", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+@pytest.mark.parametrize("share_prompts", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)])
 def test_models_return_the_order_of_the_rows(share_prompts, rng):
   """Log-probabilities, routes, router losses, values and rewards equal those on one device."""
   sequences = []

@@ -51,6 +51,7 @@ def test_it_has_what_every_objective_has(make_batch):
   assert {"gate/mean", "ratio/ess", "actor/pg_loss"} <= metrics.keys()
 
 
+@pytest.mark.slow
 def test_a_response_cut_by_the_budget_can_be_left_out(x64, make_batch):
   """With mask 0 on all tokens its gradient is 0 and the denominators exclude it.
 

@@ -27,6 +27,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.sft import sft
 from jaxrl_llm.segments import reduce_metrics, token_mean
 from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
+from tests.marks import few
 
 NAMES = ("ppo", "grpo", "dapo", "gspo", "gspo_token", "sapo")
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
@@ -286,7 +287,7 @@ def test_the_off_policy_mask_drops_negative_advantages_of_sequences_left_behind(
   assert fractions[0] > fractions[-1] == 0 and np.all(np.diff(fractions) <= 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, 0, 1))
 def test_without_a_mismatch_its_corrections_are_no_ops(make_batch, name):
   outputs, batch = as_batch(make_batch())
   batch, outputs = batch._replace(sampler_logprobs=batch.old_logprobs), outputs._replace(values=None, entropy=None)
@@ -300,6 +301,7 @@ def test_without_a_mismatch_its_corrections_are_no_ops(make_batch, name):
 DAPO = dapo()
 
 
+@pytest.mark.slow
 @every_wrapper
 def test_weights_scale_the_gradient_and_carry_none(x64, make_batch, wrapper):
   outputs, batch = as_batch(mismatched(make_batch()))
@@ -447,7 +449,7 @@ def test_bfloat16_is_raised_to_float32(make_batch):
   assert actual.dtype == np.float32
 
 
-@pytest.mark.parametrize(("name", "composite"), [*((name, "all") for name in NAMES), ("gspo_token", "bypass")])
+@pytest.mark.parametrize(("name", "composite"), few([*((name, "all") for name in NAMES), ("gspo_token", "bypass")], 0))
 def test_packing_and_micro_batches_change_nothing(x64, make_batch, name, composite):
   lengths = (5, 3, 1, 6)
   arrays = mismatched(make_batch(lengths=lengths))

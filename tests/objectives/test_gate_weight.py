@@ -9,6 +9,7 @@ from jaxrl_llm.objectives import OBJECTIVES, make
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.gate_weight import gate_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
+from tests.marks import typical
 
 POLICY = [name for name in OBJECTIVES if name != "sft"]
 
@@ -25,7 +26,7 @@ def weights_of(objective, arrays):
   return np.asarray(jax.jit(lambda outputs, batch: gate_weight(objective, outputs, batch))(outputs, batch))
 
 
-@pytest.mark.parametrize("name", POLICY)
+@pytest.mark.parametrize("name", typical(POLICY))
 def test_on_policy_every_token_counts_as_much_as_in_reinforce(name, make_batch):
   arrays = make_batch(level="sequence")
   arrays["advantages"] = np.broadcast_to(np.reshape(arrays["advantages"], (-1, 1)), arrays["mask"].shape)

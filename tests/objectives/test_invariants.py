@@ -17,6 +17,7 @@ from jaxrl_llm.objectives.gates import soft_gate
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import TrainBatch
 from tests.batches import logprobs_of
+from tests.marks import few, typical
 
 NUM_TOKENS = 8
 
@@ -108,7 +109,7 @@ def test_the_outlier_takes_the_response_from_gspo_and_little_from_sapo(x64, grad
 # The smallest batches.
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", typical(OBJECTIVES))
 def test_responses_of_one_token_and_groups_of_one(name, evaluate, everything_on):
   """With |y| = 1 and G = 1 the advantage is 0 and all numbers are finite, even with one token."""
   advantages = np.asarray(group_advantages(np.array([0.7]), 1))
@@ -153,7 +154,7 @@ def bigram(rng):
   return params, batch._replace(old_logprobs=bigram_outputs(params, batch).logprobs)
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "sapo"])
+@pytest.mark.parametrize("name", few(["grpo", "gspo", "sapo"], 1))
 def test_all_updates_of_a_rollout_batch_compare_with_the_policy_at_its_start(
   bigram, compiler_options, penalties_off, name
 ):

@@ -12,8 +12,9 @@ from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make, value
 from jaxrl_llm.run.learn import share_of_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
+from tests.marks import typical
 
-every_objective = pytest.mark.parametrize("name", OBJECTIVES)
+every_objective = pytest.mark.parametrize("name", typical(OBJECTIVES))
 
 # These read no advantages: their gradient is that of the likelihood.
 SUPERVISED = ("sft",)

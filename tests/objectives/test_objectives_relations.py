@@ -13,6 +13,7 @@ from jaxrl_llm.objectives.gates import hard_clip, soft_gate
 from jaxrl_llm.objectives.ratios import prefix_min_ratio, product_ratio, sequence_ratio, sequence_ratio_token_gradient
 from jaxrl_llm.objectives.score_gates import binary_kl, binary_tv, gamma_weight
 from jaxrl_llm.types import GateContext
+from tests.marks import typical
 
 UNCLIPPED = {"clip_low": 1.0, "clip_high": float("inf")}
 NEVER = float("inf")
@@ -61,7 +62,7 @@ ON_POLICY = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes"), ON_POLICY)
+@pytest.mark.parametrize(("name", "changes"), typical(ON_POLICY))
 def test_on_policy_every_gradient_is_reinforce(x64, make_batch, gradient, name, changes):
   batch = make_batch(level="sequence")
   batch["old_logprobs"] = batch["sampler_logprobs"] = batch["logprobs"]
@@ -231,6 +232,7 @@ def test_gmpo_without_clips_is_gspo_without_clips(x64, make_batch, loss_and_grad
   assert gmpo[2]["actor/pg_clipfrac"] == 0
 
 
+@pytest.mark.slow
 def test_one_token_responses_make_gmpo_grpo_and_rloo_gspo(x64, make_batch, loss_and_grad):
   batch = make_batch(seed=2, lengths=(1, 1, 1, 1, 1, 1))
   clip = {"clip_low": 1 - np.exp(-0.2), "clip_high": np.exp(0.3) - 1}
@@ -281,7 +283,7 @@ CLIPPING = [
 ]
 
 
-@pytest.mark.parametrize(("name", "bounds", "level"), CLIPPING)
+@pytest.mark.parametrize(("name", "bounds", "level"), typical(CLIPPING))
 def test_enlarging_either_bound_never_clips_more(x64, make_batch, loss_and_grad, name, bounds, level):
   batch = make_batch(seed=4, lengths=4 * (6, 5, 2, 6), level=level)
   small, middle, large = (0.0, 0.01, 0.05) if name == "dppo_kl" else (0.0, 0.05, 0.2)
@@ -441,7 +443,7 @@ THROUGH_THE_RATIO = tuple("ppo grpo dapo gspo gspo_token sapo rloo reinforce_plu
 THROUGH_THE_SCORE = ("reinforce", "cispo", "minpro", "vespo", "dppo_tv", "dppo_kl")
 
 
-@pytest.mark.parametrize("name", THROUGH_THE_RATIO + THROUGH_THE_SCORE)
+@pytest.mark.parametrize("name", typical(THROUGH_THE_RATIO + THROUGH_THE_SCORE))
 def test_the_bound_of_the_log_ratio_ends_the_gradient_through_a_ratio_and_not_through_the_score(x64, make_batch, gradient, name):
   batch = make_batch(lengths=(6, 6, 6, 6), level="sequence")
   far = np.where(np.arange(4)[:, None] < 2, np.array([[1e3], [-1e3], [0], [0]]), 0.1)

@@ -168,6 +168,7 @@ def test_pictures_of_rollouts_are_bounded_data(tmp_path, monkeypatch):
   assert data["notes"] == ["2 of 3 rollouts with pictures show them; samples.jsonl has all of them."]
 
 
+@pytest.mark.slow
 def test_two_thousand_rows_and_rollouts_make_a_small_page(tmp_path):
   row = json.dumps({"step": 0, "phase": "rl"} | {f"metric/{i}": 0.123456789012345 for i in range(45)})
   (tmp_path / "metrics.jsonl").write_text("".join(row.replace('"step": 0', f'"step": {i}') + "\n" for i in range(2000)))

@@ -17,6 +17,7 @@ TERMS = {"reward.terms": ("pattern=0.25", "length_target=-0.5"), "reward.setting
 )}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_term_is_weighted_and_logged_separately(tmp_path):
   config = tiny_config(overrides=TERMS | {"warm_start.num_steps": 2, "num_steps": 1, "reward.workers": 1, "log.tensorboard": False})
   with quick():
@@ -40,6 +41,7 @@ def test_a_verifier_without_weight_is_logged_and_teaches_nothing():
   assert graded.totals[0] == 0.25 and graded.parts["final_answer"][0] == 1
 
 
+@pytest.mark.slow
 def test_random_rewards_hide_the_verdicts_and_are_reproducible(tmp_path):
   """Random rewards, a control, may depend only on the seed and the step."""
   short = {"warm_start.num_steps": 2, "num_steps": 2, "log.tensorboard": False, "rollout.group_size": 16, "learner.row_buckets": (64,)}

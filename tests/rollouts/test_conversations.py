@@ -18,6 +18,7 @@ from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.sampler import make_sampler, make_stop_table
 from jaxrl_llm.types import StopReason
+from tests.marks import few
 from tests.runs import column, run_here, tiny_config
 
 TOKENIZER, GROUP, BUDGET = ByteTokenizer(), 3, 24
@@ -109,7 +110,7 @@ def test_replies_are_between_the_turns_and_do_not_count_as_written():
     assert response.stopped == (len(response.turns) == 3 and tokens[start - 1] in STOPS)
 
 
-@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("slots", few([1, 4], 1))
 def test_the_number_of_slots_changes_nothing(slots):
   reference, _ = talk()
   rollouts, _ = talk(settings={"slots": slots})
@@ -192,6 +193,7 @@ def test_nothing_is_learned_from_replies_and_turns_are_steps():
 TOOLS = {"warm_start.num_steps": 4, "num_steps": 2, "eval.every": 2, "log.tensorboard": False, "warm_start.batch_size": 8}
 
 
+@pytest.mark.slow
 def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
   summary = run_here(tiny_config("tools", TOOLS), tmp_path / "run")
   assert summary["status"] == "finished"
@@ -199,7 +201,7 @@ def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
   assert "reward/environment/mean" in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_eight_devices_draw_the_conversations_of_one(tmp_path):
   one, eight = (tmp_path / name for name in ("one", "eight"))
   changes = TOOLS | {"num_steps": 1, "eval.every": 1}

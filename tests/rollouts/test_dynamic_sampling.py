@@ -76,6 +76,7 @@ def parity(monkeypatch):
   monkeypatch.setattr(experiment, "make_rewards", lambda task, config: terms)
 
 
+@pytest.mark.slow
 def test_a_run_draws_until_its_batches_are_full(parity, tmp_path):
   config = tiny_config(overrides=OFTEN | PLAIN)
   run_here(config, tmp_path)
@@ -94,7 +95,7 @@ class Killed(BaseException):
   pass
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_run_draws_the_same_again(parity, tmp_path, monkeypatch):
   config = tiny_config(overrides=OFTEN | PLAIN)
   run_here(config, tmp_path / "whole")

@@ -208,6 +208,7 @@ def lines(workdir: pathlib.Path) -> list[str]:
   return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in every]
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_older_parts_and_measures_their_age(golden):
   assert np.all(np.isfinite(column(golden, "actor/loss"))) and min(column(golden, "actor/grad_norm")) > 0
   assert len(set(column(golden, "perf/compiles")[1:])) == 1
@@ -236,7 +237,7 @@ def test_a_streamed_run_carries_the_same_groups(golden, tmp_path):
   assert column(tmp_path, "rollout/carried_tokens") == column(golden, "rollout/carried_tokens")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_experts_and_their_routes_are_carried(tmp_path):
   config = config_of(model__preset="nano-moe", moe__replay="R3", learner__learning_rate=1e-30, num_steps=4, checkpoint__every=2)
   run_here(config, tmp_path)
@@ -250,7 +251,7 @@ def test_devices_that_do_not_divide_the_prompts_in_the_sampler_are_refused():
   assert not list(row_problems(config_of(rollout__spare_prompts=4), 1, 4))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_devices_divide_the_prompts_in_the_sampler(tmp_path):
   """The sampler has 4 + 4 spare prompts for four devices."""
   run_here(config_of(rollout__spare_prompts=4), tmp_path / "one")

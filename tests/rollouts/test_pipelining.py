@@ -64,7 +64,7 @@ def test_a_sampler_on_separate_devices_draws_the_same_tokens(run_of):
   "changes",
   [
     pytest.param({}, marks=pytest.mark.exhaustive, id="data"),
-    pytest.param({"mesh__fsdp": 2, "mesh__sampler_tensor": 2}, marks=pytest.mark.slow, id="fsdp and tensor"),
+    pytest.param({"mesh__fsdp": 2, "mesh__sampler_tensor": 2}, marks=pytest.mark.exhaustive, id="fsdp and tensor"),
   ],
 )
 def test_sub_meshes_draw_the_same_tokens(changes, run_of):
@@ -77,7 +77,9 @@ def test_sub_meshes_draw_the_same_tokens(changes, run_of):
   "changes",
   [
     pytest.param({"mesh__sampler_expert": 4}, marks=pytest.mark.exhaustive, id="expert"),
-    pytest.param({"mesh__fsdp": 2, "mesh__sampler_expert": 2, "mesh__sampler_tensor": 2}, marks=pytest.mark.slow, id="expert and tensor"),
+    pytest.param(
+      {"mesh__fsdp": 2, "mesh__sampler_expert": 2, "mesh__sampler_tensor": 2}, marks=pytest.mark.exhaustive, id="expert and tensor"
+    ),
   ],
 )
 def test_a_sampler_that_spreads_experts_draws_the_same_tokens(changes, run_of):
@@ -88,7 +90,7 @@ def test_a_sampler_that_spreads_experts_draws_the_same_tokens(changes, run_of):
   "changes",
   [
     pytest.param({"model__lora_rank": 2}, marks=pytest.mark.exhaustive, id="adapters"),
-    pytest.param({"model__preset": "nano-moe", "moe__replay": "R3", "moe__measure_every": 2}, marks=pytest.mark.slow, id="experts"),
+    pytest.param({"model__preset": "nano-moe", "moe__replay": "R3", "moe__measure_every": 2}, marks=pytest.mark.exhaustive, id="experts"),
     pytest.param({"objective__kl_coef": 0.1, "learner__old_logprobs": "learner"}, marks=pytest.mark.exhaustive, id="a reference"),
   ],
 )
@@ -117,6 +119,7 @@ def lagging(tmp_path_factory):
   return workdir, weights, events
 
 
+@pytest.mark.slow
 def test_rollouts_come_from_the_weights_of_the_previous_step(lagging):
   """The test draws them again on one device, without the loop."""
   workdir, weights, _ = lagging
@@ -163,7 +166,13 @@ def lines(workdir: pathlib.Path) -> list[str]:
   return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in every]
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow, id="before the checkpoint"), pytest.param(4, id="after it")])
+@pytest.mark.parametrize(
+  "step",
+  [
+    pytest.param(1, marks=pytest.mark.exhaustive, id="before the checkpoint"),
+    pytest.param(4, marks=pytest.mark.slow, id="after it"),
+  ],
+)
 def test_a_killed_run_resumes_as_an_unbroken_one(step, lagging, tmp_path):
   """The kill strikes while the next rollouts are in flight, or about to be used."""
   golden, *_ = lagging

@@ -10,6 +10,7 @@ from jaxrl_llm import train
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, preset, trainable
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, checksum, make_weight_sync
+from tests.marks import few
 from tests.runs import run_here, tiny_config
 
 NANO = preset("nano", vocab_size=264)
@@ -44,7 +45,7 @@ SPREAD = [
 ]
 CASES = pytest.mark.parametrize(
   ("meshes", "shape"),
-  [*((x, NANO) for x in MESHES), *((x, SPARSE) for x in SPREAD)],
+  few([*((x, NANO) for x in MESHES), *((x, SPARSE) for x in SPREAD)], 0, len(MESHES)),
   ids=lambda x: str(x) if isinstance(x, dict) else "sparse" if x.experts else "dense",
 )
 
@@ -75,6 +76,7 @@ def test_every_piece_of_a_sampler_device_is_whole_on_one_learner_device(meshes, 
     assert pieces(sharding) <= pieces(x.sharding)
 
 
+@pytest.mark.slow
 def test_a_layout_that_the_learner_cannot_have_still_arrives(monkeypatch):
   """Five devices cannot hold two whole halves each: the transfer goes through the host."""
   monkeypatch.setattr(jax, "device_count", lambda: 7)
@@ -82,6 +84,7 @@ def test_a_layout_that_the_learner_cannot_have_still_arrives(monkeypatch):
   chex.assert_trees_all_equal(params, sync.move(params, None, 0).params)
 
 
+@pytest.mark.slow
 def test_under_adapters_the_base_moves_once():
   shape = NANO._replace(lora=Lora(rank=2, alpha=4.0))
   params, sync, _ = synced({"sampler": 2}, dtype="bfloat16", shape=shape)

@@ -77,7 +77,7 @@ def test_a_run_survives_a_full_disk(tmp_path):
   assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["24"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not may_mount(), reason="this user may not mount a file system of a test's own")
 def test_a_run_that_cannot_save_its_last_checkpoint_fails(tmp_path):
   result, workdir = on_small_disk(tmp_path, freed=False, more=["--config.checkpoint.asynchronous=True"])
@@ -95,7 +95,7 @@ def test_a_run_that_cannot_save_its_last_checkpoint_fails(tmp_path):
   assert [row["step"] for row in whole_rows(workdir)] == list(range(1, 21))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_limit_on_the_size_of_files(tmp_path):
   """A quota is such a limit: it cannot be predicted, so the write fails with an error of Orbax."""
   workdir = tmp_path / "run"

@@ -38,6 +38,7 @@ def test_a_run_that_does_not_fit_comes_with_advice(monkeypatch):
   assert "exceeds" not in "\n".join(lines_of({}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["model.remat"])
 def test_the_estimate_follows_the_settings(field):
   peak = lambda overrides: float(lines_of(overrides)[-1].split()[1].replace(",", ""))

@@ -44,7 +44,7 @@ def test_eight_devices_equal_one(mesh, on_one_device, tmp_path):
   assert_same(tmp_path, on_one_device)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_line_runs_on_eight_devices(on_one_device, tmp_path):
   """A separate process, as a user starts it, finds the programs of the test above in the cache."""
   mesh = {"mesh.fsdp": 4, "mesh.tensor": 2}

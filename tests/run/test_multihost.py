@@ -17,8 +17,7 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.run import experiment, saved_state
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.metrics import read_rows
-from tests.devices.hosts.test_hosts import free_address
-from tests.runs import ROOT, VARIED, call, command, environment, flags, quick, tiny_config
+from tests.runs import ROOT, VARIED, call, command, environment, flags, free_address, joined, quick, tiny_config
 
 OVERRIDES = VARIED | {
   "warm_start.num_steps": 8, "checkpoint.warm_start_every": 4, "mesh.fsdp": 2, "log.num_table_rows": 0, "log.tensorboard": False,
@@ -39,11 +38,15 @@ runpy.run_module("jaxrl_llm.main", run_name="__main__", alter_sys=True)
 """
 
 
-def launch(workdir: pathlib.Path, *, fault: str = "", args: list[str] = ARGS) -> list[subprocess.Popen]:
-  """Starts two processes of four devices each; `fault` is the value of `JAXRL_FAULT`."""
+def launch(workdir: pathlib.Path, *, fault: str = "", heartbeat: str = "60", args: list[str] = ARGS) -> list[subprocess.Popen]:
+  """Starts two processes of four devices each.
+
+  `fault` is the value of `JAXRL_FAULT`. On a busy machine heartbeats come late; only a test that
+  kills a process waits for them, and takes the default of 10 s.
+  """
   address, processes = free_address(), []
   for index in range(2):
-    settings = environment(4) | dict(zip(hosts.VARIABLES, (address, "2", str(index)), strict=True)) | {"JAXRL_FAULT": fault}
+    settings = environment(4) | joined(address, index) | {hosts.HEARTBEAT: heartbeat, "JAXRL_FAULT": fault}
     output = open(workdir.with_name(f"{workdir.name}.{index}.log"), "w")  # noqa: SIM115
     line = [sys.executable, "-c", MAIN, *args, f"--workdir={workdir}"]
     processes.append(
@@ -140,7 +143,7 @@ def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folde
   assert "error: stopped by SIGTERM; the same command resumes from checkpoint" in log(workdir, 0)
   assert "stopped by SIGTERM" in (workdir / "logs" / "attempt-1.process-1.log").read_text()
 
-  processes = launch(workdir)
+  processes = launch(workdir, heartbeat="10")
   reach(workdir, processes, "rl", 3)  # After the checkpoint of step 2.
   assert "resumed" in log(workdir, 0)
   processes[index].send_signal(signal.SIGKILL)
@@ -151,7 +154,7 @@ def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folde
   assert_same(workdir, two)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_process_saves_on_sigterm_and_two_resume(one, folder):
   workdir = folder / "moved"
   args = command(*ARGS, f"--workdir={workdir}")
@@ -177,14 +180,14 @@ CARRYING = OVERRIDES | {
 CARRYING_ARGS = ["--config=configs/gspo.py:tiny", *flags(CARRYING)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_groups_are_carried_by_two_processes_as_by_one(folder):
   """A kill after the checkpoint, which holds carried groups, changes nothing either."""
   with mock.patch.dict(os.environ, IN_ONE):
     result = call(*CARRYING_ARGS, f"--workdir={folder / 'carrying'}", devices=8)
   assert result.returncode == 0, result.stderr
   workdir = folder / "carrying-struck"
-  processes = launch(workdir, args=CARRYING_ARGS, fault="rollout:4:kill@1")
+  processes = launch(workdir, args=CARRYING_ARGS, fault="rollout:4:kill@1", heartbeat="10")
   assert processes[1].wait(timeout=600) == -signal.SIGKILL and processes[0].wait(timeout=60) != 0, log(workdir, 0) + log(workdir, 1)
   finish(workdir, launch(workdir, args=CARRYING_ARGS))
   assert "resumed" in log(workdir, 0)

@@ -45,6 +45,7 @@ def test_a_full_device_is_one_message(status_of, monkeypatch):
   assert len(settings) == out_of_memory.NUM_SETTINGS and saved == sorted(saved, reverse=True) and saved[-1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("room", "function", "doing"),
   [
@@ -64,6 +65,7 @@ def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, 
   assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
 
 
+@pytest.mark.slow
 def test_fewer_rows_at_a_time_are_advised():
   """Half of the rows is tried first, or fewer if that does not divide buckets that are given."""
   sizes = {"rollout.max_new_tokens": 64, "learner.row_tokens": 144, "warm_start.num_steps": 0, "warm_start.row_buckets": None}
@@ -90,6 +92,7 @@ def test_the_program_of_every_phase_is_in_the_estimate():
   assert {phase.program for phase in PHASES.values()} == programs | {None}
 
 
+@pytest.mark.slow
 def test_a_device_that_is_really_full(monkeypatch, status_of):
   """XLA raises its own error for an array that fits no machine."""
   monkeypatch.setattr(start, "build_experiment", lambda config: jnp.zeros((2**45,), jnp.int8).block_until_ready())

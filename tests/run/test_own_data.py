@@ -34,6 +34,7 @@ def config_of(path, **changes):
   return tiny_config(overrides=SMALL | columns | {name.replace("__", "."): value for name, value in changes.items()})
 
 
+@pytest.mark.slow
 def test_a_file_trains_and_its_bad_rows_are_counted(problems, tmp_path):
   summary = run_here(config_of(problems, task__reward="maths"), tmp_path / "run")
   assert summary["status"] == "finished"
@@ -42,6 +43,7 @@ def test_a_file_trains_and_its_bad_rows_are_counted(problems, tmp_path):
   assert [row["rewards/failed"] for row in steps] == [0, 0] and all("reward/maths/mean" in row for row in steps)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_resume_with_other_problems(problems, tmp_path):
   config = config_of(problems, warm_start__num_steps=0, num_steps=1)
   run_here(config, tmp_path / "run")

@@ -55,7 +55,7 @@ def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
   assert len(rows) == 2 and rows[0]["rollout_corr/logprob_abs_diff/max"] < 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_text_among_pictures_and_an_evaluation(tmp_path, monkeypatch):
   """Problems with a picture, with two and with none in one file, trained on and evaluated again."""
   rows = [{"question": f"Which of {i}?", "answer": i % 4, "images": [f"{i}.png", f"{i + 1}.png"][: i % 3] or None} for i in range(40)]

@@ -18,6 +18,7 @@ GOOD = pilot.Findings(
 )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_it_measures_a_step_and_counts_the_groups(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with quick():
@@ -32,6 +33,7 @@ def test_it_measures_a_step_and_counts_the_groups(tmp_path, monkeypatch):
   assert text.count("  response ") == 4 and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_findings_are_those_of_the_batches(monkeypatch):
   """With a reward for even lengths, about half of the samples of most groups are right."""
   even = WeightedReward("even", lambda completion, example: float(completion.num_tokens % 2 == 0))
@@ -82,6 +84,7 @@ def test_the_predicted_time_adds_steps_and_evaluations():
   assert pilot.predicted_seconds(GOOD, config) == 10 + 10 * (2 + 3) + 3 * 2 * 16 * 4 / samples
 
 
+@pytest.mark.slow
 def test_the_command_line():
   done = call("--config=configs/reward_model.py:tiny", "--pilot")
   assert done.returncode == 2 and "--pilot: found the training of a reward model" in done.stderr

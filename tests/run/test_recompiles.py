@@ -69,6 +69,7 @@ def test_the_counter_prints_nothing_and_logs_nothing(capfd):
   assert counter.unexpected and not seen and capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_function_that_recompiles_in_a_run_is_named(tmp_path, monkeypatch):
   adapt_kl = train.adapt_kl
 

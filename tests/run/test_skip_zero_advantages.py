@@ -11,7 +11,9 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("weights", ["sequence_mean", pytest.param("token_mean", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "weights", [pytest.param("sequence_mean", marks=pytest.mark.slow), pytest.param("token_mean", marks=pytest.mark.exhaustive)]
+)
 def test_the_updates_are_the_same_and_smaller(weights, tmp_path):
   for name, skips in (("all", False), ("skipping", True)):
     changes = CHANGES | {"learner.skip_zero_advantages": skips, "objective.weights": weights}

@@ -65,7 +65,7 @@ def test_unfinished_responses_are_not_graded():
     pytest.param({}, marks=pytest.mark.exhaustive, id="all rows"),
     pytest.param({"rollout.slots": 8}, marks=pytest.mark.slow, id="few rows"),
     pytest.param({"rollout.prompt_buckets": (7, 9)}, marks=pytest.mark.exhaustive, id="two buckets"),
-    pytest.param({"mesh.sampler": 2}, marks=pytest.mark.slow, id="own devices"),
+    pytest.param({"mesh.sampler": 2}, marks=pytest.mark.exhaustive, id="own devices"),
   ],
 )
 def test_a_streamed_run_is_the_same_run(changes, tmp_path):

@@ -34,7 +34,7 @@ def checkpoint_folder(tmp_path_factory):
   return folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, monkeypatch):
   """The base weights are the checkpoint's, serve as the reference and are not saved again."""
   overrides = SHORT | {"model.path": str(checkpoint_folder), "model.lora_rank": 4, "objective.kl_coef": 0.1, "learner.learning_rate": 1e-2}

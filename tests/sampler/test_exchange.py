@@ -18,6 +18,7 @@ from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.sampler import make_settings
 from jaxrl_llm.sampler.state import Outputs
 from jaxrl_llm.types import Rollouts, StopReason
+from tests.marks import few
 
 PAD, GROUP, BUDGET, PROMPTS, SHARDS = 256, 4, 12, 16, 8
 N = PROMPTS * GROUP
@@ -117,12 +118,12 @@ TABLE = make_stop_table([bytes([i]) if i < 256 else None for i in range(264)], [
 
 @pytest.mark.parametrize(
   ("kind", "axes", "settings"),
-  [
+  few([
     pytest.param("dense", DATA, {"cache_blocks": (4, 8)}, marks=pytest.mark.exhaustive),
     pytest.param("dense", (("data", 2), ("fsdp", 2), ("tensor", 2)), {"cache_dtype": "int8"}, marks=pytest.mark.exhaustive),
     ("moe", (("fsdp", 4), ("expert", 2)), {"record_routing": True, "entropy": True, "temperature": 0.8, "top_k": 30}),
     ("chain", DATA, {"stop_ids": ()}),
-  ],
+  ], 3),
   ids=["growing cache", "int8 and heads over devices", "routes", "stop strings"],
 )
 def test_an_exchange_keeps_tokens_logprobs_reasons_and_routes(kind, axes, settings):
@@ -138,7 +139,7 @@ def test_an_exchange_keeps_tokens_logprobs_reasons_and_routes(kind, axes, settin
   assert len(np.unique(one.reasons)) > 1 and len(np.unique(one.mask.sum(axis=1))) > 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(range(3), 0, rest="exhaustive"))
 def test_steps_are_those_of_the_simulation_and_fewer(seed):
   limits = np.asarray(uneven()) if seed == 0 else np.random.default_rng(seed).integers(1, BUDGET + 1, (PROMPTS, 1)).repeat(GROUP)
   step, _ = steps_of("chain", Requests(limits=jnp.asarray(limits, jnp.int32)), axes=DATA, stop_ids=(263,))
@@ -147,6 +148,7 @@ def test_steps_are_those_of_the_simulation_and_fewer(seed):
   assert limits.sum() / 16 <= step < (0.6 if seed == 0 else 1) * steps_alone(limits)
 
 
+@pytest.mark.slow
 def test_partial_responses_move_too():
   """Sequences are cut while others have moved; more are then replayed than there are rows."""
   requests = Requests(limits=uneven())
@@ -170,6 +172,7 @@ def test_partial_responses_move_too():
   assert np.any(kept[away] > 0)
 
 
+@pytest.mark.slow
 def test_enough_groups_are_counted_across_shards():
   asked = lambda groups, steps: Requests(limits=uneven(), enough_groups=jnp.int32(groups), max_steps=jnp.int32(steps))
   step, _ = steps_of("chain", asked(12, 1000), axes=DATA)
@@ -196,7 +199,7 @@ def streamed(kind, requests, *, axes=DATA, unwanted=tuple, **settings):
 
 @pytest.mark.parametrize(
   ("kind", "axes", "settings"),
-  [("moe", (("fsdp", 4), ("expert", 2)), {"record_routing": True}), ("chain", DATA, {"cache_blocks": (4, 8)})],
+  few([("moe", (("fsdp", 4), ("expert", 2)), {"record_routing": True}), ("chain", DATA, {"cache_blocks": (4, 8)})], by_hand=(0,)),
   ids=["routes", "growing cache"],
 )
 def test_a_stream_reports_moved_sequences_by_their_numbers(kind, axes, settings):
@@ -221,6 +224,7 @@ def test_unwanted_sequences_end_wherever_they_are(unwanted, after, last):
   are_equal(jax.tree.map(lambda x: x[~cut], rollouts), jax.tree.map(lambda x: x[~cut], whole))
 
 
+@pytest.mark.exhaustive
 def test_a_stream_ends_early_and_continues():
   requests = Requests(limits=uneven())
   part = collect_finished(streamed("chain", requests._replace(max_steps=jnp.int32(10)), cache_blocks=(4, 8)))
@@ -242,7 +246,13 @@ def test_outputs_return_from_any_exchanges(rng):
   jax.tree.map(np.testing.assert_array_equal, restored, of_numbers(np.pad(np.arange(N).reshape(SHARDS, -1), ((0, 0), (0, 1)))))
 
 
-@pytest.mark.parametrize("axes", [DATA, (("data", 2), ("fsdp", 2), ("expert", 2))], ids=["one axis", "three axes"])
+@pytest.mark.parametrize(
+  "axes",
+  [
+    pytest.param(DATA, marks=pytest.mark.slow, id="one axis"),
+    pytest.param((("data", 2), ("fsdp", 2), ("expert", 2)), marks=pytest.mark.exhaustive, id="three axes"),
+  ],
+)
 def test_devices_send_one_prompt(axes):
   """With long prompts, nothing that is sent is larger than the keys and values of one of them."""
   model, params = built("dense", **dict(axes))

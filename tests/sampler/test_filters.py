@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.sampler.filters import filter_rows
+from tests.marks import few
 
 NUM_TOKENS = 7
 
@@ -56,6 +57,7 @@ def test_filters_match_a_slow_loop(logits, temperature, top_k, top_p):
 SETTINGS = st.tuples(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.integers(0, NUM_TOKENS + 2), st.sampled_from([0.01, 0.3, 0.61, 1.0]))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(LOGITS, SETTINGS), min_size=3, max_size=3))
 def test_rows_are_filtered_as_by_filters_of_their_own(rows):
   logits, settings = zip(*rows, strict=True)
@@ -217,7 +219,7 @@ def test_gradients_at_temperature_0(settings):
 
 
 @pytest.mark.parametrize(
-  "settings", [{}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.5}, {"temperature": 0.01, "top_k": 3, "top_p": 0.9}]
+  "settings", few([{}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.5}, {"temperature": 0.01, "top_k": 3, "top_p": 0.9}], 0, 3)
 )
 def test_gradients_are_finite_and_do_not_reach_removed_tokens(settings):
   filter_logits, logits = make_filter(**settings), jnp.array([3.0, 2.0, 1.0, -50.0, -jnp.inf])

@@ -12,6 +12,7 @@ from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.sampler import Requests, make_filter, make_sampler, make_stop_table, to_partial
 from jaxrl_llm.sampler.draw import draw
 from jaxrl_llm.types import Rollouts, StopReason
+from tests.marks import few
 
 PAD, GROUP, BUDGET = 256, 4, 12
 STOPS = tuple(range(0, 264, 12))
@@ -97,7 +98,7 @@ def assert_equals_reference(rollouts: Rollouts, reference):
 
 @pytest.mark.parametrize(
   ("kind", "settings"),
-  [
+  few([
     ("dense", {}),
     ("dense", {"slots": 5}),
     ("dense", {"slots": 16, "cache_blocks": (3, 4, 5)}),
@@ -105,7 +106,7 @@ def assert_equals_reference(rollouts: Rollouts, reference):
     ("dense", {"cache_blocks": (4, 8)}),
     ("dense", {"slots": 8, "temperature": 0.7, "top_k": 30, "top_p": 0.9}),
     ("moe", {"slots": 6, "cache_blocks": (6, 6)}),
-  ],
+  ], 0, 5, 6),
 )
 def test_tokens_and_logprobs_are_those_of_one_sequence_at_a_time(kind, settings):
   drawing = {name: settings[name] for name in ("temperature", "top_k", "top_p") if name in settings}
@@ -117,11 +118,11 @@ def test_tokens_and_logprobs_are_those_of_one_sequence_at_a_time(kind, settings)
 
 @pytest.mark.parametrize(
   ("kind", "axes", "slots"),
-  [
+  few([
     ("dense", {"data": 2, "fsdp": 2, "tensor": 2}, 8),
     ("moe", {"data": 2, "expert": 2, "tensor": 2}, None),
     ("dense", {"data": 8}, 16),
-  ],
+  ], 1, by_hand=(0,)),
 )
 def test_eight_devices_draw_what_one_sequence_at_a_time_draws(kind, axes, slots):
   _, params = built(kind)
@@ -145,7 +146,7 @@ def test_a_prompt_is_prefilled_and_kept_once():
     assert kept(len(LENGTHS)) in program and (group == 1 or kept(group * len(LENGTHS)) not in program)
 
 
-@pytest.mark.parametrize(("dtype", "error"), [("bfloat16", 0.02), ("int8", 0.05)])
+@pytest.mark.parametrize(("dtype", "error"), few([("bfloat16", 0.02), ("int8", 0.05)], 1))
 def test_a_smaller_cache_costs_little_precision(dtype, error):
   exact = sampled(max_new_tokens=1, stop_ids=())
   small = sampled(max_new_tokens=1, stop_ids=(), cache_dtype=dtype)
@@ -173,6 +174,7 @@ def test_limits_and_temperatures_of_single_sequences():
     assert np.array_equal(rollouts.tokens[a, :both], rollouts.tokens[b, :both])
 
 
+@pytest.mark.slow
 def test_greedy_samples_are_the_n_best():
   model, params = built()
   logits_of = jax.jit(model.logits)
@@ -200,7 +202,10 @@ def test_stop_tokens_wait_for_the_minimum_number_of_tokens():
   assert np.all(rollouts.entropy[rollouts.mask] > 0) and np.all(rollouts.entropy[~rollouts.mask] == 0)
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("dense", {"slots": 8, "cache_blocks": (4, 8)}), ("moe", {"record_routing": True})])
+@pytest.mark.parametrize(
+  ("kind", "settings"),
+  few([("dense", {"slots": 8, "cache_blocks": (4, 8)}), ("moe", {"record_routing": True})], by_hand=(1,)),
+)
 def test_continuing_after_a_budget_of_steps_equals_an_uninterrupted_run(kind, settings):
   """Calls of a few steps, each continuing the last result, give the same tokens.
 
@@ -235,6 +240,7 @@ def test_partial_responses_beyond_the_rows_are_replayed():
   np.testing.assert_allclose(rollouts.logprobs, whole.logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_stop_strings_end_a_response():
   table = make_stop_table([bytes([i]) if i < 256 else None for i in range(264)], ["a", "\n"], [(7, 9)])
   plain = sampled(stop_ids=())
@@ -253,6 +259,7 @@ def test_stop_strings_end_a_response():
   assert 0 < ends < N
 
 
+@pytest.mark.slow
 def test_prompts_of_one_token():
   model, params = built()
   prompts = jnp.array([[5], [9]])
@@ -285,6 +292,7 @@ def test_requests_of_another_number_of_sequences_are_refused():
     sampled(requests=Requests(limits=jnp.ones(3, jnp.int32)))
 
 
+@pytest.mark.slow
 def test_the_loop_ends_once_enough_groups_are_complete():
   whole = sampled()
   enough = sampled(requests=Requests(enough_groups=jnp.int32(2)))

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.train_step import policy_outputs
@@ -49,6 +50,7 @@ def used(outputs, batch: TrainBatch):
   return routing.replayed(batch.routing, outputs.live_routing)
 
 
+@pytest.mark.slow
 def test_every_token_but_the_last_has_its_route():
   _, _, rollouts, _ = drawn()
   assert rollouts.routing.shape == (8, 12, 3, 2) and rollouts.routing.dtype == np.int16
@@ -76,6 +78,7 @@ def test_in_float32_the_learner_routes_as_the_sampler_did():
   assert float(routing.comparison(live, batch.routing, batch.segments)) == 0
 
 
+@pytest.mark.slow
 def test_replaying_the_samplers_routes_makes_the_overlap_exactly_one():
   """With a sampler in bfloat16 some routes differ. With replay none does.
 

@@ -17,6 +17,7 @@ from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import TrainBatch
 from tests.batches import logprobs_of
+from tests.marks import few
 
 PAD = 256
 NUM_SLOTS, BUDGET, GROUP = 6, 8, 2
@@ -79,7 +80,7 @@ def learner_batch(rollouts):
   return TrainBatch(*map(jnp.asarray, ints), jnp.asarray(drawn), zeros, zeros, sampler_logprobs=jnp.asarray(logprobs))
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}])
+@pytest.mark.parametrize("settings", few([{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], 0))
 def test_logprobs_are_the_learners(settings):
   model, params = nano()
   rollouts = rollouts_of(**settings)
@@ -147,6 +148,7 @@ def test_the_prompt_bucket_changes_nothing():
   same_rollouts(jax.device_get(sampler_of()(params, *wide, jax.random.key(0))), rollouts_of())
 
 
+@pytest.mark.slow
 def test_eight_devices_draw_what_one_draws():
   model, params = nano()
   mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)

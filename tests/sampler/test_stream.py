@@ -17,6 +17,7 @@ from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.sampler import Requests, collect_finished, make_sampler, make_stream, to_partial
 from jaxrl_llm.sampler import stream as stream_lib
 from jaxrl_llm.types import StopReason
+from tests.marks import few
 
 PAD, GROUP, BUDGET, WIDTH = 256, 4, 12, 6
 STOPS = tuple(range(0, 264, 12))
@@ -104,11 +105,11 @@ def are_equal(actual, expected, rows=slice(None)):
 
 @pytest.mark.parametrize(
   ("kind", "steps", "settings"),
-  [
+  few([
     ("dense", 1, {}),
     ("dense", 4, GROWING),
     ("moe", 100, {"slots": 5, "record_routing": True, "temperature": 0.7, "top_k": 30, "entropy": True}),
-  ],
+  ], 1, by_hand=(0,)),
 )
 def test_all_sequences_together_are_those_of_the_sampler(kind, steps, settings):
   reports = list(streamed(kind, steps=steps, **settings))
@@ -194,6 +195,7 @@ def test_rows_of_one_sequence_each_end_on_demand():
   assert rollouts.mask[even].sum(axis=1).tolist() == [1] * (N // 2)
 
 
+@pytest.mark.slow
 def test_an_unknown_sequence_cannot_be_unwanted():
   with pytest.raises(ValueError, match=f"unwanted: found sequence {N}, expected numbers from 0 to {N - 1}"):
     next(streamed("chain", **GROWING, unwanted=lambda: [N]))
@@ -251,6 +253,7 @@ def test_a_stretch_changes_the_loop_in_place_and_nothing_else(monkeypatch):
   are_equal(collect_finished([first, *stream]), sampled(**GROWING))
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_after_the_first_batch():
   """Fifty different batches: the cache first grows in the second, short prompts come later."""
   (_, table), rng = built("chain"), np.random.default_rng(0)

@@ -96,6 +96,7 @@ def test_other_problems_are_tested_with_shots_of_their_own(make):
   assert make(levels=(1,), level_column="level", test_levels=(2,)).fingerprint != make(levels=(1,), level_column="level").fingerprint
 
 
+@pytest.mark.slow
 def test_parts_of_a_mixture_have_shots_of_their_own(data_dir):
   task = tasks.make("mixture", parts=("arithmetic", "products"), shots=1, data_dir=data_dir)
   signs = {row["task"]: row["prompt"].split("\n")[0] for row in task.train}

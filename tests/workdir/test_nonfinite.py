@@ -57,6 +57,7 @@ def test_a_refused_update_is_dumped_and_reported_and_the_schedule_pauses(tmp_pat
     json.loads(str(file["about"]))
 
 
+@pytest.mark.slow
 def test_a_run_that_gives_up_names_the_batch_and_the_checkpoint(tmp_path, monkeypatch):
   settings = {"learner.max_skipped": 2, "checkpoint.every": 1}
   _, error, _ = train_with("update:2:inf,update:3:inf", tmp_path, monkeypatch, **settings)
@@ -91,6 +92,7 @@ def test_an_update_of_the_critic_is_refused_too(tmp_path, monkeypatch):
   assert unusual(arrays) == ["returns"] and any("was not finite" in line for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old_logprobs", ["sampler", pytest.param("learner", marks=pytest.mark.slow)])
 def test_only_a_sequence_with_nan_from_the_sampler_is_dropped(old_logprobs, tmp_path, monkeypatch):
   lines, summary, _ = train_with("rollout:2:nan", tmp_path, monkeypatch, **{"learner.old_logprobs": old_logprobs})
@@ -104,6 +106,7 @@ def test_only_a_sequence_with_nan_from_the_sampler_is_dropped(old_logprobs, tmp_
   assert summary["alarms"]["nonfinite_logprobs"] == 1
 
 
+@pytest.mark.slow
 def test_non_finite_log_probabilities_of_the_learner_refuse_the_batch(tmp_path, monkeypatch):
   """The policy itself is broken, so that no sequence is dropped and no update is made."""
   with_logprobs = learn.with_logprobs

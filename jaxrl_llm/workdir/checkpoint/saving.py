@@ -111,8 +111,10 @@ def save(
 def _begin(checkpoints: Checkpoints, job: _Job, arrays: Any) -> tuple[int, int]:
   """Returns the bytes that the save needs, and the free bytes."""
   folder = checkpoints.directory / str(job.save.step)
-  if job.number and hosts.is_main():
-    hosts.forget(f"save/{job.number - 1}")  # All processes have read it.
+  if job.number > 1 and hosts.is_main():
+    # All have begun the save before this one, so all have read the one before that. Another process
+    # may still be reading what was said last.
+    hosts.forget(f"save/{job.number - 2}")
 
   def measure() -> dict[str, Any]:
     job.at("save")

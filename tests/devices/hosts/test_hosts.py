@@ -1,7 +1,6 @@
 """Tests of joining and exchange: one process alone, and two real ones over loopback."""
 
 import json
-import socket
 import subprocess
 import sys
 
@@ -11,7 +10,7 @@ import pytest
 
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.hosts import joining
-from tests.runs import ROOT, environment
+from tests.runs import ROOT, environment, free_address, joined
 
 ADDRESS, COUNT, INDEX = hosts.VARIABLES
 
@@ -69,20 +68,14 @@ with hosts.together({ValueError: 2}):
 """
 
 
-def free_address() -> str:
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 def two_processes(source: str) -> list[subprocess.CompletedProcess]:
   address, processes = free_address(), []
   command = [sys.executable, "-c", source]
   for index in range(2):
-    settings = environment(2) | {ADDRESS: address, COUNT: "2", INDEX: str(index)}
+    settings = environment(2) | joined(address, index)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     processes.append(subprocess.Popen(command, cwd=ROOT, env=settings, **pipes))
-  outputs = [process.communicate(timeout=200) for process in processes]
+  outputs = [process.communicate(timeout=300) for process in processes]
   return [
     subprocess.CompletedProcess(command, process.returncode, *output)
     for process, output in zip(processes, outputs, strict=True)

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -17,7 +16,8 @@ import pytest
 from experiments.launch import jobset, slices, xpk
 from experiments.launch.rows import Row
 from experiments.launch.trial import Trial
-from tests.runs import ROOT, environment
+from jaxrl_llm.devices import hosts
+from tests.runs import ROOT, environment, free_address
 
 GOLDEN = pathlib.Path(__file__).parent / "xpk-1.16.0.yaml"
 XPK = os.environ.get("JAXRL_LLM_XPK") or shutil.which("xpk")
@@ -257,17 +257,16 @@ print(jax.process_index(), jax.process_count(), jax.device_count(), ''.join(text
 
 
 def test_processes_find_each_other_through_gkes_variables_in_pods_of_two_slices():
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = str(free.getsockname()[1])
+  port = free_address().rpartition(":")[2]
   slices_of_one_host = {
     "JAX_FORCE_TPU_INIT": "1", "JAX_COORDINATOR_PORT": port, "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_ID": "0",
     "TPU_WORKER_HOSTNAMES": "127.0.0.1", "MEGASCALE_COORDINATOR_ADDRESS": "127.0.0.1", "MEGASCALE_NUM_SLICES": "2",
+    hosts.HEARTBEAT: "60",
   }  # fmt: skip
   pods = [
     subprocess.Popen([sys.executable, "-c", JOIN], cwd=ROOT, env=environment(4) | slices_of_one_host | {"MEGASCALE_SLICE_ID": index},
                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for index in "01"
   ]  # fmt: skip
-  outputs = [pod.communicate(timeout=120) for pod in pods]
+  outputs = [pod.communicate(timeout=300) for pod in pods]
   assert [out.split() for out, _ in outputs] == [["0", "2", "8", "01"], ["1", "2", "8", "01"]], outputs

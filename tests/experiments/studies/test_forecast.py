@@ -132,6 +132,7 @@ def test_the_rules_and_forecasts_are_older_than_the_first_trial():
   assert not doubt
 
 
+@pytest.mark.slow
 def test_the_checked_in_results_follow_from_the_trials():
   rows = study.read_trials(command.HERE / "trials.jsonl")
   results = from_json((command.HERE / "results.json").read_text())

@@ -126,6 +126,7 @@ def test_a_run_learns_from_the_model_alone_and_is_judged_by_the_verifier(judge, 
   assert all(0 <= row["eval/accuracy"] <= 1 for row in rows(tmp_path, "eval"))
 
 
+@pytest.mark.slow
 def test_the_verifier_counts_too_unless_the_model_is_the_only_reward(judge):
   config = tiny_config("gspo", {"reward.model_path": str(judge[0])})
   with quick():

@@ -15,6 +15,7 @@ from jaxrl_llm.rewards import CAUSES, Outcome
 from jaxrl_llm.rewards.workers import Function, Job, open_pool, process
 from jaxrl_llm.rewards.workers import worker as protocol
 from jaxrl_llm.text_types import Completion, Turn
+from tests.marks import few
 from tests.rewards.workers import hostile
 
 HERE = "tests.rewards.workers.hostile"
@@ -335,7 +336,7 @@ pool.call([Job("act", Completion("sleep", (), 0, True), {{}})])
       pool.kill()
 
 
-@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.parametrize("namespaces", few([True, False], 0))
 @pytest.mark.parametrize(
   "blows",
   ["KILL pool", "KILL outer", "KILL inner", "KILL worker", "KILL pool, KILL outer", "KILL pool, KILL inner", "KILL worker, KILL inner",

@@ -90,6 +90,7 @@ def test_prompts_hold_one_token_for_each_merged_square(task):
   assert (pictures.open_picture(white["images"][0]) == 255).all() and white["prompt"] == task.train[0]["prompt"]
 
 
+@pytest.mark.slow
 def test_the_control_has_the_same_problems_with_white_pictures(task, tmp_path):
   control = tasks.make("blank_figures", data_dir=tmp_path, pictures=SMALL)
   for split in ("train", "test", "demonstrations"):
@@ -99,6 +100,7 @@ def test_the_control_has_the_same_problems_with_white_pictures(task, tmp_path):
   assert [bool((pictures.open_picture(picture) == 255).all()) for picture in pictures_of] == [True]
 
 
+@pytest.mark.slow
 def test_the_same_problems_are_drawn_each_time_and_a_stream_resumes(task, tmp_path):
   figures._problems.cache_clear()
   again = tasks.make("figures", data_dir=tmp_path, levels=(2,), pictures=SMALL)
