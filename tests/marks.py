@@ -11,7 +11,7 @@ TYPICAL = ("ppo", "grpo", "gspo", "sapo")
 """Objectives that stand for all: both kinds of ratio, a hard and a soft gate, and a critic."""
 
 
-def few(cases: Iterable[Any], *keep: int | str, rest: str = "slow", by_hand: Sequence[int] = ()) -> list[Any]:
+def few(cases: Iterable[Any], *keep: int | str, rest: str = "exhaustive", by_hand: Sequence[int] = ()) -> list[Any]:
   """Marks all cases of a parametrization except a few.
 
   Args:
@@ -38,4 +38,4 @@ def typical(cases: Iterable[Any]) -> list[Any]:
   """Leaves the cases of typical objectives unmarked; the first value of a case is its objective."""
   cases = list(cases)
   names = {case[0] if isinstance(case, tuple) else case for case in cases}
-  return few(cases, *(name for name in TYPICAL if name in names))
+  return few(cases, *(name for name in TYPICAL if name in names), rest="slow")

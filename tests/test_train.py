@@ -57,10 +57,10 @@ def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
   ("phase", "changes"),
   [
     pytest.param("warm_start", {"learner__rows_per_device": 4}, marks=pytest.mark.exhaustive),
-    pytest.param("rl", {"learner__rows_per_device": 4}, marks=pytest.mark.slow),
+    pytest.param("rl", {"learner__rows_per_device": 4}, marks=pytest.mark.exhaustive),
     pytest.param("warm_start", {"model__remat": "full"}, marks=pytest.mark.exhaustive),
     pytest.param("rl", {"model__remat": "full"}, marks=pytest.mark.exhaustive),
-    pytest.param("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}, marks=pytest.mark.slow),
+    pytest.param("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}, marks=pytest.mark.exhaustive),
     pytest.param("rl", {"learner__old_logprobs": "learner"}, marks=pytest.mark.slow),
   ],
 )
@@ -94,7 +94,7 @@ def test_rewards_and_advantages_follow_their_settings(run_of):
   assert "reward/soft_overlong/mean" not in rows(run_of(reward__overlong_buffer=0), "rl")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("changes", "name"),
   [
@@ -106,7 +106,7 @@ def test_the_learner_follows_its_settings(changes, name, run_of):
   assert column(run_of(**changes), name) != column(run_of(), name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_counts_follow_their_settings(run_of):
   few = dict(eval__samples=2, eval__num_prompts=5, log__samples_every=1, log__num_samples=3)
   workdir = run_of(num_steps=3, eval__every=1, checkpoint__keep=1, **few)
@@ -131,7 +131,7 @@ def ppo_of(tmp_path_factory):
   return run
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_critic_trains_alone_first_and_then_beside_the_policy(ppo_of):
   first, *later = rows(ppo_of(), "rl")
   assert not any(name.startswith("actor/") and name != "actor/kl_coef" for name in first) and first["critic/grad_norm"] > 0
@@ -181,7 +181,7 @@ def test_the_values_of_the_critic_follow_their_settings(changes, ppo_of):
     ({"advantage__estimator": "per_reward"}, ("critic/advantages/max",)),
     ({"advantage__estimator": "steps"}, ("critic/advantages/max",)),
     ({"learner__old_logprobs": "learner", "correction__tis": 1.5}, ("rollout_corr/rollout_is_mean",)),
-  ], by_hand=range(1, 6)),
+  ]),
 )  # fmt: skip
 def test_estimators_and_corrections_act(changes, names, run_of):
   changed, plain = rows(run_of(**changes), "rl")[1], rows(run_of(), "rl")[1]

@@ -97,7 +97,7 @@ def call(workdir, *args, devices=1, **changes):
     return main.main(["main", "--config=configs/gspo.py:tiny", *flags(SHORT | changes), f"--workdir={workdir}", *args])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_finished_run_resumes_with_other_settings(tmp_path, capsys):
   assert call(tmp_path) == 0
   longer = {"num_steps": 3, "rollout.num_prompts": 16, "learner.row_buckets": 16, "learner.learning_rate": 1e-3}

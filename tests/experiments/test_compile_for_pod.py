@@ -376,7 +376,7 @@ def test_a_small_update_compiles_for_remote_chips(tmp_path):
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_rl_step_has_the_updates_that_its_lengths_need(tmp_path):
   """Short responses fill fewer rows, and their updates take a part of the largest one's time."""
   overrides = ("learner.row_buckets=(4,8)", "learner.share_prompts=False")

@@ -33,7 +33,7 @@ def test_the_numbers_of_a_row_are_textbook_values():
   assert row["p_sign_flip"] == 2 / 16, "of 16 choices of signs, all plus and all minus are as extreme"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_difference_of_size_finds_is_detected_four_times_in_five():
   rng = np.random.default_rng(0)
   finds = np.mean([judging.above("rule", rng.standard_normal(12))["finds"] for _ in range(300)])

@@ -77,7 +77,7 @@ def test_replay_does_what_it_promises(bed):
   assert promises["live_overlap"] < 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_drift_counts_what_each_update_changed(bed):
   rows = studies.drift(bed, bed.init(jax.random.key(0)), 0, learning_rate=0.1, updates=2)
   assert [row["update"] for row in rows] == [1, 2]
@@ -85,7 +85,7 @@ def test_drift_counts_what_each_update_changed(bed):
   assert all(len(row["layers"]) == TINY.num_layers and np.mean(row["layers"]) == pytest.approx(row["change"]) for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("replay", ["none", "R2", "R3"])
 def test_an_arm_trains(bed, replay):
   arm = studies.Arm(4, replay, "bfloat16", 0.03)

@@ -147,7 +147,7 @@ def test_peers_get_prompts_on_the_right_and_an_unused_pad_id():
     with_pad_id(job, batch._replace(prompt_ids=ids * 0 + 1, completion_ids=ids * 0), vocab_size=2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_layouts_have_the_same_loss(flags, capsys):
   assert packing.main(flags()) == 0
   out = capsys.readouterr().out

@@ -23,7 +23,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) if "bfloat16" in case else case for case in CASES])
 def test_a_frozen_tower_needs_the_predicted_memory(case):
   shape, tokens, axes = CASES[case]
@@ -55,7 +55,7 @@ def test_a_trained_tower_needs_the_predicted_memory(remat, tokens, pictures):
   assert LOW < estimate / lowered.compile().memory_analysis().temp_size_in_bytes < HIGH
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pictures_count_wherever_they_are_held():
   sizes = SIZES | {"model.image_tokens": 16}
   _, of_text = program_of("rl_step", SMALL, mesh_of())

@@ -180,7 +180,7 @@ def test_pairs_say_what_is_seen_and_what_is_complete(name):
   assert leaving.tolist() == [keys[min(end for end in ends if end >= step)] for step in range(len(flags))]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nearly_all_steps_have_work():
   """Rows of 18,432 tokens: groups of responses with log-normal lengths and a shared prompt."""
   rng, length, rows = np.random.default_rng(0), 18432, []

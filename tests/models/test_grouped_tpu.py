@@ -65,7 +65,7 @@ def test_products_and_gradients_equal_a_loop_over_groups(rng, sizes, rest, width
   assert not np.any(of_rows[num_grouped:])
 
 
-@pytest.mark.parametrize("room", few(["all copies", "some copies"], by_hand=(0,)))
+@pytest.mark.parametrize("room", few(["all copies", "some copies"], rest="slow", by_hand=(0,)))
 def test_rows_that_the_kernel_leaves_unwritten_change_no_gradient(room, rng, monkeypatch):
   """Four of eight experts are here, so every token has copies after the last group."""
   product, names = jax.lax.ragged_dot, ("x", "gates", "weights")

@@ -153,7 +153,7 @@ def test_replaying_the_models_own_routes_changes_no_bit(name):
   assert np.array_equal(other.routing[:, :, sparse], (out.routing[:, :, sparse] + 3) % 8)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gradients_of_replayed_routes_with_and_without_rematerialisation():
   """Replaying the model's own routes gives the ordinary gradient.
 

@@ -90,7 +90,7 @@ def test_a_bad_name_or_vocabulary_is_refused(name, fields, words):
   assert words in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", few(["tiny-vl", "nano-vl"], by_hand=(1,)))
+@pytest.mark.parametrize("name", few(["tiny-vl", "nano-vl"], rest="slow", by_hand=(1,)))
 def test_a_random_tower_tells_where_a_dot_is(name):
   """Neither white paper nor the dot itself may drown its place."""
   config = preset(name, vocab_size=264)

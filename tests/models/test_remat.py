@@ -28,7 +28,9 @@ def gradient_of(shape: str, policy: str):
   return *program(params), program.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize(("shape", "policy"), few([*(("dense", name) for name in POLICIES if name != "none"), ("experts", "full")]))
+@pytest.mark.parametrize(
+  ("shape", "policy"), few([*(("dense", name) for name in POLICIES if name != "none"), ("experts", "full")], rest="slow")
+)
 def test_no_policy_changes_the_loss_or_a_gradient(shape, policy):
   (loss, grads, _), (same_loss, same_grads, _) = gradient_of(shape, "none"), gradient_of(shape, policy)
   np.testing.assert_allclose(same_loss, loss, rtol=1e-6)

@@ -73,7 +73,8 @@ def test_bounds_bind_in_some_tokens_and_not_in_others():
 
 
 @pytest.mark.parametrize(
-  ("name", "index"), few(CASES, *(i for i, (_, index) in enumerate(CASES) if index == 0)), ids=[identity(*case) for case in CASES]
+  ("name", "index"), few(CASES, *(i for i, (_, index) in enumerate(CASES) if index == 0), rest="slow"),
+  ids=[identity(*case) for case in CASES]
 )
 def test_loss_and_gradient_are_the_reference(x64, compiler_options, name, index):
   case = GOLDEN["objectives"][name]["cases"][index]

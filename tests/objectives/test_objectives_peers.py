@@ -186,7 +186,7 @@ def test_the_record_is_of_these_inputs_and_these_cases():
 
 
 @pytest.mark.parametrize(
-  ("peer", "name", "ours"), few(COMPARED, *range(0, len(COMPARED), 3)), ids=[f"{peer}-{name}" for peer, name, _ in COMPARED]
+  ("peer", "name", "ours"), few(COMPARED, *range(0, len(COMPARED), 3), rest="slow"), ids=[f"{peer}-{name}" for peer, name, _ in COMPARED]
 )
 def test_loss_and_gradient_are_the_peers(run, peer, name, ours):
   loss, grad, metrics, case = run(ours, peer, name)

@@ -41,7 +41,7 @@ def test_a_verifier_without_weight_is_logged_and_teaches_nothing():
   assert graded.totals[0] == 0.25 and graded.parts["final_answer"][0] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_random_rewards_hide_the_verdicts_and_are_reproducible(tmp_path):
   """Random rewards, a control, may depend only on the seed and the step."""
   short = {"warm_start.num_steps": 2, "num_steps": 2, "log.tensorboard": False, "rollout.group_size": 16, "learner.row_buckets": (64,)}

@@ -112,7 +112,7 @@ def test_the_window_stays_small(rng):
   assert {len(x) for x in state["window"].values()} == {16}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_alarms_are_in_the_metrics_the_summary_and_the_report(tmp_path):
   """Nearly all responses of a policy with random weights reach the budget."""
   short = {"warm_start.num_steps": 0, "num_steps": 2, "eval.every": 2, "eval.num_prompts": 8, "checkpoint.every": 1}

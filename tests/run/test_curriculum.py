@@ -15,7 +15,7 @@ class Interrupted(Exception):
   pass
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rates_are_measured_and_a_resumed_run_draws_the_same(tmp_path):
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   run_here(tiny_config(overrides=CHANGES), whole)

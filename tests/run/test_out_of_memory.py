@@ -45,7 +45,7 @@ def test_a_full_device_is_one_message(status_of, monkeypatch):
   assert len(settings) == out_of_memory.NUM_SETTINGS and saved == sorted(saved, reverse=True) and saved[-1] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("room", "function", "doing"),
   [
@@ -65,7 +65,7 @@ def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, 
   assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fewer_rows_at_a_time_are_advised():
   """Half of the rows is tried first, or fewer if that does not divide buckets that are given."""
   sizes = {"rollout.max_new_tokens": 64, "learner.row_tokens": 144, "warm_start.num_steps": 0, "warm_start.row_buckets": None}

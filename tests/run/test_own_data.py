@@ -43,7 +43,7 @@ def test_a_file_trains_and_its_bad_rows_are_counted(problems, tmp_path):
   assert [row["rewards/failed"] for row in steps] == [0, 0] and all("reward/maths/mean" in row for row in steps)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_does_not_resume_with_other_problems(problems, tmp_path):
   config = config_of(problems, warm_start__num_steps=0, num_steps=1)
   run_here(config, tmp_path / "run")

@@ -172,7 +172,7 @@ def test_partial_responses_move_too():
   assert np.any(kept[away] > 0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_enough_groups_are_counted_across_shards():
   asked = lambda groups, steps: Requests(limits=uneven(), enough_groups=jnp.int32(groups), max_steps=jnp.int32(steps))
   step, _ = steps_of("chain", asked(12, 1000), axes=DATA)
@@ -199,7 +199,10 @@ def streamed(kind, requests, *, axes=DATA, unwanted=tuple, **settings):
 
 @pytest.mark.parametrize(
   ("kind", "axes", "settings"),
-  few([("moe", (("fsdp", 4), ("expert", 2)), {"record_routing": True}), ("chain", DATA, {"cache_blocks": (4, 8)})], by_hand=(0,)),
+  few(
+    [("moe", (("fsdp", 4), ("expert", 2)), {"record_routing": True}), ("chain", DATA, {"cache_blocks": (4, 8)})],
+    rest="slow", by_hand=(0,),
+  ),
   ids=["routes", "growing cache"],
 )
 def test_a_stream_reports_moved_sequences_by_their_numbers(kind, axes, settings):

@@ -48,7 +48,7 @@ def assert_as_the_learner(model, params, rollouts):
     (dict(fsdp=4, expert=2), {}, False),
     pytest.param(dict(fsdp=8), dict(experts=Experts(4, 2, 32, layers=(0, 2))), True, marks=pytest.mark.exhaustive),
     pytest.param(dict(fsdp=2, expert=2, tensor=2), dict(lora=Lora(4, 8.0)), True, marks=pytest.mark.exhaustive),
-  ], by_hand=(1,)),
+  ], rest="slow", by_hand=(1,)),
   ids=["masked", "sorted", "more devices than experts", "adapters"],
 )
 def test_another_layout_draws_the_same_tokens(sizes, options, few_tokens, monkeypatch):
@@ -79,7 +79,7 @@ def alone():
     (dict(sampler_expert=4), True),
     pytest.param(dict(sampler_expert=2, sampler_tensor=2), True, marks=pytest.mark.exhaustive),
     pytest.param(dict(sampler_expert=2), False, marks=pytest.mark.exhaustive),
-  ]),
+  ], rest="slow"),
   ids=["masked", "masked and tensor", "sorted and two copies"],
 )
 def test_a_sampler_with_its_own_devices_draws_the_same_tokens_and_moves_no_weights(sizes, few_tokens, alone, monkeypatch):
@@ -103,7 +103,7 @@ def test_a_sampler_with_its_own_devices_draws_the_same_tokens_and_moves_no_weigh
   assert_as_the_learner(one_device, alone[1], jax.tree.map(np.asarray, drawn))
 
 
-@pytest.mark.parametrize("platform", few(["tpu", "gpu"], by_hand=(1,)))
+@pytest.mark.parametrize("platform", few(["tpu", "gpu"], rest="slow", by_hand=(1,)))
 def test_the_kernel_draws_the_same_tokens(platform, monkeypatch):
   monkeypatch.setitem(ragged.KERNELS, "cpu", ragged.KERNELS[platform]._replace(is_emulated=True))
   mesh, shape = mesh_lib.make_mesh(fsdp=2, tensor=2), preset("nano", vocab_size=264)._replace(num_layers=1, head_dim=128)

@@ -57,7 +57,7 @@ def test_a_refused_update_is_dumped_and_reported_and_the_schedule_pauses(tmp_pat
     json.loads(str(file["about"]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_gives_up_names_the_batch_and_the_checkpoint(tmp_path, monkeypatch):
   settings = {"learner.max_skipped": 2, "checkpoint.every": 1}
   _, error, _ = train_with("update:2:inf,update:3:inf", tmp_path, monkeypatch, **settings)
@@ -106,7 +106,7 @@ def test_only_a_sequence_with_nan_from_the_sampler_is_dropped(old_logprobs, tmp_
   assert summary["alarms"]["nonfinite_logprobs"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_non_finite_log_probabilities_of_the_learner_refuse_the_batch(tmp_path, monkeypatch):
   """The policy itself is broken, so that no sequence is dropped and no update is made."""
   with_logprobs = learn.with_logprobs
