@@ -42,7 +42,7 @@ def check_gspo(rows, low, high):
   few([
     pytest.param({}, id="whole"),
     pytest.param({"learner.rows_per_device": 2}, id="in micro-batches", marks=pytest.mark.exhaustive),
-  ]),
+  ], rest="slow"),
 )
 def test_token_scores_of_a_run(split, tmp_path):
   rows = samples_of("gspo", tmp_path, split)

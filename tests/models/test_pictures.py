@@ -237,7 +237,7 @@ def test_a_row_without_room_for_its_pictures_is_refused():
     packing.pack(sequences, layout, image_slots.Room(model.config, 3, ROOM))
 
 
-@pytest.mark.parametrize("train_tower", few([False, True]))
+@pytest.mark.parametrize("train_tower", few([False, True], rest="slow", by_hand=(0,)))
 def test_only_a_trained_tower_changes_in_an_update(train_tower):
   model, params = loaded(NAMES[0], train_tower=train_tower)
   own = lambda count: seen(model, params, NAMES[0], count, as_patches=train_tower)

@@ -12,7 +12,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-  "weights", [pytest.param("sequence_mean", marks=pytest.mark.slow), pytest.param("token_mean", marks=pytest.mark.exhaustive)]
+  "weights", [pytest.param("sequence_mean", marks=pytest.mark.exhaustive), pytest.param("token_mean", marks=pytest.mark.slow)]
 )
 def test_the_updates_are_the_same_and_smaller(weights, tmp_path):
   for name, skips in (("all", False), ("skipping", True)):
