@@ -97,6 +97,8 @@ class Experiment(NamedTuple):
       the samples of an evaluation.
     gallery: Pictures of the problems; None if they show none.
     talking: Conversations over the decoding engine; None if the sampler draws everything.
+    why_not_engine: Why the engine does not draw the conversations; None if it does, or there are
+      none.
   """
 
   config: ConfigDict
@@ -116,10 +118,18 @@ class Experiment(NamedTuple):
   eval_draw: Callable[[Params, int], DrawFn]
   gallery: Gallery | None = None
   talking: "Talking | None" = None
+  why_not_engine: str | None = None
 
   def closing(self) -> contextlib.AbstractContextManager:
     """Returns a context that ends the decoding engine, however it is left."""
     return contextlib.nullcontext() if self.talking is None else self.talking.engine
+
+  def drawn_by(self) -> list[str]:
+    """Returns a line that says what draws conversations; none for single-turn responses."""
+    if self.talk is None:
+      return []
+    reason = self.why_not_engine
+    return [f"conversations: drawn by {'the decoding engine' if reason is None else f'the batch sampler, turn by turn: {reason}'}"]
 
   @property
   def replies(self) -> str | None:
@@ -335,6 +345,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
     gallery=gallery,
     talking=talking,
+    why_not_engine=why_not,
   )
 
 
