@@ -56,7 +56,7 @@ class Talking(NamedTuple):
   Attributes:
     engine: The run's engine.
     play: Player of a batch.
-    train, evaluate: How the turns of training and of evaluations are drawn.
+    train, evaluate: Settings of the turns of training and of evaluations.
     at_once: Number of conversations that the engine keeps.
   """
 
@@ -93,8 +93,8 @@ class Experiment(NamedTuple):
     credit: Function from rewards and log-probabilities to advantages and value targets.
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
     sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
-    eval_draw: Function `(weights on sampler_mesh, RL steps that they were trained for) -> DrawFn` for
-      the samples of an evaluation.
+    eval_draw: Function `(weights on sampler_mesh, version) -> DrawFn` for the samples of an
+      evaluation; the version is the number of RL steps that the weights were trained for.
     gallery: Pictures of the problems; None if they show none.
     talking: Conversations over the decoding engine; None if the sampler draws everything.
     why_not_engine: Why the engine does not draw the conversations; None if it does, or there are

@@ -111,7 +111,7 @@ class DecodingEngine:
     self._thread.start()
 
   def _draws_the_same(self, width: int) -> bool:
-    """Returns whether a narrow program has the bits of the one for all rows, tried with the weights.
+    """Returns whether a narrow program draws the bits of the one for all rows.
 
     Compilers choose how to add up a product by its size. What a request draws must not depend on
     how many rows happen to be ready.
