@@ -92,6 +92,7 @@ def test_a_broken_and_resumed_run_equals_an_unbroken_one(lagging, tmp_path):
   assert column(tmp_path, "eval/response_length/mean", "eval") == column(lagging[0], "eval/response_length/mean", "eval")
 
 
+@pytest.mark.slow
 def test_an_error_of_the_engine_ends_the_run_in_one_line(tmp_path):
   def broken(engine):
     raise ValueError("no such\nprogram")
