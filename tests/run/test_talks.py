@@ -30,7 +30,11 @@ def config_of(changes=None):
 
 
 def engine_threads():
-  return [thread for thread in threading.enumerate() if thread.name in ("decoding engine", "conversations")]
+  """Returns the threads that are left a while after a run."""
+  own = [thread for thread in threading.enumerate() if thread.name in ("decoding engine", "conversations")]
+  for thread in own:
+    thread.join(5)
+  return [thread for thread in own if thread.is_alive()]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +108,6 @@ def test_an_error_of_the_engine_ends_the_run_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["staleness", "report_every"])
-def test_what_needs_the_engine_is_refused_without_it(name):
+def test_what_needs_the_engine_is_refused_without_it(name, tmp_path):
   with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found 1, expected 0, .* sampler has 2$"):
-    train.start_run(config_of({"rollout.staleness": 0, f"rollout.{name}": 1}), None)
+    train.start_run(config_of({"rollout.staleness": 0, f"rollout.{name}": 1}), tmp_path)
