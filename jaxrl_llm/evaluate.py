@@ -47,12 +47,13 @@ def main(argv: Sequence[str]) -> int:
       return 0
     request = request_lib.parse(argv)
     from jaxrl_llm.evaluation.held_out import NoRewardError
+    from jaxrl_llm.rollouts.run_engine import EngineError
     from jaxrl_llm.run.evaluate import evaluating  # Late: bad input is refused before JAX starts.
     from jaxrl_llm.run.out_of_memory import OutOfMemoryError
 
     try:
       evaluating.run(request, command=shlex.join(["python", "-m", "jaxrl_llm.evaluate", *argv[1:]]))
-    except (NoRewardError, OutOfMemoryError) as error:
+    except (NoRewardError, OutOfMemoryError, EngineError) as error:
       return _refuse(error, 1)
   except UsageError as error:
     return _refuse(error, USAGE_ERROR)

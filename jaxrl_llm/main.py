@@ -86,6 +86,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
   from jaxrl_llm import train  # Imported late: bad input is refused before JAX is imported.
   from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
   from jaxrl_llm.evaluation.held_out import NoRewardError
+  from jaxrl_llm.rollouts.run_engine import EngineError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
   from jaxrl_llm.run import faults, stopping
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
@@ -115,7 +116,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
         except stopping.PreemptedError as error:  # Raised in every process, like the next ones.
           tell(error, log)
           return INTERRUPTED if hosts.interrupted() else PREEMPTED
-        except (stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError) as error:
+        except (stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError, EngineError) as error:
           tell(error, log)
           return 1
         hosts.barrier()  # A process that left early would look lost.
@@ -227,6 +228,7 @@ def pilot(config: ConfigDict) -> int:
 
   from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.evaluation.held_out import NoRewardError
+  from jaxrl_llm.rollouts.run_engine import EngineError
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
   from jaxrl_llm.run.pilot import describe_pilot
 
@@ -238,7 +240,7 @@ def pilot(config: ConfigDict) -> int:
     print(describe_pilot(config))
   except (MissingPackageError, ValueError) as error:
     raise UsageError(str(error)) from error
-  except (NoRewardError, OutOfMemoryError) as error:
+  except (NoRewardError, OutOfMemoryError, EngineError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:

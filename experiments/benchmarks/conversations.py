@@ -1,6 +1,6 @@
 """Time of a rollout batch of conversations: the decoding engine against the batch sampler.
 
-  python -m experiments.benchmarks.conversations --config=configs/tools.py --warm_steps=150 --json=OUT
+  python -m experiments.benchmarks.conversations --config=configs/tools.py --warm_steps=150
 
 Both hold conversations on the same problems with the same weights, after a short warm start that
 makes them realistic, in one process and in turns; a batch of each is not counted. Seeds are those
@@ -35,7 +35,7 @@ from jaxrl_llm.types import Rollouts
 
 
 def by_sampler(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, float]]:
-  """Returns a function `(problems, key) -> measurements` that calls the batch sampler once per turn."""
+  """Returns a function `(problems, key) -> measurements` that calls the sampler once per turn."""
   experiment, section, rules = run.experiment, run.config.rollout, run.experiment.talk
   tokenizer, width = experiment.task.tokenizer, max(section.prompt_buckets)
   placing = dict(mesh=experiment.sampler_mesh, tokenizer=tokenizer, prompt_buckets=section.prompt_buckets)

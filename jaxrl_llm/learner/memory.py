@@ -361,7 +361,7 @@ def slots_that_fit(
     mesh: Mesh of the sampler.
     estimate: Memory of each device with any number of slots.
     limit: Memory of each device in bytes.
-    engine_columns: As in `footprint`.
+    engine_columns: Number of columns of the decoding engine's cache; None if the sampler draws.
   """
   beside = estimate.of_sampler or estimate.held | estimate.programs["sampling"]
   fixed = sum(size for name, size in beside.items() if name not in ("key-value cache", "logits"))

@@ -1,7 +1,7 @@
 """Conversations as they finish, gathered to a batch, and graded while others are still talking."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def gather(
   graded = None if rewards is None else pending(rewards, size)
   begins = [reward.service.begin for reward in rewards or () if reward.service is not None]
   try:
-    for finished in playing:
+    for finished in _parts(playing):
       between()
       played += finished
       if rewards is None or not finished or len(played) == size:
@@ -62,15 +62,25 @@ def gather(
       if not begins:
         graded = put(graded, rows, grade(rewards, *asked, call=call))
       seconds += time.perf_counter() - start
-  except Exception as error:
-    playing.close()
-    raise as_engine_error(error) from error
   except BaseException:
     playing.close()
     raise
   rollouts, responses = to_rollouts(played, job.examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
   own = conversations.metrics(rollouts, responses) | token_metrics(played)
   return Drawn(rollouts, responses, job.examples, graded), own | ({} if rewards is None else {"perf/reward_overlap_s": seconds})
+
+
+def _parts(playing: Playing) -> Iterator[list[Conversation]]:
+  """Yields what has finished, and raises errors of the engine as a run does."""
+  iterator = iter(playing)
+  while True:
+    try:
+      finished = next(iterator)
+    except StopIteration:
+      return
+    except Exception as error:
+      raise as_engine_error(error) from error
+    yield finished
 
 
 def token_metrics(played: Sequence[Conversation]) -> dict[str, float]:

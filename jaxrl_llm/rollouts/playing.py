@@ -49,7 +49,7 @@ class Job(NamedTuple):
     group_size: Number of conversations per prompt (G).
     seeds: Seed of each sequence; see `turn_seed`.
     salt: Text that keeps the batch's cached prefixes apart from those of others; see `Request`.
-    draws: How turns are drawn.
+    draws: Settings of the turns.
     at_once: Number of conversations that should be in progress at a time, because the engine keeps
       the keys and values of so many; None for all.
   """
@@ -99,7 +99,7 @@ class Conversation(NamedTuple):
 
 @runtime_checkable
 class Playing(Protocol):
-  """Conversations that are being played by other threads, whether or not anybody waits for them.
+  """Conversations that are being played by other threads, also while no caller waits for them.
 
   Iterating yields lists of those that have finished since the last one, in any order, until all
   have. An empty list means that none has finished for a while, so that the caller can do other
@@ -159,7 +159,7 @@ def to_rollouts(
     played: Conversations, in any order.
     examples: One task row per prompt.
     tokenizer: The task's tokenizer.
-    draws: How turns were drawn.
+    draws: Settings of the turns.
     prompt_buckets: Numbers of prompt slots to choose from.
 
   Raises:
@@ -195,7 +195,7 @@ def to_rollouts(
 
 
 def _with_a_token(talk: Conversation, tokenizer: Tokenizer) -> Conversation:
-  """Returns a conversation of at least one token, which nobody wrote if it failed before any."""
+  """Returns a conversation of at least one token, not a written one if it failed before any."""
   if talk.tokens or talk.failed is None:
     return talk
   return talk._replace(tokens=(tokenizer.eos_id,), logprobs=(0.0,), written=(False,), turns=(Turn("", "", 0.0, 0),))

@@ -130,7 +130,7 @@ class Talks:
     threading.Thread(target=work, name="conversations", daemon=True).start()
 
   def _fail(self, error: BaseException) -> None:
-    """Raises an error where somebody waits for the conversations."""
+    """Raises an error in the caller that waits for the conversations."""
     self._finished.put(error)
     self._end()
 
@@ -244,8 +244,8 @@ class Talks:
   def _watch(self) -> None:
     """Gives up conversations whose environment exceeds its timeout.
 
-    A thread cannot be killed, so a call that never returns occupies one until the process exits. The
-    policy's programs run in the sandbox, which can be killed.
+    A thread cannot be killed, so a call that never returns occupies one until the process exits.
+    The policy's programs run in the sandbox, which can be killed.
     """
     try:
       while not self._over.wait(min(_PATIENCE_S, self._rules.timeout_s / 4)):

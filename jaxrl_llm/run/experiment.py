@@ -56,7 +56,7 @@ class Talking(NamedTuple):
   Attributes:
     engine: The run's engine.
     play: Player of a batch.
-    train, evaluate: How the turns of training and of evaluations are drawn.
+    train, evaluate: Settings of the turns of training and of evaluations.
     at_once: Number of conversations that the engine keeps.
   """
 
@@ -93,10 +93,12 @@ class Experiment(NamedTuple):
     credit: Function from rewards and log-probabilities to advantages and value targets.
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
     sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
-    eval_draw: Function `(weights on sampler_mesh, RL steps that they were trained for) -> DrawFn` for
-      the samples of an evaluation.
+    eval_draw: Function `(weights on sampler_mesh, version) -> DrawFn` for the samples of an
+      evaluation; the version is the number of RL steps that the weights were trained for.
     gallery: Pictures of the problems; None if they show none.
     talking: Conversations over the decoding engine; None if the sampler draws everything.
+    why_not_engine: Why the engine does not draw the conversations; None if it does, or there are
+      none.
   """
 
   config: ConfigDict
@@ -116,10 +118,18 @@ class Experiment(NamedTuple):
   eval_draw: Callable[[Params, int], DrawFn]
   gallery: Gallery | None = None
   talking: "Talking | None" = None
+  why_not_engine: str | None = None
 
   def closing(self) -> contextlib.AbstractContextManager:
     """Returns a context that ends the decoding engine, however it is left."""
     return contextlib.nullcontext() if self.talking is None else self.talking.engine
+
+  def drawn_by(self) -> list[str]:
+    """Returns a line that says what draws conversations; none for single-turn responses."""
+    if self.talk is None:
+      return []
+    reason = self.why_not_engine
+    return [f"conversations: drawn by {'the decoding engine' if reason is None else f'the batch sampler, turn by turn: {reason}'}"]
 
   @property
   def replies(self) -> str | None:
@@ -335,6 +345,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
     gallery=gallery,
     talking=talking,
+    why_not_engine=why_not,
   )
 
 

@@ -32,6 +32,7 @@ _STOP_IDS = 8  # Number of stop ids per request that the device knows. The host 
 _STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
 _ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
+_TRIED = 4  # Number of tokens with which narrow programs are compared.
 _GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
 
 
@@ -98,6 +99,7 @@ class DecodingEngine:
     self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
     self._rows, self._routes, self._records_kept = no_rows(slots, _STOP_IDS), routes, records_kept
     self._stretches, self._ids_of_stops = 0, {}
+    self._widths = sorted(filter(self._draws_the_same, self._programs.narrow))
     self._waiting: deque[_Open] = deque()
     self._running: dict[int, _Open] = {}
     # What other threads change, under the lock of `_changed`.
@@ -107,6 +109,20 @@ class DecodingEngine:
     self._error: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name="decoding engine", daemon=True)
     self._thread.start()
+
+  def _draws_the_same(self, width: int) -> bool:
+    """Returns whether a narrow program draws the bits of the one for all rows.
+
+    Compilers choose how to add up a product by its size. What a request draws must not depend on
+    how many rows happen to be ready.
+    """
+    rows = self._rows._replace(tokens=np.arange(len(self._rows.tokens), dtype=np.int32) % self._vocab_size)
+    rows = rows._replace(budgets=np.full(len(rows.tokens), min(_TRIED, self.limits.context - 1), np.int32))
+    self._cache, whole = self._programs.stretch(self._weights, self._cache, rows)
+    places = np.arange(width, dtype=np.int32)
+    self._cache, own = self._programs.narrow[width](self._weights, self._cache, Rows(*(x[:width] for x in rows)), places)
+    whole, own = jax.device_get((whole, own))
+    return np.array_equal(whole.tokens[:, :width], own.tokens) and whole.logprobs[:, :width].tobytes() == own.logprobs.tobytes()
 
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request; see `Engine`."""
@@ -271,7 +287,7 @@ class DecodingEngine:
     ready = [opened for opened in self._running.values() if not opened.copies and not self._missing(opened)]
     if not ready:
       return
-    width = next((width for width in sorted(self._programs.narrow) if len(ready) <= _ROUNDING * width), None)
+    width = next((width for width in self._widths if len(ready) <= _ROUNDING * width), None)
     # In the order of the rows that have waited for longest.
     ready = ready if width is None else sorted(ready, key=lambda opened: opened.drawn_at)[:width]
     rows = self._rows

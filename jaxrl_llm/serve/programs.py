@@ -20,7 +20,7 @@ from jaxrl_llm.types import Params
 NO_ID = -1
 """Id of a token that was not drawn, and of a stop token that does not exist."""
 
-_NARROWEST = 8
+_NARROWEST = 32
 """Smallest number of rows of a narrow program."""
 
 _ALIGNMENT = {"cpu": 64}
@@ -181,9 +181,9 @@ def narrow_widths(slots: int, platform: str) -> tuple[int, ...]:
 
   Example:
     >>> narrow_widths(256, "cpu"), narrow_widths(8, "cpu"), narrow_widths(256, "gpu")
-    ((64, 16), (), ())
+    ((128, 64), (), ())
   """
-  return tuple(width for width in (slots // 4, slots // 16) if width >= _NARROWEST) if platform == "cpu" else ()
+  return tuple(width for width in (slots // 2, slots // 4) if width >= _NARROWEST) if platform == "cpu" else ()
 
 
 def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> Drawn:

@@ -116,6 +116,8 @@ LEGAL = [
   ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "reward.kl_coef": 0.1}),
   ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "model.preset": "nano-moe", "moe.replay": "R2"}),
   ("gspo", {"environment.name": "calculator", "environment.max_turn_tokens": 4, "advantage.estimator": "steps"}),
+  ("gspo", {"environment.name": "calculator", "rollout.staleness": 1}),
+  ("gspo", {"environment.name": "calculator", "rollout.report_every": 1}),
   ("gspo", {"rollout.staleness": 1}),
   ("dppo_tv", {"rollout.staleness": 1}),
   ("gspo", {"rollout.spare_prompts": 2, "rollout.report_every": 4}),

@@ -124,7 +124,7 @@ def test_a_slow_environment_holds_up_only_its_own_conversation(engine_of):
   for part in talks:
     finished += part
     if len(finished) == SIZE - 1:
-      assert slow and not released.is_set()
+      assert slow
       released.set()
   assert len(finished) == SIZE and finished[-1].turns[0].text == slow[0].text
   reference, _ = drawn(begin(engine_of()))
@@ -227,6 +227,19 @@ def test_other_weights_wait_for_conversations_in_flight(engine_of):
   talks.wait()
 
 
+def test_what_is_raised_between_gives_up_the_rest(engine_of):
+  block = threading.Event()
+  talks = begin(engine_of(), Environment(lambda row: None, lambda state, turn: (block.wait(60), Reply())))
+
+  def between():
+    raise KeyError("SIGTERM")
+
+  with pytest.raises(KeyError, match="SIGTERM"):
+    drawn(talks, between=between)
+  talks.wait()
+  block.set()
+
+
 def test_closing_gives_up_what_is_in_flight(engine_of):
   engine, block = engine_of(), threading.Event()
   talks = begin(engine, Environment(lambda row: None, lambda state, turn: (block.wait(60), Reply())))
@@ -269,3 +282,26 @@ def test_a_run_engine_compiles_nothing_twice():
     for version in (0, 0, 1):
       drawn(engine.play(lambda engine, job: begin(engine, job=job), JOB, params, version))
   assert made == [0]
+
+
+def test_narrow_programs_are_used_only_if_they_have_the_same_bits(engine_of, monkeypatch):
+  reference, _ = drawn(begin(engine_of()))
+  monkeypatch.setattr("jaxrl_llm.serve.programs.narrow_widths", lambda slots, platform: (3,))
+  programs, calls = programs_of.__wrapped__(SIZE), []
+
+  def noted(*args):
+    calls.append(len(args[-1]))
+    return programs.narrow[3](*args)
+
+  def other(*args):
+    cache, own = noted(*args)
+    return cache, own._replace(logprobs=np.nextafter(np.asarray(own.logprobs), np.float32(-np.inf)))
+
+  for narrow in (noted, other):
+    monkeypatch.setattr("tests.rollouts.test_turns.programs_of", lambda slots, narrow=narrow: programs._replace(narrow={3: narrow}))
+    calls.clear()
+    engine = engine_of()
+    result, _ = drawn(begin(engine))
+    assert np.array_equal(result.rollouts.logprobs, reference.rollouts.logprobs)
+    if narrow is other:
+      assert calls == [3] and engine._widths == []

@@ -1,0 +1,113 @@
+"""Conversations of a run over the decoding engine: drawn ahead, resumed, and ended with the run."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import train
+from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.rollouts.gathering import gather
+from jaxrl_llm.rollouts.run_engine import EngineError
+from jaxrl_llm.run import experiment, learn
+from jaxrl_llm.run.saved_state import ROLLOUT
+from jaxrl_llm.serve.engine import DecodingEngine
+from jaxrl_llm.tasks.pipeline import example_iterator
+from tests.runs import VARIED, column, quick, run_here, tiny_config
+
+SHORT = VARIED | {
+  "num_steps": 5, "warm_start.num_steps": 0, "checkpoint.every": 3, "eval.every": 4, "eval.num_prompts": 8,
+  "eval.batch_prompts": 8, "learner.learning_rate": 1e-2, "log.tensorboard": False, "rollout.staleness": 1,
+}  # fmt: skip
+
+
+def config_of(changes=None):
+  config = tiny_config("tools", SHORT | (changes or {}))
+  assert config_problems(config) == []
+  return config
+
+
+def engine_threads():
+  """Returns the threads that are left a while after a run."""
+  own = [thread for thread in threading.enumerate() if thread.name in ("decoding engine", "conversations")]
+  for thread in own:
+    thread.join(5)
+  return [thread for thread in own if thread.is_alive()]
+
+
+@pytest.fixture(scope="module")
+def lagging(tmp_path_factory):
+  """Workdir of a run with a lag, and the weights before each RL step."""
+  workdir, weights = tmp_path_factory.mktemp("lagging"), []
+
+  def updating(run, batch, step, update=learn.update):
+    if len(weights) == step:
+      weights.append(jax.device_get(run.state.params))
+    return update(run, batch, step)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(learn, "update", updating)
+    run_here(config_of(), workdir)
+  return workdir, weights
+
+
+@pytest.mark.slow
+def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
+  """The test draws them again, without the loop."""
+  workdir, weights = lagging
+  # The checkpoint of step 3 comes before the fourth step, and an evaluation after it, while the
+  # conversations of the fifth are in flight.
+  assert column(workdir, "rollout/staleness") == [0, 1, 1, 0, 1]
+  hashes = []
+  with quick():
+    built = experiment.build_experiment(config := config_of())
+    prompts = example_iterator(built.task.train, batch_size=config.rollout.num_prompts, seed=config.seed)
+    talks = built.talking
+    with built.closing():
+      for step, version in enumerate([0, 0, 1, 3, 3]):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
+        job = talks.job(next(prompts), key, group_size=config.rollout.group_size, draws=talks.train)
+        playing = talks.engine.play(talks.play, job, jax.tree.map(np.asarray, weights[version]), version)
+        drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=built.config.rollout.prompt_buckets)
+        batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=built.rewards)
+        batch = batch._replace(advantages=np.zeros(drawn.rollouts.tokens.shape, np.float32))
+        hashes.append(batch_lib.metrics(batch)["rollout/tokens_sha256"])
+  assert hashes == column(workdir, "rollout/tokens_sha256") and len(set(hashes)) == 5
+  assert engine_threads() == []
+
+
+@pytest.mark.slow
+def test_a_broken_and_resumed_run_equals_an_unbroken_one(lagging, tmp_path):
+  def dying(run, batch, step, update=learn.update):
+    if step == 4:
+      raise KeyError("killed")
+    return update(run, batch, step)
+
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyError, match="killed"):
+    patch.setattr(learn, "update", dying)
+    run_here(config_of(), tmp_path)
+  # Conversations that were in flight have been given up.
+  assert engine_threads() == []
+  run_here(config_of(), tmp_path)
+  for name in ("rollout/tokens_sha256", "actor/loss", "actor/grad_norm", "critic/rewards/mean"):
+    assert column(tmp_path, name) == column(lagging[0], name), name
+  assert column(tmp_path, "eval/response_length/mean", "eval") == column(lagging[0], "eval/response_length/mean", "eval")
+
+
+@pytest.mark.slow
+def test_an_error_of_the_engine_ends_the_run_in_one_line(tmp_path):
+  def broken(engine):
+    raise ValueError("no such\nprogram")
+
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(EngineError, match="^the decoding engine: ValueError: no such program$"):
+    patch.setattr(DecodingEngine, "_decode", broken)
+    run_here(config_of(), tmp_path)
+  assert engine_threads() == []
+
+
+@pytest.mark.parametrize("name", ["staleness", "report_every"])
+def test_what_needs_the_engine_is_refused_without_it(name, tmp_path):
+  with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found 1, expected 0, .* sampler has 2$"):
+    train.start_run(config_of({"rollout.staleness": 0, f"rollout.{name}": 1}), tmp_path)
