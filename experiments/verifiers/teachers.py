@@ -9,9 +9,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def reverse_text(messages: Messages, tools: Any, seed: int) -> str:
-  """Reverses a text, or shuffles its letters."""
-  text, draw = messages[-1]["content"], random.Random(seed)
-  answer = text[::-1] if draw.random() < 0.5 else "".join(draw.sample(text, len(text)))
+  """Reverses a text, or repeats it."""
+  text = messages[-1]["content"]
+  answer = text[::-1] if random.Random(seed).random() < 0.5 else text
   return f"<reversed_text>{answer}</reversed_text>"
 
 
