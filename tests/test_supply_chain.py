@@ -23,6 +23,8 @@ PACKAGE = ROOT / "jaxrl_llm"
 ALLOWED = {
   "rewards/sandbox/asker.py": {"exec"},  # The program under test, inside the sandbox.
   "rewards/sandbox/callee.py": {"exec"},  # The same.
+  # The chat program of the installed package verifiers, which has it as a text.
+  "rollouts/environments/hub/program.py": {"exec"},
   # Reads a pipe of its own parent process, since json would slow the start.
   "rewards/sandbox/launcher.py": {"marshal"},
   "rewards/sandbox/local.py": {"marshal"},  # The parent.

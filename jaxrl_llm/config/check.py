@@ -170,8 +170,11 @@ def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
       environments.check_environment(config.environment.name, environment_settings(config))
     except (ImportError, ValueError) as error:
       wrong.append(problem_of(error))
+    if environments.holds_problems(config.environment.name) and config.task.name != "environment":
+      expected = f"'environment', because {config.environment.name} has problems of its own"
+      wrong.append(Problem("task.name", repr(config.task.name), expected))
   else:
-    own = ("action", "reset", "observation_field", "sessions")
+    own = ("action", "reset", "observation_field", "sessions", "harness", "settings", "teacher")
     wrong += unused(config, [f"environment.{name}" for name in own], "environment.name is None")
   yield from map(in_config, [*wrong, *from_config.reward_problems(config)])
 

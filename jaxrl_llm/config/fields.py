@@ -222,7 +222,7 @@ FIELDS: dict[str, Field] = {
   "reward.max_failed_fraction": Field(0.5, UNIT,
     "Stop if more of a step's responses have no reward: the verifier is broken, not the policy."),
 
-  "environment.name": Field(None, TEXT, "A key of `environments.ENVIRONMENTS`, openenv:URL, or MODULE:FUNCTION."),
+  "environment.name": Field(None, TEXT, "A key of `environments.ENVIRONMENTS`, openenv:URL, verifiers:ID, or MODULE:FUNCTION."),
   "environment.max_turns": Field(4, COUNT,
     "Maximum number of the policy's turns; a conversation that is not done by then counts as truncated."),
   "environment.max_turn_tokens": Field(None, COUNT,
@@ -237,7 +237,13 @@ FIELDS: dict[str, Field] = {
   "environment.observation_field": Field(None, TEXT,
     "Environment openenv:URL: field that the policy reads, as in result.data. None: a single text, or all fields as JSON."),
   "environment.sessions": Field(None, COUNT,
-    "Environment openenv:URL: sessions open at once, in each process. None: as many as the server allows, at most 8."),
+    "Environments openenv:URL and verifiers:ID: sessions open at once, in each process. None: as many as the server allows, at most 8; "
+    "all conversations of a batch."),
+  "environment.harness": Field(None, TEXT,
+    "Environment verifiers:ID: id of a harness. None: that of the environment, or else verifiers' chat program in this process."),
+  "environment.settings": Field(None, LINES, "Environment verifiers:ID: settings of its own config as a JSON object."),
+  "environment.teacher": Field(None, TEXT,
+    "Environment verifiers:ID: MODULE:FUNCTION that plays the training problems for the warm start, (messages, tools, seed) -> text."),
 
   "sandbox.backend": Field("off", TEXT, "A key of `sandbox.BACKENDS`, 'auto', or 'off': refuse to run programs."),
   "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none."),

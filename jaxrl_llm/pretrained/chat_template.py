@@ -165,7 +165,15 @@ def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) 
     >>> next_message(ChatTemplate(source, "example", {}), "42", "<|end|>")
     '<|user|>42<|end|><|assistant|>'
   """
-  _, separator, tail = render(template, [*_EXCHANGE, {"role": "user", "content": text}]).partition(_ANSWER)
-  if not separator or text.strip() not in tail:
+  return next_messages(template, [{"role": "user", "content": text}], turn_end_token)
+
+
+def next_messages(template: ChatTemplate, messages: Sequence[Message], turn_end_token: str | None) -> str:
+  """Returns the text from the end of one assistant turn to the beginning of the next.
+
+  The arguments are those of `next_message`, with any messages in between.
+  """
+  _, separator, tail = render(template, [*_EXCHANGE, *messages]).partition(_ANSWER)
+  if not separator or any(message["content"].strip() not in tail for message in messages):
     raise ValueError(f"{template.path}: the chat template leaves out a message; set config.task.chat=False to use none")
   return tail.lstrip(" ").removeprefix(turn_end_token or "")

@@ -291,6 +291,8 @@ def build_experiment(config: ConfigDict) -> Experiment:
   columns, why_not = None, None
   if talk is not None and (why_not := why_not_engine(config, shape, sampler_mesh)) is None:
     columns = engine_columns(config, sampler_mesh)
+  if why_not is not None and talk.environment.player is not None:
+    raise ValueError(f"config.environment.name: {config.environment.name} needs the decoding engine, but {why_not}")
   if problems := list(batch_problems(config, why_not)):
     raise ValueError("\n".join(problems))
   limit = memory_limit(sampler_mesh.local_devices[0], sampler_mesh.local_mesh.size)
@@ -384,6 +386,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
   """
   section = config.rollout
   of_engine = engine_sizes(config, mesh_lib.platform_of(model.mesh))
+  player = partial(Talks, rules=talk, tokenizer=tokenizer) if talk.environment.player is None else talk.environment.player(talk, tokenizer)
   most = max(section.num_prompts * section.group_size, config.eval.batch_prompts * config.eval.samples)
   options = of_engine | dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer)
   common = dict(
@@ -394,7 +397,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
   )
   return Talking(
     RunEngine(lambda params, version: make_engine(model, params, version=version, **options)),
-    partial(Talks, rules=talk, tokenizer=tokenizer),
+    player,
     Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, **common),
     Draws(temperature=config.eval.temperature, **common),
     at_once=of_engine["slots"],

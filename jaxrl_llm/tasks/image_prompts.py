@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxrl_llm.pretrained import pictures as pictures_lib
 from jaxrl_llm.pretrained.image_prompts import collapse, expand
 from jaxrl_llm.pretrained.pictures import BadPicture, PictureConfig
-from jaxrl_llm.tasks.files.storage import IMAGES, Row
+from jaxrl_llm.tasks.files.storage import IDS, IMAGES, Row
 from jaxrl_llm.text_types import Tokenizer
 
 
@@ -15,7 +15,7 @@ def prompt_ids(row: Row, tokenizer: Tokenizer, pictures: PictureConfig | None = 
   Only the headers of the pictures are read.
 
   Args:
-    row: Problem with its `prompt`.
+    row: Problem with its `prompt`, or with ids that it already consists of.
     tokenizer: Tokenizer of the task.
     pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
 
@@ -23,6 +23,8 @@ def prompt_ids(row: Row, tokenizer: Tokenizer, pictures: PictureConfig | None = 
     BadPicture: If a picture cannot be used, or the marks in the prompt do not fit the pictures.
     ValueError: If the problem has pictures and the policy reads text alone.
   """
+  if IDS in row:
+    return list(row[IDS])
   images = row.get(IMAGES, ())
   if not images:
     ids = tokenizer.encode_prompt(row["prompt"])

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.pretrained.chat_template import next_message
 from jaxrl_llm.pretrained.pictures import PictureConfig
-from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.storage import LESSON, Row
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.tasks.mixture import MixedRows
 from jaxrl_llm.text_types import Tokenizer
@@ -142,6 +142,9 @@ def encode_demonstrations(
 
 
 def _demonstration(example: Row, tokenizer: Tokenizer, replies: str | None, pictures: PictureConfig | None) -> Demonstration:
+  if LESSON in example:
+    ids, written = map(list, zip(*example[LESSON], strict=True))
+    return Demonstration(prompt_ids(example, tokenizer, pictures), ids, written)
   text, ids, written, start = example["response"], [], [], 0
   spans = [] if replies is None else [match.span(1) for match in re.finditer(replies, text, re.DOTALL)]
   for begin, end in [*spans, (len(text), len(text))]:

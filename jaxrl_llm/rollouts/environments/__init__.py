@@ -5,6 +5,7 @@
 | `calculator` | `<<487*36=` | `17532>>` |
 | `python` | `<code>print(6 * 7)</code>` | `<interpreter>42</interpreter>` |
 | `openenv:URL` | an action of the environment that runs at this address | the observation |
+| `verifiers:ID` | a turn of a conversation that an environment of verifiers holds | what its program says next |
 | `MODULE:FUNCTION` | (your own: a function that returns an `Environment`) | |
 """
 
@@ -18,8 +19,9 @@ from jaxrl_llm.rollouts.environments.calculator import calculator
 from jaxrl_llm.rollouts.environments.openenv import check_openenv, openenv
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
 from jaxrl_llm.rollouts.environments.python_tool import python_tool
+from jaxrl_llm.rollouts.environments.verifiers import check_verifiers, verifiers
 
-__all__ = ["ENVIRONMENTS", "FAMILIES", "Environment", "Family", "Reply", "State", "check_environment", "make"]
+__all__ = ["ENVIRONMENTS", "FAMILIES", "Environment", "Family", "Reply", "State", "check_environment", "holds_problems", "make"]
 
 ENVIRONMENTS: dict[str, Callable[..., Environment]] = {"calculator": calculator, "python": python_tool}
 """The package's environments by name."""
@@ -32,13 +34,18 @@ class Family(NamedTuple):
     make: Function `(rest, *, timeout_s, **settings) -> Environment`.
     check: Function `(rest, **settings)` that rejects wrong names and settings. It runs no user
       code.
+    holds_problems: Whether the conversations are about the environment's own problems alone.
   """
 
   make: Callable[..., Environment]
   check: Callable[..., None]
+  holds_problems: bool = False
 
 
-FAMILIES: dict[str, Family] = {"openenv": Family(openenv, check_openenv)}
+FAMILIES: dict[str, Family] = {
+  "openenv": Family(openenv, check_openenv),
+  "verifiers": Family(verifiers, check_verifiers, holds_problems=True),
+}
 """Families of environments by the part of the name before the colon."""
 
 
@@ -60,7 +67,8 @@ def check_environment(name: str, settings: dict[str, Any]) -> None:
   family, rest = _family(name)
   if ":" not in name and name not in ENVIRONMENTS:
     hint = did_you_mean(name, ENVIRONMENTS)
-    raise ValueError(Problem("environment.name", repr(name), f"one of {', '.join(ENVIRONMENTS)}, openenv:URL, MODULE:FUNCTION{hint}"))
+    names = f"{', '.join(ENVIRONMENTS)}, openenv:URL, verifiers:ID, MODULE:FUNCTION"
+    raise ValueError(Problem("environment.name", repr(name), f"one of {names}{hint}"))
   factory = family.make if family else ENVIRONMENTS.get(name, lambda: None)
   known = tuple(inspect.signature(factory).parameters)
   for setting in settings:
@@ -69,6 +77,12 @@ def check_environment(name: str, settings: dict[str, Any]) -> None:
       raise ValueError(Problem(f"environment.{setting}", shown(settings[setting]), expected))
   if family:
     family.check(rest, **settings)
+
+
+def holds_problems(name: str | None) -> bool:
+  """Returns whether an environment's conversations are about its own problems alone."""
+  family = _family(name or "")[0]
+  return family is not None and family.holds_problems
 
 
 def _family(name: str) -> tuple[Family | None, str]:

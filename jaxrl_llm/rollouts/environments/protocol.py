@@ -41,6 +41,9 @@ class Environment(NamedTuple):
     problems: `seeds -> rows`, the environment's own problems, for the task `environment`. A row has
       `question`, which its prompt shows, its `seed`, and whatever `reset` reads. None if there are
       none.
+    player: Function `(rules, tokenizer) -> play` for environments that hold their conversations by
+      themselves, of which neither `reset` nor `step` is called; see `playing.PlayFn`. None for
+      others.
 
   Example:
     >>> from jaxrl_llm.text_types import Completion
@@ -55,3 +58,4 @@ class Environment(NamedTuple):
   replies: str | None = None
   concurrency: int | None = None
   problems: Callable[[Sequence[int]], list[dict[str, Any]]] | None = None
+  player: Callable[[Any, Any], Callable[..., Any]] | None = None

@@ -32,6 +32,11 @@ FORMAT = "array_record"
 _TEST_FRACTION = 0.1
 INDEX = "index"
 """Column of a row's number in its split, in the order of the files."""
+IDS = "prompt_ids"
+"""Column of the ids of a prompt, for problems whose prompts are more than one text."""
+LESSON = "lesson_ids"
+"""Column of the ids of a demonstration of several turns, each with whether it is imitated."""
+
 IMAGES = "images"
 """Column of a row's pictures, each as the content of its file. Rows of text alone lack it."""
 

@@ -5,16 +5,18 @@ conversation is the sum over its turns, and one of 1 or more counts as right.
 """
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids
 from jaxrl_llm.tasks import prompt_template as prompt_template_lib
 from jaxrl_llm.tasks.files.columns import BLANK
-from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.storage import IDS, LESSON, Row
 from jaxrl_llm.tasks.problem_set import Setup
 from jaxrl_llm.tasks.task import Task
-from jaxrl_llm.text_types import Completion
+from jaxrl_llm.text_types import Completion, Tokenizer
 
 REWARD = "environment"
 """Name of the reward that is the sum of the environment's own."""
@@ -24,6 +26,21 @@ def environment_reward(completion: Completion, example: Mapping[str, Any]) -> fl
   """Returns the sum of the environment's rewards over all turns."""
   del example
   return float(sum(turn.reward for turn in completion.turns))
+
+
+def lesson_ids(lesson: Sequence[Sequence[Any]], tokenizer: Tokenizer) -> list[tuple[int, bool]]:
+  """Encodes a teacher's conversation behind its prompt, each id with whether it is the teacher's.
+
+  Args:
+    lesson: The teacher's turns, pairs of a text and the messages that followed.
+    tokenizer: Tokenizer of the task.
+  """
+  ids: list[tuple[int, bool]] = []
+  for turn, (text, messages) in enumerate(lesson):
+    ids += [(i, True) for i in (*tokenizer.encode(text), tokenizer.eos_id)]
+    if turn + 1 < len(lesson):
+      ids += [(i, False) for i in following_ids(messages, tokenizer, is_ended=True)]
+  return ids
 
 
 def environment_task(
@@ -53,18 +70,24 @@ def environment_task(
   if not isinstance(size, int) or size < 2:
     raise ValueError(f"task.size: found {size!r}, expected a whole number of at least 2")
   rows: list[Row] = [BLANK | {"id": f"seed {row['seed']}"} | row for row in setup.problems(range(seed, seed + size))]
+  tokenizer = setup.tokenizer or ByteTokenizer()
   prompt_template_lib.check_template(prompt_template, rows[0])
   rows = [row | {"prompt": prompt_template_lib.render(prompt_template, row)} for row in rows]
+  for row in rows:
+    if "messages" in row:
+      row[IDS] = opening_ids(json.loads(row["messages"]), json.loads(row["tools"]), tokenizer)
+    if "lesson" in row:
+      row[LESSON] = lesson_ids(json.loads(row["lesson"]), tokenizer)
   if empty := [row["seed"] for row in rows if not row["prompt"]]:
     raise ValueError(f"task environment: the first observation of seed {empty[0]} is empty, expected a text; set task.prompt_template")
   num_test = min(max(round(size * test_fraction), 1), size - 1)
   digest = hashlib.blake2b("\0".join(row["prompt"] for row in rows).encode(), digest_size=8)
   return Task(
     name="environment",
-    tokenizer=setup.tokenizer or ByteTokenizer(),
+    tokenizer=tokenizer,
     train=rows[:-num_test],
     test=rows[-num_test:],
-    demonstrations=(),
+    demonstrations=[row for row in rows[:-num_test] if row.get(LESSON)],
     rewards=(REWARD,),
     verifiers={REWARD: environment_reward},
     fingerprint=digest.hexdigest(),

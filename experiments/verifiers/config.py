@@ -1,0 +1,52 @@
+"""Environments of the package verifiers, as they are, for a policy that reads bytes.
+
+Command: python -m jaxrl_llm.main --config=experiments/verifiers/config.py:reverse_text
+
+Hardware: 2 CPU cores.
+
+`reverse_text` reads the texts that `python -m experiments.verifiers.words runs/verifiers/words`
+writes. `scratchpad` needs no data. `alphabet_sort` and `hangman` load theirs from a hub.
+
+Score: `reverse_text` in docs/conversations.md; the others not yet measured.
+"""
+
+import json
+
+from configs import common
+
+ENVIRONMENTS = {
+  "reverse_text": dict(
+    id="reverse_text", taskset={"dataset_name": "runs/verifiers/words"}, size=320, tokens=48, turns=1,
+    warm=160, prompts=16, steps=32,
+  ),  # fmt: skip
+  "scratchpad": dict(id="scratchpad", taskset={}, size=20, tokens=136, turns=3, preset="nano", warm=150),
+  "alphabet_sort": dict(
+    id="alphabet_sort", taskset={"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}, size=192, tokens=560, turns=2,
+    preset="nano", warm=150,
+  ),  # fmt: skip
+  "hangman": dict(id="textarena", taskset={"game": "Hangman-v0"}, size=48, tokens=1400, turns=12, preset="nano", warm=60),
+}
+"""Environments by argument, with the settings of their data, and the sizes of a run."""
+
+
+def get_config(arg: str = "reverse_text"):
+  """Returns the config; `arg` is a key of `ENVIRONMENTS`."""
+  config, own = common.laptop("grpo", ""), ENVIRONMENTS[arg]
+  config.num_steps = own.get("steps", 16)
+  config.task.name, config.task.levels, config.task.size = "environment", None, own["size"]
+  config.environment.name = f"verifiers:{own['id']}"
+  config.environment.settings = json.dumps({"taskset": own["taskset"]})
+  config.environment.teacher = f"experiments.verifiers.teachers:{arg}"
+  config.environment.max_turns = own["turns"]
+  config.warm_start.num_steps, config.warm_start.batch_size = own.get("warm", 48), 32
+  config.warm_start.row_buckets = None
+  config.model.preset = own.get("preset", "tiny")
+  if config.model.preset == "nano":
+    config.warm_start.learning_rate = 1e-2
+  config.learner.learning_rate = 3e-3 if config.model.preset == "nano" else 3e-4
+  config.rollout.num_prompts, config.rollout.group_size = own.get("prompts", 8), 8
+  config.rollout.max_new_tokens = own["tokens"]
+  config.rollout.prompt_buckets = config.learner.row_tokens = config.learner.row_buckets = None
+  config.learner.updates_per_rollout = 2
+  config.eval.every, config.eval.num_prompts, config.eval.samples = config.num_steps, 16, 4
+  return config

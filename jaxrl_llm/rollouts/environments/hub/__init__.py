@@ -1,0 +1,1 @@
+"""Environments of the package verifiers, with their data, harness, tools and rewards."""

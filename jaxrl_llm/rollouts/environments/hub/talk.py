@@ -1,0 +1,254 @@
+"""One conversation of a foreign program: its requests are drawn, and its trace becomes tokens."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.messages import one_line
+from jaxrl_llm.pretrained.chat_messages import Messages, ToolCall, following_ids, opening_ids, split_calls
+from jaxrl_llm.rollouts.playing import Conversation, Draws, turn_seed
+from jaxrl_llm.serve import requests
+from jaxrl_llm.serve.requests import Engine
+from jaxrl_llm.text_types import Tokenizer, Turn
+from jaxrl_llm.types import StopReason
+
+_TOLERANCE = 1e-5
+
+
+class Refused(Exception):
+  """A request that is not drawn, because the conversation is over. Its text is for the program."""
+
+
+class Drawn(NamedTuple):
+  """What the program is told of a turn.
+
+  Attributes:
+    prompt: Ids that the policy read.
+    tokens, logprobs: Ids that it drew, with their log-probabilities.
+    text: Text of the turn without calls of tools.
+    calls: Calls of tools.
+    stopped: Whether it ended its turn by itself.
+    is_bridged: Whether it read exactly the ids so far, and then the new messages.
+  """
+
+  prompt: list[int]
+  tokens: list[int]
+  logprobs: list[float]
+  text: str
+  calls: list[ToolCall]
+  stopped: bool
+  is_bridged: bool
+
+
+class Table(NamedTuple):
+  """What the conversations of a batch share.
+
+  Attributes:
+    engine: Engine that draws.
+    draws: Settings of the draws.
+    salt: Salt of the requests.
+    tokenizer: The task's tokenizer.
+    max_turns: Largest number of the policy's turns.
+    max_turn_tokens: Largest number of tokens of a turn; None for the rest of the budget.
+  """
+
+  engine: Engine
+  draws: Draws
+  salt: str
+  tokenizer: Tokenizer
+  max_turns: int
+  max_turn_tokens: int | None = None
+
+
+class Talk:
+  """A conversation in progress. All of it belongs to the thread of the event loop.
+
+  Attributes:
+    traces: Traces that verifiers has begun for it.
+    failed: Cause and line, as a pair, if it cannot be learned from; else None.
+    is_cut: Whether a turn or the budget was cut.
+    is_open: Whether a turn is being drawn.
+    idle_since: Time at which the program had its last answer.
+    broken: Error of the engine; None if it works.
+  """
+
+  def __init__(self, sequence: int, seed: int, table: Table):
+    self.sequence, self.seed, self.table = sequence, seed, table
+    self.prompt: list[int] = []
+    self.tokens: list[int] = []
+    self.logprobs: list[float] = []
+    self.written: list[bool] = []
+    self.turns: list[Turn] = []
+    self.tools: Messages = ()
+    self.traces: list[Any] = []
+    self.reason = StopReason.LENGTH
+    self.failed: tuple[str, str] | None = None
+    self.is_cut = self.is_open = False
+    self.cached = self.computed = 0
+    self.idle_since = time.monotonic()
+    self.broken: BaseException | None = None
+
+  def fail(self, cause: str, line: str) -> None:
+    """Says why the conversation cannot be learned from; the first reason counts."""
+    self.failed = self.failed or (cause, f"the environment: {line}")
+
+  async def draw(self, messages: Messages, tools: Messages, known: list[int] | None, num_new: int, limit: int | None) -> Drawn:
+    """Draws a turn.
+
+    Args:
+      messages: All messages of the conversation, as the program sends them.
+      tools: Tools that it offers.
+      known: Ids of the conversation up to its last turn, as verifiers knows them; None if the
+        messages do not continue it.
+      num_new: Number of messages behind them.
+      limit: Number of tokens that the program wants at most; None for any.
+
+    Raises:
+      Refused: If the conversation is over.
+    """
+    if self.failed or self.is_cut or self.is_open or self.broken:
+      if self.is_open:
+        self.fail("rewritten", "it asked for two turns at once")
+      raise Refused("maximum context length: the conversation is over")
+    if len(self.turns) == self.table.max_turns:
+      self._cut("max_turns")
+    draws, tokenizer = self.table.draws, self.table.tokenizer
+    try:
+      reply = self._reply(messages, tools, known, num_new)
+    except ValueError as error:
+      self.fail("raised", one_line(error))
+      raise Refused(one_line(error)) from error
+    if not self.turns and len(self.prompt) > draws.prompt_tokens:
+      self.fail("too_long", f"found a prompt of {len(self.prompt)} tokens, expected at most {draws.prompt_tokens} (rollout.prompt_buckets)")
+      raise Refused("maximum context length")
+    room = draws.max_new_tokens - len(self.tokens) - len(reply)
+    if room < 1:
+      self._cut("max_total_tokens")
+    self._append(reply, [0.0] * len(reply), False)
+    for most in (self.table.max_turn_tokens, limit):
+      room = room if most is None else min(room, most)
+    drawn, before = await self._ask(room), [*self.prompt, *self.tokens]
+    self._append(drawn.tokens, drawn.logprobs, True)
+    self.cached, self.computed = self.cached + drawn.cached_tokens, self.computed + drawn.computed_tokens
+    stopped = drawn.reason == "stop"
+    if not stopped:
+      self._cut("max_output_tokens", is_refused=False)
+    else:
+      self.reason = StopReason.TOKEN if drawn.tokens[-1] in draws.stop_ids else StopReason.STRING
+    text = tokenizer.decode(drawn.tokens)
+    self.turns.append(Turn(text, "", 0.0, len(self.tokens) - 1))
+    content, calls = split_calls(text, tools)
+    return Drawn(before, list(drawn.tokens), list(drawn.logprobs), content, calls if stopped else [], stopped, len(self.turns) > 1)
+
+  def _reply(self, messages: Messages, tools: Messages, known: list[int] | None, num_new: int) -> list[int]:
+    """Returns the ids behind those so far; for the first turn none, and it sets the prompt."""
+    if not self.turns:
+      self.prompt, self.tools = opening_ids(messages, tools, self.table.tokenizer), tools
+      return []
+    new = messages[len(messages) - num_new :]
+    continues = known == [*self.prompt, *self.tokens] and tools == self.tools
+    if not continues or not new or any(message["role"] in ("assistant", "system") for message in new):
+      self.fail("rewritten", f"turn {len(self.turns) + 1} does not continue the conversation that the policy has read and written")
+      raise Refused("this policy continues one conversation, to which only messages of tools and of the user are added")
+    text = "\n".join(str(message.get("content") or "") for message in new)
+    self.turns[-1] = self.turns[-1]._replace(reply=text)
+    return following_ids(new, self.table.tokenizer, is_ended=self.reason == StopReason.TOKEN)
+
+  def _cut(self, condition: str, *, is_refused: bool = True) -> None:
+    """Ends the conversation as verifiers' own limits do: its program may fail, and it is scored."""
+    self.is_cut = True
+    if is_refused:
+      self.traces[-1].stop(condition)
+      raise Refused("maximum context length")
+
+  def _append(self, ids: Sequence[int], logprobs: Sequence[float], is_own: bool) -> None:
+    self.tokens += ids
+    self.logprobs += logprobs
+    self.written += [is_own] * len(ids)
+
+  async def _ask(self, room: int) -> requests.Completion:
+    draws = self.table.draws
+    request = requests.Request(
+      [*self.prompt, *self.tokens],
+      room,
+      temperature=draws.temperature,
+      top_k=draws.top_k,
+      top_p=draws.top_p,
+      stop_ids=draws.stop_ids,
+      stops=draws.stops,
+      seed=turn_seed(self.seed, len(self.turns)),
+      salt=self.table.salt,
+    )
+    self.is_open, handle = True, None
+    try:
+      while handle is None:
+        try:
+          handle = self.table.engine.submit(request)
+        except requests.QueueFull:
+          await asyncio.sleep(0.05)
+      drawn = await asyncio.wrap_future(handle.completion)
+      if drawn.reason == "aborted":
+        raise RuntimeError("the decoding engine was closed while conversations were drawn")
+      return drawn
+    except asyncio.CancelledError:
+      if handle is not None:
+        handle.abort()
+      raise
+    except FloatingPointError as error:
+      self.failed = self.failed or ("not_finite", f"the policy: {one_line(error)}")
+      raise Refused(one_line(error)) from error
+    # What is wrong with the engine concerns all conversations.
+    except BaseException as error:
+      self.broken = error
+      raise Refused(one_line(error)) from error
+    finally:
+      self.is_open, self.idle_since = False, time.monotonic()
+
+  def finished(self, episode: Any) -> Conversation:
+    """Returns the conversation of an episode that has ended, or of None if it was given up."""
+    if not self.failed:
+      self._judge(episode)
+    if self.tokens and not self.written[-1]:  # A reply behind which nothing was drawn.
+      keep = self.turns[-1].end + 1
+      self.tokens, self.logprobs, self.written = self.tokens[:keep], self.logprobs[:keep], self.written[:keep]
+    budget = self.table.draws.prompt_tokens
+    reason = StopReason.ABORTED if self.failed else StopReason.LENGTH if self.is_cut else self.reason
+    return Conversation(
+      self.sequence, self.prompt[:budget], self.tokens, self.logprobs, self.written, tuple(self.turns), reason, self.failed,
+      self.cached, self.computed,
+    )  # fmt: skip
+
+  def _judge(self, episode: Any) -> None:
+    """Takes the reward of an episode, or says why it has none."""
+    trace = self.traces[-1] if self.traces else None
+    errors = [*episode.errors, *(trace.errors if trace else ())]
+    if episode.is_timeout or (trace is not None and trace.is_timeout):
+      return self.fail("timeout", "it exceeded a time limit of its own")
+    if not episode.ok:
+      cause = "too_long" if self.is_cut else "raised"
+      last = f"{errors[-1].type}: {errors[-1].message}" if errors else "it did not finish"
+      return self.fail(cause, one_line(("it failed when its conversation reached its budget; " if self.is_cut else "") + last))
+    if len(self.traces) != 1 or not self.turns:
+      return self.fail("rewritten", f"found {len(self.traces)} conversations of {len(self.turns)} turns, expected one of at least one turn")
+    self._check_tokens(trace)
+    if not math.isfinite(trace.reward):
+      return self.fail("not_finite", f"found the reward {trace.reward}, expected a finite number")
+    self.is_cut = self.is_cut or trace.is_truncated
+    self.turns[-1] = self.turns[-1]._replace(reward=float(trace.reward))
+
+  def _check_tokens(self, trace: Any) -> None:
+    """Checks that a trace holds what was drawn, token by token."""
+    drawn, branches = [*self.prompt, *self.tokens], trace.branches
+    if len(branches) != 1:
+      return self.fail("rewritten", f"found {len(branches)} branches of the conversation, expected one")
+    ids, own = branches[0].token_ids, branches[0].sampled_mask
+    mask = [False] * len(self.prompt) + self.written
+    if ids != drawn or own != mask:
+      return self.fail("rewritten", f"its trace holds {len(ids)} ids, and {len(drawn)} were read and drawn, which are not the same")
+    apart = np.abs(np.subtract(branches[0].logprobs, [0.0] * len(self.prompt) + self.logprobs)).max(initial=0.0)
+    if not apart <= _TOLERANCE:
+      self.fail("rewritten", f"its trace's log-probabilities differ by {apart:.3g} from those drawn, expected at most {_TOLERANCE:g}")
