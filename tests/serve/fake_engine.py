@@ -83,7 +83,7 @@ class FakeEngine:
       self._changed.notify()
 
   def update(self, params, version):
-    raise AssertionError("nobody gives a service new weights")
+    raise AssertionError("a service gets no new weights")
 
   def close(self):
     """Ends the loop."""
