@@ -22,18 +22,16 @@ FLOORS = (
   ("types", "advantages", "pretrained"),
   ("segments", "tasks", "devices"),
   ("objectives", "models", "sampler"),
-  ("rewards", "learner", "serve"),
+  ("rewards", "learner", "engine"),
   ("evaluation", "rollouts"),
   ("config",),
   ("workdir",),
   ("report",),
   ("run",),
-  ("train", "evaluate", "export"),
+  ("train", "evaluate", "export", "serve"),
   ("main",),
 )
 RANKS = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
-# A room's command may open what lies below the room, such as a run's checkpoint.
-COMMANDS = {"serve/__main__.py": "evaluate"}
 
 # Only these rooms, and these files of other rooms, see a whole ConfigDict.
 CONFIG_ROOMS = ("config", "evaluate", "export", "main", "run", "train")
@@ -147,7 +145,7 @@ def subprocess_env() -> dict[str, str]:
 def test_rooms_import_only_rooms_above_them():
   problems = []
   for path in package_files():
-    room = COMMANDS.get(path.relative_to(PACKAGE).as_posix(), room_of(path))
+    room = room_of(path)
     if room and room not in RANKS:
       problems.append(f"{where(path)}: the room `{room}` has no place in FLOORS")
       continue

@@ -11,7 +11,6 @@ seconds of both and the tokens that pass through the model, padding included.
 
 import argparse
 import importlib
-import json
 import pathlib
 import statistics
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks.reporting import lines, write_json
+from experiments.benchmarks.reporting import at_least_one, lines, report
 from jaxrl_llm import train
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts import conversations, rollout
@@ -75,6 +74,7 @@ def by_engine(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, flo
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
   """Runs both in turns and measures them."""
+  at_least_one(args, "warm_steps", "repeats")
   module, _, argument = args.config.partition(":")
   config = importlib.import_module(module.removesuffix(".py").replace("/", ".")).get_config(argument)
   config.log.tensorboard, config.log.num_table_rows = False, 0
@@ -142,17 +142,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--json", type=pathlib.Path, help="file for the results")
   args = parser.parse_args(argv)
-  try:
-    for name in ("warm_steps", "repeats"):
-      if getattr(args, name) < 1:
-        raise ValueError(f"--{name}: found {getattr(args, name)}, expected 1 or more")
-    result = measure(args)
-  except (ValueError, OSError, ImportError, json.JSONDecodeError) as error:
-    print(error, file=sys.stderr)
-    return 2
-  print(describe(result))
-  write_json(args.json, result)
-  return 0
+  return report(lambda: measure(args), describe, args.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Common parts of the benchmarks' reports: medians with ranges, peak memory, text lines, JSON."""
 
+import argparse
 import json
 import pathlib
 import statistics
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from experiments.benchmarks.engines import worker
@@ -65,6 +68,38 @@ def peak_memory(device, *, loaded_bytes: int | None, weight_bytes: int, temp_byt
 def lines(rows: dict[str, str]) -> str:
   """Formats rows of text, with their names in a column."""
   return "\n".join(f"{name:<13}{value}" for name, value in rows.items())
+
+
+def report(measure: Callable[[], dict[str, Any]], describe: Callable[[dict[str, Any]], str], path: pathlib.Path | None) -> int:
+  """Runs a benchmark and shows its results; the end of every command here.
+
+  Args:
+    measure: Function that runs the benchmark; bad input raises.
+    describe: Function from the results to lines of text.
+    path: File for the results; None for none.
+
+  Returns:
+    The exit status: 0, or 2 for bad input, which is told in one line.
+  """
+  try:
+    result = measure()
+  except (ValueError, OSError, ImportError) as error:
+    print(error, file=sys.stderr)
+    return 2
+  print(describe(result))
+  write_json(path, result)
+  return 0
+
+
+def at_least_one(args: argparse.Namespace, *names: str) -> None:
+  """Refuses arguments below 1.
+
+  Raises:
+    ValueError: If one is. One line, which names it.
+  """
+  for name in names:
+    if getattr(args, name) < 1:
+      raise ValueError(f"--{name}: found {getattr(args, name)}, expected 1 or more")
 
 
 def write_json(path: pathlib.Path | None, result: dict[str, Any]) -> None:

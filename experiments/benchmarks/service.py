@@ -31,13 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks.engines.job import DTYPES, left_padded
-from experiments.benchmarks.reporting import lines, write_json
+from experiments.benchmarks.reporting import at_least_one, lines, report
+from jaxrl_llm.engine.loop import DecodingEngine, make_engine
+from jaxrl_llm.engine.requests import Request
 from jaxrl_llm.models import Model, load_params, make_model, read_config
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.sampler import Requests, make_sampler
 from jaxrl_llm.serve import server
-from jaxrl_llm.serve.engine import DecodingEngine, make_engine
-from jaxrl_llm.serve.requests import Request
 from jaxrl_llm.types import Params
 
 
@@ -152,6 +152,7 @@ def call_service(url: str, bodies: Sequence[str], clients: int) -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
   """Runs all in turns and measures them."""
+  at_least_one(args, "clients", "requests", "prompt_tokens", "cap", "repeats")
   config = read_config(args.checkpoint)._replace(param_dtype=args.dtype, dtype=args.dtype)
   model = make_model(config)
   params = jax.block_until_ready(load_params(args.checkpoint, model))
@@ -231,17 +232,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--json", type=pathlib.Path, help="file for the results")
   args = parser.parse_args(argv)
-  try:
-    for name in ("clients", "requests", "prompt_tokens", "cap", "repeats"):
-      if getattr(args, name) < 1:
-        raise ValueError(f"--{name}: found {getattr(args, name)}, expected 1 or more")
-    result = measure(args)
-  except (ValueError, OSError, ImportError, json.JSONDecodeError) as error:
-    print(error, file=sys.stderr)
-    return 2
-  print(describe(result))
-  write_json(args.json, result)
-  return 0
+  return report(lambda: measure(args), describe, args.json)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import optax
 from experiments.benchmarks import roofline
 from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.train_job import Batch, TrainJob, add_flags, job_from, read_batch
-from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, spread, write_json
+from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, report, spread
 from jaxrl_llm import objectives
 from jaxrl_llm.devices.compiling import give_back_memory
 from jaxrl_llm.learner import packing
@@ -390,16 +390,13 @@ def main(argv: list[str] | None = None) -> int:
   add_flags(parser)
   parser.add_argument("--attention", choices=("auto", *BACKENDS), default="auto", help="attention of the model")
   args = parser.parse_args(argv)
-  try:
+
+  def run() -> dict[str, Any]:
     job = job_from(args)
     check(job)
-    result = measure(job, repeats=args.repeats, attention=args.attention)
-  except (ValueError, OSError, ImportError) as error:
-    print(error, file=sys.stderr)
-    return 2
-  print(describe(result))
-  write_json(args.json, result)
-  return 0
+    return measure(job, repeats=args.repeats, attention=args.attention)
+
+  return report(run, describe, args.json)
 
 
 if __name__ == "__main__":

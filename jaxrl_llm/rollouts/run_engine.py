@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.engine.loop import DecodingEngine
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing
-from jaxrl_llm.serve.engine import DecodingEngine
 from jaxrl_llm.types import Params
 
 

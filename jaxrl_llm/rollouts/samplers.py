@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.engine.programs import column_blocks
 from jaxrl_llm.models import Model, ModelConfig, lower_precision, ragged
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.image_slots import Room
@@ -30,7 +31,6 @@ from jaxrl_llm.sampler import (
   no_partial,
 )
 from jaxrl_llm.sampler.begin import num_rows
-from jaxrl_llm.serve.programs import column_blocks
 from jaxrl_llm.text_types import Tokenizer
 
 

@@ -13,22 +13,20 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxrl_llm.engine import requests
+from jaxrl_llm.engine.requests import Engine, Handle
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.conversations import Rules, after_turn, checked, raised, timed_out
 from jaxrl_llm.rollouts.environments import Reply
-from jaxrl_llm.rollouts.playing import Conversation, Job, turn_seed
-from jaxrl_llm.serve import requests
-from jaxrl_llm.serve.requests import Engine, Handle
+from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, Player, turn_seed
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import StopReason
-
-_PATIENCE_S = 0.1  # Time after which a caller that waits for conversations may look around.
 
 
 @dataclass(eq=False)
@@ -60,7 +58,7 @@ class _Talk:
   ended: bool = False
 
 
-class Talks:
+class Talks(Player):
   """A batch of conversations that are being played: a `Playing`, begun at once.
 
   Args:
@@ -71,15 +69,14 @@ class Talks:
   """
 
   def __init__(self, engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer):
+    super().__init__(len(job.seeds))
     self._engine, self._job, self._rules, self._tokenizer = engine, job, rules, tokenizer
     self._lock = threading.Lock()
     self._drawn: queue.SimpleQueue[tuple[_Talk, Future] | None] = queue.SimpleQueue()
-    self._finished: queue.SimpleQueue[Conversation | BaseException] = queue.SimpleQueue()
-    self._over = threading.Event()
     prompts = [prompt_ids(example, tokenizer) for example in job.examples]
     states = [rules.environment.reset(job.examples[i // job.group_size]) for i in range(len(job.seeds))]
     self._talks = [_Talk(i, prompts[i // job.group_size], state) for i, state in enumerate(states)]
-    self._num_left = self._num_to_hand_over = len(self._talks)
+    self._num_left = len(self._talks)
     self._waiting = deque(self._talks)
     for _ in range(min(rules.num_threads, len(self._talks))):
       self._start(self._work)
@@ -89,32 +86,6 @@ class Talks:
         self._begin()
     except Exception as error:
       self._fail(error)
-
-  def __iter__(self) -> Iterator[list[Conversation]]:
-    """Returns itself."""
-    return self
-
-  def __next__(self) -> list[Conversation]:
-    """Returns the conversations that have finished since the last call; see `Playing`."""
-    if not self._num_to_hand_over:
-      raise StopIteration
-    talks = []
-    try:
-      talks.append(self._finished.get(timeout=_PATIENCE_S))
-      while True:
-        talks.append(self._finished.get_nowait())
-    except queue.Empty:
-      pass
-    for talk in talks:
-      if isinstance(talk, BaseException):
-        self.close()
-        raise talk
-    self._num_to_hand_over -= len(talks)
-    return talks
-
-  def wait(self) -> None:
-    """Waits until all conversations have finished, or one error."""
-    self._over.wait()
 
   def close(self) -> None:
     """Gives up the conversations that have not finished."""
@@ -248,7 +219,7 @@ class Talks:
     The policy's programs run in the sandbox, which can be killed.
     """
     try:
-      while not self._over.wait(min(_PATIENCE_S, self._rules.timeout_s / 4)):
+      while not self._over.wait(min(PATIENCE_S, self._rules.timeout_s / 4)):
         for talk in self._talks:
           began = talk.began
           if began is not None:
@@ -258,7 +229,7 @@ class Talks:
 
   def _check(self, talk: _Talk, seconds: float) -> None:
     """Gives up a conversation if its environment has not replied for so long that it is late."""
-    if seconds > _PATIENCE_S:
+    if seconds > PATIENCE_S:
       self._make_room(talk)
     if seconds <= self._rules.timeout_s:
       return

@@ -20,6 +20,7 @@ from jaxrl_llm.config.check import environment_settings, given, row_problems, si
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.engine.loop import make_engine
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
@@ -41,7 +42,6 @@ from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, 
 from jaxrl_llm.rollouts.turns import Talks
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn
-from jaxrl_llm.serve.engine import make_engine
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.files.storage import IMAGES
 from jaxrl_llm.tasks.image_prompts import image_tokens, prompt_ids

@@ -1,1 +1,1 @@
-"""The sampler as a service: requests arrive at any time and share one decoding loop."""
+"""The decoding engine as a service over HTTP."""

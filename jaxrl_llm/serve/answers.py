@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.engine.requests import Completion, Piece
 from jaxrl_llm.serve.calls import Call, Served
-from jaxrl_llm.serve.requests import Completion, Piece
 from jaxrl_llm.serve.text import Spelling
 
 _REASONS = {"stop": "stop", "length": "length", "aborted": "abort"}

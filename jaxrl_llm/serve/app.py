@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
+from jaxrl_llm.engine.requests import Engine
 from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.serve import answers, calls, drawing
 from jaxrl_llm.serve.answers import CHAT, COMPLETION, Format
@@ -15,7 +16,6 @@ from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.drawing import State
 from jaxrl_llm.serve.exchange import Gone, header, read_body, refuse, reply, send_bytes
 from jaxrl_llm.serve.refusals import Refusal, broken, busy, hint
-from jaxrl_llm.serve.requests import Engine
 from jaxrl_llm.serve.text import make_spelling
 
 _MIB = 2**20

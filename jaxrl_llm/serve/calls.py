@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from jaxrl_llm.engine.requests import Limits, Request
 from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.pretrained.chat_template import ChatTemplate, render
 from jaxrl_llm.serve import fields
 from jaxrl_llm.serve.conversation import read_messages, with_options
 from jaxrl_llm.serve.refusals import Refusal, hint, wrong
-from jaxrl_llm.serve.requests import Limits, Request
 from jaxrl_llm.text_types import Tokenizer
 
 MAX_CHOICES = 128

@@ -8,13 +8,13 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Piece, QueueFull
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.serve import answers
 from jaxrl_llm.serve.answers import Format
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.exchange import Gone, encode, start
 from jaxrl_llm.serve.refusals import Refusal, broken, busy
-from jaxrl_llm.serve.requests import Completion, Engine, Handle, Piece, QueueFull
 from jaxrl_llm.serve.text import Spelling, TextStream
 
 _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-store"), ("x-content-type-options", "nosniff"))

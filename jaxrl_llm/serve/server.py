@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxrl_llm.engine.requests import Engine
 from jaxrl_llm.serve.app import App, Rules, make_app
 from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.chat_page import build_chat_page
-from jaxrl_llm.serve.requests import Engine
 from jaxrl_llm.text_types import Tokenizer
 
 _MISSING = "the service needs the package uvicorn: pip install 'jaxrl-llm[serve]'"

@@ -8,6 +8,10 @@ import time
 import numpy as np
 import pytest
 
+from jaxrl_llm.engine.loop import DecodingEngine, make_engine
+from jaxrl_llm.engine.pool import Pool
+from jaxrl_llm.engine.programs import make_programs
+from jaxrl_llm.engine.requests import Limits
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import gathering, playing
 from jaxrl_llm.rollouts.conversations import Rules
@@ -15,10 +19,6 @@ from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.playing import Conversation, Draws, Job
 from jaxrl_llm.rollouts.run_engine import EngineError, RunEngine
 from jaxrl_llm.rollouts.turns import Talks
-from jaxrl_llm.serve.engine import DecodingEngine, make_engine
-from jaxrl_llm.serve.pool import Pool
-from jaxrl_llm.serve.programs import make_programs
-from jaxrl_llm.serve.requests import Limits
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 from tests.rollouts.test_conversations import BUDGET, COUNTING, EXAMPLES, GROUP, STOPS, TOKENIZER, built, logprobs_of
@@ -286,7 +286,7 @@ def test_a_run_engine_compiles_nothing_twice():
 
 def test_narrow_programs_are_used_only_if_they_have_the_same_bits(engine_of, monkeypatch):
   reference, _ = drawn(begin(engine_of()))
-  monkeypatch.setattr("jaxrl_llm.serve.programs.narrow_widths", lambda slots, platform: (3,))
+  monkeypatch.setattr("jaxrl_llm.engine.programs.narrow_widths", lambda slots, platform: (3,))
   programs, calls = programs_of.__wrapped__(SIZE), []
 
   def noted(*args):

@@ -8,10 +8,10 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import server
-from jaxrl_llm.serve.requests import Completion, Handle, Limits, Piece, QueueFull, Request
 
 EOS = ByteTokenizer().eos_id
 LIMITS = Limits(context=256, requests=64)

@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from jaxrl_llm.engine.requests import Completion, Limits
 from jaxrl_llm.serve import answers, calls, fields
 from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.exchange import encode
 from jaxrl_llm.serve.refusals import Refusal
-from jaxrl_llm.serve.requests import Completion, Limits
 from tests.serve.fake_engine import ChatBytes
 
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from jaxrl_llm.engine.requests import Limits, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.serve import app
-from jaxrl_llm.serve.requests import Limits, Request
 from tests.serve.fake_engine import EOS, FakeEngine, ask, events_of, serving, wait_for
 
 GENERATE, CHAT, COMPLETION = "/inference/v1/generate", "/v1/chat/completions", "/v1/completions"

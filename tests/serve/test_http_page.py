@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from jaxrl_llm.engine.requests import Limits
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.serve.chat_page import build_chat_page
-from jaxrl_llm.serve.requests import Limits
 from tests.serve.browser import HAS_CHROMIUM, browsing
 from tests.serve.fake_engine import FakeEngine, serving, wait_for
 

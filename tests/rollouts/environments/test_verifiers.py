@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.config import check
+from jaxrl_llm.engine.requests import Completion, Handle, Limits
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, split_calls
@@ -16,7 +17,6 @@ from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import check_environment, make
 from jaxrl_llm.rollouts.playing import Draws, Job, to_rollouts, turn_seed
-from jaxrl_llm.serve.requests import Completion, Handle, Limits
 from jaxrl_llm.tasks.problem_set import Setup
 from jaxrl_llm.tasks.sets.environment import environment_task
 from jaxrl_llm.types import StopReason

@@ -1,21 +1,17 @@
 """Batches of conversations that verifiers holds, played on the engine."""
 
 import asyncio
-import queue
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.environments.hub.hub import Hub, abandon
 from jaxrl_llm.rollouts.environments.hub.talk import Table, Talk
-from jaxrl_llm.rollouts.playing import Conversation, Job
-
-_PATIENCE_S = 0.1
+from jaxrl_llm.rollouts.playing import Job, Player
 
 
-class Episodes:
+class Episodes(Player):
   """A batch of conversations that are being played: a `Playing`, begun at once.
 
   Args:
@@ -27,40 +23,13 @@ class Episodes:
   """
 
   def __init__(self, hub: Hub, table: Table, job: Job, *, timeout_s: float, at_once: int | None):
+    super().__init__(len(job.seeds))
     self._hub, self._timeout_s = hub, timeout_s
-    self._finished: queue.SimpleQueue[Conversation | BaseException] = queue.SimpleQueue()
-    self._over, self._lock = threading.Event(), threading.Lock()
+    self._lock = threading.Lock()
     self._talks = {i: Talk(i, seed, table) for i, seed in enumerate(job.seeds)}
-    self._num_to_hand_over = len(self._talks)
     indices = [job.examples[i // job.group_size]["seed"] for i in self._talks]
     self._all = asyncio.run_coroutine_threadsafe(self._play(indices, at_once), hub.loop)
     threading.Thread(target=self._watch, name="verifiers: watch", daemon=True).start()
-
-  def __iter__(self) -> Iterator[list[Conversation]]:
-    """Returns itself."""
-    return self
-
-  def __next__(self) -> list[Conversation]:
-    """Returns the conversations that have finished since the last call; see `Playing`."""
-    if not self._num_to_hand_over:
-      raise StopIteration
-    talks = []
-    try:
-      talks.append(self._finished.get(timeout=_PATIENCE_S))
-      while True:
-        talks.append(self._finished.get_nowait())
-    except queue.Empty:
-      pass
-    for talk in talks:
-      if isinstance(talk, BaseException):
-        self.close()
-        raise talk
-    self._num_to_hand_over -= len(talks)
-    return talks
-
-  def wait(self) -> None:
-    """Waits until all conversations have finished, or one error."""
-    self._over.wait()
 
   def close(self) -> None:
     """Gives up the conversations that have not finished."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.engine import requests
+from jaxrl_llm.engine.requests import Engine
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import Messages, ToolCall, following_ids, opening_ids, split_calls
 from jaxrl_llm.rollouts.playing import Conversation, Draws, turn_seed
-from jaxrl_llm.serve import requests
-from jaxrl_llm.serve.requests import Engine
 from jaxrl_llm.text_types import Tokenizer, Turn
 from jaxrl_llm.types import StopReason
 

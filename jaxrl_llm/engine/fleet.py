@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.devices.mesh import AXES, RULES, num_row_shards, param_shardings
+from jaxrl_llm.engine.loop import DecodingEngine, make_engine
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, QueueFull, Request
 from jaxrl_llm.models import Model, make_model
-from jaxrl_llm.serve.engine import DecodingEngine, make_engine
-from jaxrl_llm.serve.requests import Completion, Engine, Handle, Limits, Piece, QueueFull, Request
 from jaxrl_llm.types import Params
 
 _BLOCK, _TAILS = 16, 64  # Number of tokens of a block of `Whereabouts`, and of ends that it knows.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Integer
 
-from jaxrl_llm.serve.requests import Request
+from jaxrl_llm.engine.requests import Request
 
 
 def check_request(request: Request, *, vocab_size: int, context: int) -> Integer[np.ndarray, " n"]:

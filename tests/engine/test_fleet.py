@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings
+from jaxrl_llm.engine.fleet import Fleet, Whereabouts, make_engines
+from jaxrl_llm.engine.loop import make_engine
+from jaxrl_llm.engine.requests import Completion, Handle, Limits, QueueFull, Request
 from jaxrl_llm.models import make_model, preset
-from jaxrl_llm.serve.engine import make_engine
-from jaxrl_llm.serve.fleet import Fleet, Whereabouts, make_engines
-from jaxrl_llm.serve.requests import Completion, Handle, Limits, QueueFull, Request
 
 VOCAB, WAIT = 264, 120
 SIZES = dict(context=96, max_requests=24, chunk=8, spans=4, steps=4)

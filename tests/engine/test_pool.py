@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxrl_llm.serve.pool import Place, Pool
+from jaxrl_llm.engine.pool import Place, Pool
 
 A, B = np.arange(100, 120), np.arange(200, 220)
 

@@ -12,15 +12,15 @@ import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import CompileCounter
+from jaxrl_llm.engine.loop import _STOP_IDS, DecodingEngine, make_engine
+from jaxrl_llm.engine.pool import Pool
+from jaxrl_llm.engine.programs import make_programs
+from jaxrl_llm.engine.requests import Limits, QueueFull, Request
+from jaxrl_llm.engine.routes import Routes
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.sampler import make_sampler
 from jaxrl_llm.sampler.filters import REMOVED, make_filter
-from jaxrl_llm.serve.engine import _STOP_IDS, DecodingEngine, make_engine
-from jaxrl_llm.serve.pool import Pool
-from jaxrl_llm.serve.programs import make_programs
-from jaxrl_llm.serve.requests import Limits, QueueFull, Request
-from jaxrl_llm.serve.routes import Routes
 from tests.marks import few
 
 VOCAB, CONTEXT, CHUNK, SPANS, STEPS, WAIT = 264, 224, 8, 4, 4, 120

@@ -20,12 +20,12 @@ import numpy as np
 from jaxtyping import Int16, Integer
 
 from jaxrl_llm.devices.mesh import num_row_shards
+from jaxrl_llm.engine.checks import check_request
+from jaxrl_llm.engine.pool import Place, Pool
+from jaxrl_llm.engine.programs import NO_ID, Programs, Rows, make_programs, no_rows
+from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.engine.routes import Routes
 from jaxrl_llm.models import CACHE_DTYPES, Model
-from jaxrl_llm.serve.checks import check_request
-from jaxrl_llm.serve.pool import Place, Pool
-from jaxrl_llm.serve.programs import NO_ID, Programs, Rows, make_programs, no_rows
-from jaxrl_llm.serve.requests import Completion, Handle, Limits, Piece, QueueFull, Request
-from jaxrl_llm.serve.routes import Routes
 from jaxrl_llm.types import Params
 
 _STOP_IDS = 8  # Number of stop ids per request that the device knows. The host looks for all.
