@@ -19,8 +19,6 @@ CAUSES = {
   "memory": "it exceeded its memory limit",
   "died": "its process ended: a crash, an exit, or too much memory",
   "flooded": "it exceeded its output limit",
-  "rewritten": "its conversation is not one sequence of what was read and drawn",
-  "too_long": "its conversation does not fit",
 }
 """Causes of a failed reward.
 
