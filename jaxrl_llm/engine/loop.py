@@ -53,6 +53,7 @@ class _Open:
     request: What the caller asked for.
     prompt: Ids of the prompt.
     on_piece: Function that gets the tokens as they are drawn.
+    stops: Stop strings as bytes.
     future: Future of the completion.
     aborted: Whether the caller has aborted it.
     place: Place in the cache; None while it waits for a row.
@@ -68,6 +69,7 @@ class _Open:
   request: Request
   prompt: Integer[np.ndarray, " n"]
   on_piece: Callable[[Piece], None] | None
+  stops: tuple[bytes, ...] = ()
   future: "Future[Completion]" = field(default_factory=Future)
   aborted: bool = False
   place: Place | None = None
@@ -131,7 +133,7 @@ class DecodingEngine:
       raise ValueError(f"stops: found {request.stops!r}, expected none: the engine has no tokenizer")
     if request.stops:
       _ = self._token_bytes  # Raises here if tokens have no bytes of their own.
-    opened = _Open(request, prompt, on_piece)
+    opened = _Open(request, prompt, on_piece, tuple(stop.encode() for stop in request.stops))
     if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
       opened.kept = []
     opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
@@ -310,7 +312,7 @@ class DecodingEngine:
       columns = range(len(columns))
     drawn = jax.device_get(drawn)
     tokens, logprobs = drawn.tokens.T, drawn.logprobs.T
-    counts = np.sum(tokens != NO_ID, axis=1)
+    counts, finite = np.sum(tokens != NO_ID, axis=1), (np.isfinite(logprobs) | (tokens == NO_ID)).all(axis=1)
     self._stretches += 1
     for opened, column in zip(ready, columns, strict=True):
       count, row = int(counts[column]), opened.place.row
@@ -322,13 +324,13 @@ class DecodingEngine:
       opened.version = opened.version if opened.tokens else version
       opened.computed += count
       opened.drawn_at = self._stretches
-      self._hand_over(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist())
+      if finite[column]:
+        self._hand_over(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist())
+      else:
+        self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {version} are broken"))
 
   def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float]) -> None:
     """Gives a caller what its row has drawn, up to a stop."""
-    if not np.isfinite(logprobs).all():
-      self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {self._version} are broken"))
-      return
     kept, is_stopped = self._until_stop(opened, tokens)
     tokens, logprobs = tokens[:kept], logprobs[:kept]
     # Each of them was drawn by feeding the one before.
@@ -346,15 +348,14 @@ class DecodingEngine:
 
   def _until_stop(self, opened: _Open, tokens: list[int]) -> tuple[int, bool]:
     """Returns how many of the new tokens belong to the completion, and whether a stop ends it."""
-    request = opened.request
+    stop_ids = opened.request.stop_ids
     for i, token in enumerate(tokens):
-      if token in request.stop_ids:
+      if token in stop_ids:
         return i + 1, True
-      if request.stops:
+      if opened.stops:
         before = len(opened.text)
         opened.text += self._token_bytes[token] if token < len(self._token_bytes) else b""
-        encoded = [stop.encode() for stop in request.stops]
-        if any(opened.text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in encoded):
+        if any(opened.text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in opened.stops):
           return i + 1, True
     return len(tokens), False
 

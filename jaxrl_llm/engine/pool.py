@@ -82,8 +82,9 @@ class Pool:
   def _shared(self, tokens: Integer[np.ndarray, " n"], salt: str, version: int) -> Int[np.ndarray, " B"]:
     """Returns how many of the first tokens each row holds or is going to hold."""
     known = (self._salts == salt) & (self._versions == version)
-    differs = self._tokens[:, : len(tokens)] != tokens
-    equal = np.where(differs.any(axis=1), differs.argmax(axis=1), len(tokens)) if len(tokens) else np.zeros(len(known), np.int64)
+    differs = np.ones((len(known), len(tokens) + 1), bool)
+    np.not_equal(self._tokens[:, : len(tokens)], tokens, out=differs[:, :-1])
+    equal = differs.argmax(axis=1)
     return np.where(known, np.minimum(equal, np.maximum(self._planned, self.lengths)), 0)
 
   def has_computed(self, place: Place) -> bool:

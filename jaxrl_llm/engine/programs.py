@@ -221,9 +221,13 @@ def _abstract(shapes: PyTree, shardings: PyTree) -> PyTree:
 
 
 class _Drawing(NamedTuple):
-  """State of a stretch: steps so far, cache, each row's next token and budget, and the output."""
+  """State of a stretch: steps so far, cache, each row's next token and budget, and the output.
+
+  `idle` is the number of steps, summed over rows, since the rows that have ended did so.
+  """
 
   step: Int[Array, ""]
+  idle: Int[Array, ""]
   cache: PyTree
   tokens: Int[Array, " B"]
   budgets: Int[Array, " B"]
@@ -235,11 +239,14 @@ def _stretch(model: Model, nothing: Drawn, weights: PyTree, cache: PyTree, rows:
 
   Token t of a request is drawn with the key `fold_in(key(seed), t)`: what it draws depends on its
   seed and its own tokens, not on its row, its neighbours or the time.
+
+  The stretch ends early once rows that have ended have waited for as long as a step of all rows
+  takes, which is about what a return to the host costs.
   """
   keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1]))(jnp.asarray(rows.seeds))
 
   def is_needed(state: _Drawing) -> Bool[Array, ""]:
-    return (state.step < len(nothing.tokens)) & jnp.any(state.budgets > 0)
+    return (state.step < len(nothing.tokens)) & jnp.any(state.budgets > 0) & (state.idle < len(state.budgets))
 
   def advance(state: _Drawing) -> _Drawing:
     active = state.budgets > 0
@@ -254,9 +261,10 @@ def _stretch(model: Model, nothing: Drawn, weights: PyTree, cache: PyTree, rows:
       None if nothing.kept is None else jnp.packbits(filtered > REMOVED, axis=1),
     )
     drawn = jax.tree.map(lambda all_steps, own: all_steps.at[state.step].set(own), state.drawn, drawn)
-    return _Drawing(state.step + 1, cache, tokens, jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)), drawn)
+    idle = state.idle + jnp.sum((rows.budgets > 0) & ~active)
+    return _Drawing(state.step + 1, idle, cache, tokens, jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)), drawn)
 
   rows = Rows(*map(jnp.asarray, rows))
-  start = _Drawing(jnp.int32(0), cache, rows.tokens, rows.budgets, jax.tree.map(jnp.asarray, nothing))
+  start = _Drawing(jnp.int32(0), jnp.int32(0), cache, rows.tokens, rows.budgets, jax.tree.map(jnp.asarray, nothing))
   end = jax.lax.while_loop(is_needed, advance, start)
   return end.cache, end.drawn

@@ -204,7 +204,7 @@ def check_engine_fits(config: ConfigDict, model: Model, *, limit: int | None = N
   Raises:
     ValueError: If the cache does not fit. The message is like that of `check_fits`.
   """
-  rows, dtype = engine_sizes(config, mesh_lib.platform_of(model.mesh))["slots"], config.rollout.cache_dtype or model.config.dtype
+  rows, dtype = engine_sizes(config)["slots"], config.rollout.cache_dtype or model.config.dtype
   columns = engine_columns(config, model.mesh)
   needed = num_bytes(model.config, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=columns, dtype=dtype)
   limit = memory_limit(model.mesh.local_devices[0], model.mesh.local_mesh.size) if limit is None else limit
@@ -253,23 +253,22 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
     )
 
 
-def engine_sizes(config: ConfigDict, platform: str) -> dict[str, int]:
+def engine_sizes(config: ConfigDict) -> dict[str, int]:
   """Returns the sizes of the decoding engine that draws conversations, as `make_engine` takes them.
 
   A row holds a whole conversation. By default there is one for each of a step; those of a larger
-  evaluation wait for each other. Replies are short in short conversations, so chunks are too. On a
-  CPU, rows whose turns have ended cost as much as others, so stretches are short.
+  evaluation wait for each other. Replies are short in short conversations, so chunks are too.
   """
   section = config.rollout
   most, context = section.num_prompts * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
   chunk = min(max(1 << (context // 4).bit_length() - 1, 8), 32)
-  return dict(slots=min(section.slots or most, most), context=context, chunk=chunk, spans=256 // chunk, steps=4 if platform == "cpu" else 8)
+  return dict(slots=min(section.slots or most, most), context=context, chunk=chunk, spans=256 // chunk, steps=8)
 
 
 def engine_columns(config: ConfigDict, mesh: Mesh) -> int:
   """Returns the number of columns of the cache of the decoding engine that draws conversations."""
   platform = mesh_lib.platform_of(mesh)
-  return sum(column_blocks(engine_sizes(config, platform)["context"], platform))
+  return sum(column_blocks(engine_sizes(config)["context"], platform))
 
 
 def memory_limit(device: jax.Device, num_sharing: int) -> int | None:

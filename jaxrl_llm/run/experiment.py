@@ -385,7 +385,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
     talk: Rules of the conversations.
   """
   section = config.rollout
-  of_engine = engine_sizes(config, mesh_lib.platform_of(model.mesh))
+  of_engine = engine_sizes(config)
   player = partial(Talks, rules=talk, tokenizer=tokenizer) if talk.environment.player is None else talk.environment.player(talk, tokenizer)
   most = max(section.num_prompts * section.group_size, config.eval.batch_prompts * config.eval.samples)
   options = of_engine | dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer)

@@ -14,7 +14,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import CompileCounter
 from jaxrl_llm.engine.loop import _STOP_IDS, DecodingEngine, make_engine
 from jaxrl_llm.engine.pool import Pool
-from jaxrl_llm.engine.programs import make_programs
+from jaxrl_llm.engine.programs import NO_ID, make_programs, no_rows
 from jaxrl_llm.engine.requests import Limits, QueueFull, Request
 from jaxrl_llm.engine.routes import Routes
 from jaxrl_llm.models import make_model, preset
@@ -468,6 +468,17 @@ def test_stop_strings_need_a_tokenizer(engine_of):
   engine._tokenizer = None
   with pytest.raises(ValueError, match=r"^stops: found \('a',\), expected none: the engine has no tokenizer$"):
     engine.submit(Request([1], 1, stops=("a",)))
+
+
+def test_a_stretch_ends_once_ended_rows_have_waited_for_a_step_of_all():
+  model, params, _ = built("dense")
+  programs, rows = programs_of("dense", 4, False, False), no_rows(4, _STOP_IDS)
+  budgets = np.array([STEPS, 1, 1, 1], np.int32)
+  _, drawn = programs.stretch(programs.weights(params), programs.make_cache(), rows._replace(budgets=budgets))
+  # Three rows wait in the second step and in the third: 6 row steps, of 4 that may be lost.
+  assert np.sum(np.asarray(drawn.tokens) != NO_ID, axis=0).tolist() == [3, 1, 1, 1]
+  _, drawn = programs.stretch(programs.weights(params), programs.make_cache(), rows._replace(budgets=budgets * [1, 0, 0, 0]))
+  assert np.sum(np.asarray(drawn.tokens) != NO_ID, axis=0).tolist() == [STEPS, 0, 0, 0]  # Rows without work do not count.
 
 
 def test_settings_out_of_range_are_refused():
