@@ -41,6 +41,8 @@ def check_request(request: Request, *, vocab_size: int, context: int) -> Integer
       f"max_tokens: found {request.max_tokens} after a prompt of {len(tokens)} tokens, expected at most {context - len(tokens)}: "
       f"the context is {context}"
     )
+  if not 0 <= request.drawn < len(tokens):
+    raise ValueError(f"drawn: found {request.drawn}, expected 0 to {len(tokens) - 1}: a prompt of {len(tokens)} tokens")
   if not (math.isfinite(request.temperature) and request.temperature >= 0):
     raise ValueError(f"temperature: found {request.temperature}, expected 0 (the likeliest token) or a number above 0")
   if request.top_k < 0:

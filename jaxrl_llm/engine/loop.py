@@ -59,7 +59,7 @@ class _Open:
     place: Place in the cache; None while it waits for a row.
     copies: Whether it still has to copy a prefix from another row.
     tokens, logprobs: Completion so far.
-    text: Bytes of the completion so far, if it has stop strings.
+    text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
     kept: Ids that each token was drawn from; None if they are not recorded.
     cached, computed: Numbers of tokens; see `Completion`.
     version: Version of the weights that drew the first token.
@@ -134,6 +134,8 @@ class DecodingEngine:
     if request.stops:
       _ = self._token_bytes  # Raises here if tokens have no bytes of their own.
     opened = _Open(request, prompt, on_piece, tuple(stop.encode() for stop in request.stops))
+    if request.stops:
+      opened.text += b"".join(map(self._bytes_of, prompt[len(prompt) - request.drawn :].tolist()))
     if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
       opened.kept = []
     opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
@@ -176,6 +178,9 @@ class DecodingEngine:
       return [x or b"" for x in self._tokenizer.token_bytes()]
     except ValueError as error:
       raise ValueError(f"stops: {str(error).replace('rollout.stop_strings', 'it')}") from error
+
+  def _bytes_of(self, token: int) -> bytes:
+    return self._token_bytes[token] if token < len(self._token_bytes) else b""
 
   def _ids_with(self, stop: str) -> tuple[int, ...]:
     """Returns the ids whose bytes contain a stop string, which the device can look for."""
@@ -297,7 +302,7 @@ class DecodingEngine:
     for opened in ready:
       row, drawn = opened.place.row, len(opened.tokens)
       rows.tokens[row] = opened.tokens[-1] if drawn else opened.prompt[-1]
-      rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, drawn
+      rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, opened.request.drawn + drawn
       rows.budgets[row] = opened.request.max_tokens - drawn
     version, columns = self._version, [opened.place.row for opened in ready]
     if width is None:
@@ -354,7 +359,7 @@ class DecodingEngine:
         return i + 1, True
       if opened.stops:
         before = len(opened.text)
-        opened.text += self._token_bytes[token] if token < len(self._token_bytes) else b""
+        opened.text += self._bytes_of(token)
         if any(opened.text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in opened.stops):
           return i + 1, True
     return len(tokens), False

@@ -26,6 +26,8 @@ class Request(NamedTuple):
     stops: Texts that end the completion. Their last token is kept.
     seed: Seed of the draws. Equal requests with equal seeds draw equal tokens, whatever else runs.
     salt: Text that keeps cached prefixes apart: a request reads only those of its own salt.
+    drawn: Number of the last ids of `tokens` that an earlier request with this seed drew: its
+      completion goes on, also within a stop string.
   """
 
   tokens: Sequence[int]
@@ -37,6 +39,7 @@ class Request(NamedTuple):
   stops: tuple[str, ...] = ()
   seed: int = 0
   salt: str = ""
+  drawn: int = 0
 
 
 class Piece(NamedTuple):

@@ -323,6 +323,22 @@ def test_stop_ids_and_stop_strings_end_a_completion(engine_of):
   assert result.cached_tokens == 5 + at + 1
 
 
+def test_a_request_goes_on_where_another_one_was_cut(engine_of):
+  engine, request = engine_of(), Request(prompt(3, 5), 60, seed=3)
+  (whole,) = complete(engine, request)
+  at = next(i for i in range(9, 59) if max(whole.tokens[i : i + 2]) < 128 and whole.tokens.index(whole.tokens[i]) == i)
+  stop = bytes(whole.tokens[at : at + 2]).decode()
+  parts = [dict(), dict(stops=(stop,))]  # The text is cut in its midst.
+  rest = [
+    request._replace(tokens=[*request.tokens, *whole.tokens[: at + 1]], max_tokens=60 - at - 1, drawn=at + 1, salt=str(i), **settings)
+    for i, settings in enumerate(parts)
+  ]
+  to_the_end, to_the_stop = complete(engine_of(), *rest)
+  assert to_the_end.tokens == whole.tokens[at + 1 :] and to_the_end.reason == "length"
+  np.testing.assert_allclose(to_the_end.logprobs, whole.logprobs[at + 1 :], atol=1e-5)
+  assert to_the_stop.tokens == whole.tokens[at + 1 : at + 2] and to_the_stop.reason == "stop"
+
+
 def test_pieces_are_the_completion(engine_of):
   pieces = []
   result = engine_of().submit(Request([1, 2], 11), pieces.append).completion.result(WAIT)
@@ -448,6 +464,7 @@ REFUSALS = {
   "top_k: found -1": dict(top_k=-1),
   "seed: found 18446744073709551616": dict(seed=2**64),
   "seed: found -9223372036854775809": dict(seed=-(2**63) - 1),
+  "drawn: found 2, expected 0 to 1": dict(drawn=2),
   "stop_ids: found the id 999": dict(stop_ids=(999,)),
   "stops: found ''": dict(stops=("",)),
   "stops: found '.ud800'": dict(stops=("\ud800",)),
