@@ -59,6 +59,10 @@ class Job(NamedTuple):
     draws: Settings of the turns.
     at_once: Number of conversations that should be in progress at a time, because the engine keeps
       the keys and values of so many; None for all.
+    begun: Each conversation as far as an earlier step has got with it, `UNFINISHED` unless it has
+      ended; empty if all are new.
+    enough: Number of groups that must be complete. The others are cut then (see `cutting`), and
+      handed over as they are; None waits for all.
   """
 
   examples: Sequence[Mapping[str, Any]]
@@ -67,10 +71,12 @@ class Job(NamedTuple):
   salt: str
   draws: Draws
   at_once: int | None = None
+  begun: Sequence["Conversation"] = ()
+  enough: int | None = None
 
 
 class Conversation(NamedTuple):
-  """A finished conversation, token by token.
+  """A finished conversation, or one that was cut and goes on in the next step, token by token.
 
   Attributes:
     sequence: Number of the sequence in its batch, from 0; its prompt is number `sequence // G`.
@@ -84,12 +90,13 @@ class Conversation(NamedTuple):
     turns: The policy's turns with their replies and rewards; at least one, unless it failed before
       that. `Turn.end` is an index of `tokens`.
     reason: `TOKEN` or `STRING` if the conversation ended by itself, `LENGTH` if a turn, the budget
-      or the number of turns cut it, `ABORTED` if it failed.
+      or the number of turns cut it, `ABORTED` if it failed, `UNFINISHED` if it goes on.
     failed: Cause and line, as a pair, if the environment failed, which leaves the conversation
       without a reward; else None. Causes are those of `rewards.outcome.CAUSES`.
     cached_tokens: Number of prompt tokens, summed over turns, whose keys and values were already on
       the device.
     computed_tokens: Number of tokens that passed through the model.
+    discarded_tokens: Number of tokens that were drawn behind the cut, and thrown away.
   """
 
   sequence: int
@@ -102,6 +109,7 @@ class Conversation(NamedTuple):
   failed: tuple[str, str] | None = None
   cached_tokens: int = 0
   computed_tokens: int = 0
+  discarded_tokens: int = 0
 
 
 @runtime_checkable
@@ -109,7 +117,7 @@ class Playing(Protocol):
   """Conversations that are being played by other threads, also while no caller waits for them.
 
   Iterating yields lists of those that have finished since the last one, in any order, until all
-  have. An empty list means that none has finished for a while, so that the caller can do other
+  have, those last that were cut. An empty list means that none has finished for a while, so that the caller can do other
   things. An error of the engine is raised; one that concerns a single conversation is its `failed`.
   """
 
