@@ -87,8 +87,6 @@ _IGNORES_LAG = (
 REFUSALS: tuple[Refusal, ...] = (
   Refusal("num_steps", lambda c, x: c.num_steps > 0 and x.objective.imitates,
     "0, because this objective reads no reward: RL steps would learn nothing"),
-  Refusal("rollout.spare_prompts", lambda c, x: c.environment.name is not None and c.rollout.spare_prompts > 0,
-    "0, because environment.name is set: a step learns from all of its conversations"),
   Refusal("task.vary_shots", lambda c, x: c.task.vary_shots and not c.task.shots,
     "False, because task.shots=0: no prompt begins with solved problems"),
   Refusal("task.curriculum", lambda c, x: c.task.curriculum is not None and c.task.name == "mixture",

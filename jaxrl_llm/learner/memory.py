@@ -333,7 +333,7 @@ def sampling(
   """
   section, shards, options = config.rollout, mesh_lib.num_row_shards(mesh), []
   if engine_columns is not None:
-    most = section.num_prompts * section.group_size
+    most = (section.num_prompts + section.spare_prompts) * section.group_size
     rows, dtype = min(slots or section.slots or most, most), section.cache_dtype or shape.dtype
     cache = num_bytes(shape, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=engine_columns, dtype=dtype)
     return {"key-value cache": cache, "logits": 3 * rows * shape.vocab_size * 4}

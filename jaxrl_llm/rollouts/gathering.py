@@ -2,44 +2,98 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rewards.outcome import CallFn, call_here, grade
+from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped
 from jaxrl_llm.rollouts import conversations
 from jaxrl_llm.rollouts.playing import Conversation, Job, Playing, to_completion, to_rollouts
 from jaxrl_llm.rollouts.rollout import Drawn, pending, put
 from jaxrl_llm.rollouts.run_engine import as_engine_error
 from jaxrl_llm.text_types import Tokenizer
+from jaxrl_llm.types import StopReason
+
+
+class Gathered(NamedTuple):
+  """All conversations of a batch.
+
+  Attributes:
+    played: The conversations, in the order of their sequences.
+    graded: Rewards known so far; None if nothing was to be graded.
+    seconds: Time spent on grading while others were talking.
+  """
+
+  played: list[Conversation]
+  graded: Graded | None
+  seconds: float
 
 
 def gather(
-  playing: Playing,
-  job: Job,
-  tokenizer: Tokenizer,
-  *,
-  prompt_buckets: Sequence[int],
-  rewards: Sequence[WeightedReward] | None = None,
-  call: CallFn = call_here,
-  between: Callable[[], None] = lambda: None,
+  playing: Playing, job: Job, tokenizer: Tokenizer, *, prompt_buckets: Sequence[int], **options: Any
 ) -> tuple[Drawn, dict[str, float]]:
-  """Waits for the conversations of a batch.
+  """Waits for the conversations of a batch that learns from all of them.
 
   Args:
     playing: Conversations that are being played.
     job: What they are.
     tokenizer: The task's tokenizer.
     prompt_buckets: Numbers of prompt slots to choose from.
+    **options: Other arguments of `wait_for`.
+
+  Returns:
+    The rollouts in the order of the prompts, with the rewards known so far, and metrics.
+
+  Raises:
+    EngineError: If the engine has failed.
+  """
+  gathered = wait_for(playing, job, **options)
+  return drawn_of(gathered, job, tokenizer, np.arange(len(job.seeds)), prompt_buckets=prompt_buckets)
+
+
+def drawn_of(
+  gathered: Gathered, job: Job, tokenizer: Tokenizer, rows: Int[np.ndarray, " m"], *, prompt_buckets: Sequence[int]
+) -> tuple[Drawn, dict[str, float]]:
+  """Makes the rollouts of whole groups that have finished, and metrics.
+
+  Args:
+    gathered: All conversations of the batch.
+    job: What they are.
+    tokenizer: The task's tokenizer.
+    rows: Sequences of the groups.
+    prompt_buckets: Numbers of prompt slots to choose from.
+  """
+  examples = [job.examples[row // job.group_size] for row in rows[:: job.group_size]]
+  talks = [gathered.played[row]._replace(sequence=i) for i, row in enumerate(rows)]
+  rollouts, responses = to_rollouts(talks, examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
+  own = conversations.metrics(rollouts, responses) | token_metrics(gathered.played)
+  graded = gathered.graded
+  if graded is not None:
+    graded, own["perf/reward_overlap_s"] = mapped(lambda x: x[rows], graded), gathered.seconds
+  return Drawn(rollouts, responses, examples, graded), own
+
+
+def wait_for(
+  playing: Playing,
+  job: Job,
+  *,
+  rewards: Sequence[WeightedReward] | None = None,
+  call: CallFn = call_here,
+  between: Callable[[], None] = lambda: None,
+) -> Gathered:
+  """Waits for the conversations of a batch, those that are cut included.
+
+  Args:
+    playing: Conversations that are being played.
+    job: What they are.
     rewards: Terms of the reward, for which each conversation is graded as soon as it has finished,
       or a service is asked without waiting; None grades nothing here. The last ones are never
       graded here, since nothing is drawn meanwhile.
     call: Function that calls the reward terms.
     between: Function called about ten times a second or more; may raise, which gives up what has
       not finished.
-
-  Returns:
-    The rollouts in the order of the prompts, with the rewards known so far, and metrics.
 
   Raises:
     EngineError: If the engine has failed.
@@ -51,6 +105,7 @@ def gather(
     for finished in _parts(playing):
       between()
       played += finished
+      finished = [talk for talk in finished if talk.reason != StopReason.UNFINISHED]
       if rewards is None or not finished or len(played) == size:
         continue
       start = time.perf_counter()
@@ -65,9 +120,7 @@ def gather(
   except BaseException:
     playing.close()
     raise
-  rollouts, responses = to_rollouts(played, job.examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
-  own = conversations.metrics(rollouts, responses) | token_metrics(played)
-  return Drawn(rollouts, responses, job.examples, graded), own | ({} if rewards is None else {"perf/reward_overlap_s": seconds})
+  return Gathered(sorted(played, key=lambda talk: talk.sequence), graded, seconds)
 
 
 def _parts(playing: Playing) -> Iterator[list[Conversation]]:

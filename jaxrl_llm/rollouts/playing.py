@@ -264,4 +264,5 @@ def to_completion(talk: Conversation) -> Completion:
   """Returns a conversation as the rewards see it."""
   ids = tuple(int(token) for token, own in zip(talk.tokens, talk.written, strict=True) if own)
   stopped = talk.reason in (StopReason.TOKEN, StopReason.STRING)
-  return Completion(talk.turns[-1].text, ids, len(ids), stopped, talk.turns, talk.failed)
+  text = talk.turns[-1].text if talk.turns else ""  # None if it failed before its first turn.
+  return Completion(text, ids, len(ids), stopped, talk.turns, talk.failed)

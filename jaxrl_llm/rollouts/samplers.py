@@ -18,6 +18,7 @@ from jaxrl_llm.models import Model, ModelConfig, lower_precision, ragged
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.rollouts import partial as partial_lib
+from jaxrl_llm.rollouts.carried_talks import NO_GROUPS, TalkGroups
 from jaxrl_llm.rollouts.gallery import abstract_shown
 from jaxrl_llm.sampler import (
   Requests,
@@ -48,7 +49,7 @@ class Samplers(NamedTuple):
   sample: SampleFn
   stream: StreamFn | None
   eval_sample: SampleFn
-  carried: partial_lib.Groups | None
+  carried: partial_lib.Groups | TalkGroups | None
 
 
 def make_samplers(
@@ -101,7 +102,7 @@ def make_samplers(
   )
   evaluating = common | dict(group_size=config.eval.samples, temperature=config.eval.temperature)
   carried, talks = None, turn_stops is not None
-  if section.spare_prompts:
+  if section.spare_prompts and not talks:
     experts = model.config.experts
     routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
     carried = partial_lib.no_groups(section.max_new_tokens, routes)
@@ -115,7 +116,7 @@ def make_samplers(
     sample=compiled_for(jax.jit(make_sampler(lowered, **training)), signatures),
     stream=stream,
     eval_sample=compiled_for(jax.jit(make_sampler(lowered, **evaluating)), eval_signatures),
-    carried=carried,
+    carried=NO_GROUPS if section.spare_prompts and talks else carried,
   )
 
 
@@ -260,7 +261,7 @@ def engine_sizes(config: ConfigDict) -> dict[str, int]:
   evaluation wait for each other. Replies are short in short conversations, so chunks are too.
   """
   section = config.rollout
-  most, context = section.num_prompts * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
+  most, context = (section.num_prompts + section.spare_prompts) * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
   chunk = min(max(1 << (context // 4).bit_length() - 1, 8), 32)
   return dict(slots=min(section.slots or most, most), context=context, chunk=chunk, spans=256 // chunk, steps=8)
 

@@ -367,7 +367,7 @@ def why_not_engine(config: ConfigDict, shape: ModelConfig, sampler_mesh: Mesh) -
 def batch_problems(config: ConfigDict, why_not: str | None) -> Iterator[str]:
   """Yields settings that conversations cannot have without the engine, and for which reason."""
   if why_not is not None:
-    for name in ("staleness", "report_every"):
+    for name in ("staleness", "report_every", "spare_prompts"):
       if config.rollout[name]:
         yield (
           f"config.rollout.{name}: found {config.rollout[name]}, expected 0, because the decoding engine cannot draw the conversations of "
@@ -387,7 +387,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
   section = config.rollout
   of_engine = engine_sizes(config)
   player = partial(Talks, rules=talk, tokenizer=tokenizer) if talk.environment.player is None else talk.environment.player(talk, tokenizer)
-  most = max(section.num_prompts * section.group_size, config.eval.batch_prompts * config.eval.samples)
+  most = max((section.num_prompts + section.spare_prompts) * section.group_size, config.eval.batch_prompts * config.eval.samples)
   options = of_engine | dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer)
   common = dict(
     max_new_tokens=section.max_new_tokens,

@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.evaluation import held_out, write_samples
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import conversations, dynamic_sampling, pipelining, rollout
+from jaxrl_llm.rollouts import carried_talks, conversations, dynamic_sampling, pipelining, rollout
 from jaxrl_llm.rollouts import partial as partial_lib
-from jaxrl_llm.rollouts.gathering import gather
+from jaxrl_llm.rollouts.gathering import drawn_of, gather, wait_for
+from jaxrl_llm.rollouts.playing import sequence_seeds
 from jaxrl_llm.rollouts.weight_sync import check_version
 from jaxrl_llm.run.saved_state import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.run.start import Run
@@ -54,7 +55,8 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     check_version(run.on_sampler, step, staleness=section.staleness)
   key = jax.random.fold_in(jax.random.fold_in(run.key, ROLLOUT), step)
   if experiment.talking is not None:
-    return pipelining.InFlight(run.record.rl_steps, talking(run, jax.random.fold_in(key, draw) if draw else key))
+    key = jax.random.fold_in(key, draw) if draw else key
+    return pipelining.InFlight(run.record.rl_steps, carrying_talks(run, key, step) if section.spare_prompts else talking(run, key))
   ask = partial(
     rollout.dispatch,
     experiment.sampler.stream or experiment.sampler.sample,
@@ -110,12 +112,16 @@ def streamed(run: Run, ask: Callable, step: int, examples: rollout.Examples | No
   return arrive
 
 
+def new_prompts(run: Run) -> list[Any]:
+  """Returns the prompts that a step begins beside the groups that it carries on."""
+  section = run.config.rollout
+  return [next(run.prompts)[0] for _ in range(section.num_prompts + section.spare_prompts - len(run.carried.examples))]
+
+
 def carrying(way: Callable[..., pipelining.ArriveFn], run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
   """Draws until enough groups are complete, starting with those carried over from the last step."""
   section = run.config.rollout
-  num_new = section.num_prompts + section.spare_prompts - len(run.carried.examples)
-  new = [next(run.prompts)[0] for _ in range(num_new)]
-  groups = partial_lib.join(run.carried, new, step=step, group_size=section.group_size)
+  groups = partial_lib.join(run.carried, new_prompts(run), step=step, group_size=section.group_size)
   arrive_all = way(run, ask, step, groups.examples, requests=partial_lib.requests(groups, num_groups=section.num_prompts))
 
   def arrive(between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, float]]:
@@ -147,13 +153,34 @@ def conversing(run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
 
 def talking(run: Run, key: PRNGKeyArray) -> pipelining.ArriveFn:
   """Draws conversations over the decoding engine, each at its own pace."""
-  section, experiment, examples = run.config.rollout, run.experiment, next(run.prompts)
-  talks = experiment.talking
-  job = talks.job(examples, key, group_size=section.group_size, draws=talks.train)
+  section, experiment, talks = run.config.rollout, run.experiment, run.experiment.talking
+  job = talks.job(next(run.prompts), key, group_size=section.group_size, draws=talks.train)
   playing = talks.engine.play(talks.play, job, sampler_params(run), run.record.rl_steps)
-  grading = dict(rewards=experiment.rewards, call=run.grader) if section.report_every else {}
-  gathering = dict(prompt_buckets=section.prompt_buckets, **grading)
+  gathering = dict(prompt_buckets=section.prompt_buckets, **grading(run))
   return lambda between: gather(playing, job, experiment.task.tokenizer, between=between, **gathering)
+
+
+def carrying_talks(run: Run, key: PRNGKeyArray, step: int) -> pipelining.ArriveFn:
+  """Draws conversations until enough groups are complete, starting with those carried over."""
+  section, experiment, talks = run.config.rollout, run.experiment, run.experiment.talking
+  new = new_prompts(run)
+  groups = carried_talks.join(run.carried, new, sequence_seeds(key, len(new) * section.group_size), step=step)
+  job = talks.job(groups.examples, key, group_size=section.group_size, draws=talks.train)
+  job = job._replace(seeds=groups.seeds, begun=groups.talks, enough=section.num_prompts)
+  playing = talks.engine.play(talks.play, job, sampler_params(run), run.record.rl_steps)
+
+  def arrive(between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, float]]:
+    gathered = wait_for(playing, job, between=between, **grading(run))
+    rows, run.carried = carried_talks.take(groups, gathered.played, num_groups=section.num_prompts)
+    drawn, metrics = drawn_of(gathered, job, experiment.task.tokenizer, rows, prompt_buckets=section.prompt_buckets)
+    return drawn, metrics | carried_talks.metrics(groups, gathered.played, rows, step=step)
+
+  return arrive
+
+
+def grading(run: Run) -> dict[str, Any]:
+  """Returns what conversations are graded with as they finish; nothing if they are not."""
+  return dict(rewards=run.experiment.rewards, call=run.grader) if run.config.rollout.report_every else {}
 
 
 def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:

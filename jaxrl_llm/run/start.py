@@ -13,7 +13,8 @@ from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
 from jaxrl_llm.rewards.grader import Grader
-from jaxrl_llm.rollouts import partial
+from jaxrl_llm.rollouts import carried_talks, partial
+from jaxrl_llm.rollouts.carried_talks import TalkGroups
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run import alarms
 from jaxrl_llm.run.experiment import Experiment, build_experiment, kl_coef_in_loss, make_grader
@@ -47,7 +48,7 @@ class Run:
   prompts: Any
   demonstrations: Any
   # Groups that the next RL step continues; None if every step waits for all groups.
-  carried: partial.Groups | None
+  carried: partial.Groups | TalkGroups | None
   record: Record
   checkpoints: checkpoint.Checkpoints
   writer: MetricWriter
@@ -73,7 +74,9 @@ class Run:
   def places(self) -> dict[str, Any]:
     """Returns the positions of the iterators, and the carried groups, as JSON."""
     demonstrations = self.demonstrations and self.demonstrations.get_state()
-    carried = None if self.carried is None else partial.to_json(self.carried)
+    carried = self.carried
+    if carried is not None:
+      carried = (carried_talks if isinstance(carried, TalkGroups) else partial).to_json(carried)
     return Data(self.prompts.get_state(), demonstrations, carried)._asdict()
 
 
@@ -154,7 +157,7 @@ class Data(NamedTuple):
 
   prompts: Any
   demonstrations: Any
-  carried: partial.Groups | None
+  carried: partial.Groups | TalkGroups | None
 
 
 def batch_sizes(config: ConfigDict) -> dict[str, int]:
@@ -193,5 +196,6 @@ def restored_data(config: ConfigDict, opened: Opened, data: Data) -> tuple[Data,
     if opened.record.warm_steps < config.warm_start.num_steps:
       again += shown_again
   if data.carried is not None:
-    data = data._replace(carried=partial.from_json(places["carried"], data.carried))
+    saved, holds_talks = places["carried"], isinstance(data.carried, TalkGroups)
+    data = data._replace(carried=carried_talks.from_json(saved) if holds_talks else partial.from_json(saved, data.carried))
   return data, again

@@ -1,0 +1,136 @@
+"""Groups of conversations that a step does not wait for and the next one continues.
+
+They are to conversations what `partial` is to single responses. A conversation keeps its tokens,
+with the log-probabilities of the policies that drew them, and its turns. The environment's state is
+not kept: the next step makes it again from the turns; see `turns`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxrl_llm.rollouts.playing import Conversation
+from jaxrl_llm.text_types import Turn
+from jaxrl_llm.types import StopReason
+
+
+class TalkGroups(NamedTuple):
+  """Prompts, oldest first, with their conversations so far: n groups of G.
+
+  Attributes:
+    examples: One task row per prompt.
+    talks: The n·G conversations.
+    seeds: Seed of each conversation, which it keeps.
+    steps: RL step in which each group was begun.
+  """
+
+  examples: list[Mapping[str, Any]]
+  talks: list[Conversation]
+  seeds: list[int]
+  steps: list[int]
+
+
+NO_GROUPS = TalkGroups([], [], [], [])
+"""What is carried into the first step."""
+
+
+def join(carried: TalkGroups, examples: Sequence[Mapping[str, Any]], seeds: Sequence[int], *, step: int) -> TalkGroups:
+  """Joins the groups carried into a step and, behind them, the new prompts that it begins.
+
+  `seeds` has one for each new conversation.
+  """
+  new = [Conversation(0, (), (), (), (), (), StopReason.UNFINISHED)] * len(seeds)
+  talks = [talk._replace(sequence=i) for i, talk in enumerate([*carried.talks, *new])]
+  return TalkGroups([*carried.examples, *examples], talks, [*carried.seeds, *seeds], [*carried.steps, *[step] * len(examples)])
+
+
+def take(groups: TalkGroups, played: Sequence[Conversation], *, num_groups: int) -> tuple[Int[np.ndarray, " m"], TalkGroups]:
+  """Separates the groups that a step learns from and those that it carries.
+
+  Args:
+    groups: Groups that were played.
+    played: Their conversations as they were handed over, in the order of their sequences.
+    num_groups: Number of groups that the step learns from.
+
+  Returns:
+    The rows to learn from, in whole groups with the oldest first, and the other groups, also oldest
+    first.
+
+  Raises:
+    ValueError: If fewer than `num_groups` groups are complete.
+  """
+  rows = np.arange(len(played)).reshape(len(groups.examples), -1)
+  complete = np.array([talk.reason != StopReason.UNFINISHED for talk in played])[rows].all(axis=1)
+  if complete.sum() < num_groups:
+    raise ValueError(f"rollouts: found {complete.sum()} complete groups of {len(complete)}, expected {num_groups} or more to learn from")
+  used = complete & (np.cumsum(complete) <= num_groups)
+  kept, indices = rows[~used].reshape(-1), np.flatnonzero(~used)
+  carried = TalkGroups(
+    [groups.examples[i] for i in indices],
+    [played[i] for i in kept],
+    [groups.seeds[i] for i in kept],
+    [groups.steps[i] for i in indices],
+  )
+  return rows[used].reshape(-1), carried
+
+
+def metrics(groups: TalkGroups, played: Sequence[Conversation], rows: Int[np.ndarray, " m"], *, step: int) -> dict[str, float]:
+  """Returns metrics of the age of the conversations that a step learns from, and of the cut.
+
+  Args:
+    groups: Groups that were played.
+    played: Their conversations as they were handed over, in the order of their sequences.
+    rows: Rows that `take` returned for them.
+    step: Current RL step.
+  """
+  group_size = len(played) // len(groups.examples)
+  ages = step - np.array(groups.steps)[rows[::group_size] // group_size]
+  return {
+    "rollout/carried_groups": float(np.sum(ages > 0)),
+    "rollout/carried_tokens": sum(len(groups.talks[i].tokens) for i in rows) / max(sum(len(played[i].tokens) for i in rows), 1),
+    "rollout/max_age": float(ages.max()),
+    "rollout/discarded_tokens": float(sum(talk.discarded_tokens for talk in played)),
+  }
+
+
+def to_json(groups: TalkGroups) -> dict[str, Any]:
+  """Converts groups to lists, for a checkpoint's record; JSON restores every bit."""
+  return {
+    "examples": [dict(example) for example in groups.examples],
+    "talks": [
+      {
+        "prompt": [int(x) for x in talk.prompt],
+        "tokens": [int(x) for x in talk.tokens],
+        "logprobs": [float(x) for x in talk.logprobs],
+        "written": [int(x) for x in talk.written],
+        "turns": [list(turn) for turn in talk.turns],
+        "reason": int(talk.reason),
+        "failed": talk.failed,
+      }
+      for talk in groups.talks
+    ],
+    "seeds": [int(seed) for seed in groups.seeds],
+    "steps": groups.steps,
+  }
+
+
+def from_json(saved: Mapping[str, Any]) -> TalkGroups:
+  """Inverts `to_json`."""
+  talks = []
+  for i, talk in enumerate(saved["talks"]):
+    turns = (Turn(text, tuple(reply) if isinstance(reply, list) else reply, reward, end) for text, reply, reward, end in talk["turns"])
+    talks.append(
+      Conversation(
+        i,
+        talk["prompt"],
+        talk["tokens"],
+        talk["logprobs"],
+        [bool(own) for own in talk["written"]],
+        tuple(turns),
+        StopReason(talk["reason"]),
+        talk["failed"] and tuple(talk["failed"]),
+      )
+    )
+  return TalkGroups(list(saved["examples"]), talks, list(saved["seeds"]), list(saved["steps"]))
