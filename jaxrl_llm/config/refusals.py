@@ -159,9 +159,6 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and min(c.checkpoint.every, c.num_steps) < 2,
     "0, because the first step and those after a checkpoint never lag: with checkpoint.every=1 or num_steps below "
     "2 no step would lag"),
-  Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.rollout.staleness > 0,
-    "0, because with rollout.staleness=1 a step is drawn before it is known which groups the previous step carries "
-    "over; or staleness=0"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.num_steps < 2,
     "0, because with num_steps below 2 no later step continues the spare groups: they would be lost"),
   Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and _lags(c),
@@ -169,7 +166,8 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and not x.estimator.compares_groups,
     "0, because this advantage.estimator does not compare the samples of a group: groups of equal reward teach as "
     "much as others"),
-  Refusal("rollout.report_every", lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0,
+  Refusal("rollout.report_every",
+    lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0 and c.environment.name is None,
     "0, because with rollout.staleness=1 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
     "or staleness=0"),
   Refusal("serving.layout", lambda c, x: c.serving.layout is not None and c.mesh.sampler > 0,

@@ -1,6 +1,9 @@
 """Conversations of a run over the decoding engine: drawn ahead, resumed, and ended with the run."""
 
+import random
+import string
 import threading
+import time
 
 import jax
 import numpy as np
@@ -10,6 +13,7 @@ from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.engine.loop import DecodingEngine
 from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.run_engine import EngineError
 from jaxrl_llm.run import experiment, learn
@@ -107,7 +111,50 @@ def test_an_error_of_the_engine_ends_the_run_in_one_line(tmp_path):
   assert engine_threads() == []
 
 
-@pytest.mark.parametrize("name", ["staleness", "report_every"])
-def test_what_needs_the_engine_is_refused_without_it(name, tmp_path):
-  with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found 1, expected 0, .* sampler has 2$"):
-    train.start_run(config_of({"rollout.staleness": 0, f"rollout.{name}": 1}), tmp_path)
+_delays = [0.0]  # Of `babbling`, in seconds.
+
+
+def babbling():
+  """Makes an environment of three turns that takes its time."""
+
+  def step(number, turn):
+    time.sleep(random.choice(_delays))
+    return number + 1, Reply(f" {number}{turn.text[-1:]}", reward=float(turn.num_tokens), done=number == 2)
+
+  return Environment(lambda row: 0, step)
+
+
+PARTIAL = {
+  "environment.name": "tests.run.test_talks:babbling", "rollout.stop_strings": tuple(string.ascii_lowercase), "rollout.num_prompts": 4,
+  "rollout.spare_prompts": 3, "rollout.report_every": 1, "environment.call_reward": None,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_conversations_go_on_in_the_next_step_whatever_the_delays(tmp_path, monkeypatch):
+  """Drawn ahead, graded as they finish and in parts, resumed, and at other paces."""
+  config, whole, broken = config_of(PARTIAL), tmp_path / "whole", tmp_path / "broken"
+  run_here(config, whole)
+
+  def dying(run, batch, step, update=learn.update):
+    if step == 4:
+      raise KeyError("killed")
+    return update(run, batch, step)
+
+  monkeypatch.setitem(globals(), "_delays", [0.0, 0.0, 0.01, 0.2])
+  with monkeypatch.context() as patch, pytest.raises(KeyError, match="killed"):
+    patch.setattr(learn, "update", dying)
+    run_here(config, broken)
+  run_here(config, broken)
+  names = ("rollout/tokens_sha256", "actor/loss", "actor/grad_norm", "critic/rewards/mean", "rollout/carried_tokens", "rollout/max_age")
+  for name in names:
+    assert column(broken, name) == column(whole, name), name
+  assert column(whole, "rollout/staleness") == [0, 1, 1, 0, 1] and min(column(whole, "rollout/carried_tokens")[3:]) > 0
+  assert max(column(whole, "conversation/turns/max")) == 3 and len(set(column(whole, "rollout/tokens_sha256"))) == 5
+  assert max(column(whole, "perf/reward_overlap_s")) > 0 and not any(column(broken, "conversation/failed"))
+
+
+@pytest.mark.parametrize("name, value", [("staleness", 1), ("report_every", 1), ("spare_prompts", 2)])
+def test_what_needs_the_engine_is_refused_without_it(name, value, tmp_path):
+  with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found {value}, expected 0, .* sampler has 2$"):
+    train.start_run(config_of({"rollout.staleness": 0, f"rollout.{name}": value}), tmp_path)
