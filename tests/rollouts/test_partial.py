@@ -238,6 +238,18 @@ def test_a_streamed_run_carries_the_same_groups(golden, tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_a_run_that_draws_ahead_carries_groups_and_resumes(tmp_path):
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  config = config_of(rollout__staleness=1)
+  run_here(config, whole)
+  shutil.copytree(whole, killed)
+  shutil.rmtree(killed / "checkpoints" / "5")
+  run_here(config, killed)
+  assert lines(killed) == lines(whole) and column(whole, "rollout/staleness") == [0, 1, 1, 0, 1]
+  assert min(column(whole, "rollout/carried_tokens")[3:]) > 0
+
+
+@pytest.mark.exhaustive
 def test_experts_and_their_routes_are_carried(tmp_path):
   config = config_of(model__preset="nano-moe", moe__replay="R3", learner__learning_rate=1e-30, num_steps=4, checkpoint__every=2)
   run_here(config, tmp_path)

@@ -82,7 +82,7 @@ def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
   assert engine_threads() == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_broken_and_resumed_run_equals_an_unbroken_one(lagging, tmp_path):
   def dying(run, batch, step, update=learn.update):
     if step == 4:
@@ -145,6 +145,8 @@ def test_conversations_go_on_in_the_next_step_whatever_the_delays(tmp_path, monk
   with monkeypatch.context() as patch, pytest.raises(KeyError, match="killed"):
     patch.setattr(learn, "update", dying)
     run_here(config, broken)
+  # Conversations that were in flight have been given up.
+  assert engine_threads() == []
   run_here(config, broken)
   names = ("rollout/tokens_sha256", "actor/loss", "actor/grad_norm", "critic/rewards/mean", "rollout/carried_tokens", "rollout/max_age")
   for name in names:
