@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.config import check
-from jaxrl_llm.engine.requests import Completion, Handle, Limits
+from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, split_calls
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
+from jaxrl_llm.rollouts import carried_talks
 from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import check_environment, make
 from jaxrl_llm.rollouts.playing import Draws, Job, to_rollouts, turn_seed
@@ -85,10 +86,14 @@ class Scripted:
 
   def submit(self, request, on_piece=None):
     self.requests.append(request)
-    ids = [*TOKENIZER.encode(self.say(TOKENIZER.decode(request.tokens))), TOKENIZER.eos_id]
-    kept, future = ids[: request.max_tokens], Future()
-    logprobs = np.random.default_rng(request.seed % 2**32).uniform(-3, 0, len(kept)).tolist()
-    future.set_result(Completion(kept, logprobs, "stop" if len(kept) == len(ids) else "length", 1, len(kept), 0))
+    before = request.tokens[: len(request.tokens) - request.drawn]
+    ids = [*TOKENIZER.encode(self.say(TOKENIZER.decode(before))), TOKENIZER.eos_id]
+    logprobs = np.random.default_rng(request.seed % 2**32).uniform(-3, 0, len(ids)).tolist()[request.drawn :]
+    kept, future = ids[request.drawn :][: request.max_tokens], Future()
+    ends = "stop" if len(kept) == len(ids) - request.drawn else "length"
+    if on_piece is not None:
+      on_piece(Piece(kept, logprobs[: len(kept)]))
+    future.set_result(Completion(kept, logprobs[: len(kept)], ends, 1, len(kept), 0))
     return Handle(future, lambda: None)
 
   def close(self):
@@ -146,6 +151,41 @@ def test_what_an_environment_does_wrong_costs_its_own_conversation(package, kind
   talks, *_ = play(package(kind, "one"), num=2, group_size=1, timeout_s=1.0)
   assert [talk.failed and talk.failed[0] for talk in talks] == [cause, None] and line in talks[0].failed[1]
   assert talks[0].reason == StopReason.ABORTED and talks[1].turns[-1].reward == 0.5
+
+
+def test_conversations_that_are_cut_go_on_in_the_next_step(package):
+  kinds = ("three", "one", "two", "three", "one", "two", "three")
+  settings, say = package(*kinds), lambda text: "ab" * (len(text) % 9) + "yes" * (len(text) % 2)
+  reference = play(settings, say, num=len(kinds), group_size=1, max_new_tokens=96)[0]
+  environment = make("verifiers:little-talk", settings=settings)
+  rows, engine, learned, in_midst = environment.problems(range(len(kinds))), Scripted(say), [], 0
+  player = environment.player(Rules(environment), TOKENIZER)
+  draws, carried, new = Draws(96, 64, stop_ids=TOKENIZER.stop_ids), carried_talks.NO_GROUPS, iter(rows)
+  for step in range(5):
+    examples = [next(new) for _ in range(3 - len(carried.examples))]
+    groups = carried_talks.join(carried, examples, [7 + row["seed"] for row in examples], step=step)
+    ends = [sum(reference[x["seed"]].written) - sum(talk.written) for x, talk in zip(groups.examples, groups.talks, strict=True)]
+    job = Job(groups.examples, 1, groups.seeds, "salt", draws, None, groups.talks, 1)
+    played = sorted((talk for part in player(engine, job) for talk in part), key=lambda talk: talk.sequence)
+    for talk, before, end, example in zip(played, groups.talks, ends, groups.examples, strict=True):
+      one = reference[example["seed"]]
+      assert sum(talk.written) == sum(before.written) + min(end, min(ends)) and talk.failed is None
+      assert talk.tokens == one.tokens[: len(talk.tokens)] and talk.logprobs == one.logprobs[: len(talk.tokens)]
+      if end <= min(ends):
+        assert (talk.turns, talk.reason, talk.prompt) == (one.turns, one.reason, one.prompt)
+      else:
+        assert talk.reason == StopReason.UNFINISHED and [x.text for x in talk.turns] == [x.text for x in one.turns[: len(talk.turns)]]
+        in_midst += bool(talk.turns) and talk.written[-1]
+    rows_learned, carried = carried_talks.take(groups, played, num_groups=1)
+    learned += [groups.examples[i]["seed"] for i in rows_learned]
+    carried = carried_talks.from_json(json.loads(json.dumps(carried_talks.to_json(carried))))
+  assert len(set(learned)) == 5 and in_midst
+  (talk,) = [talk for talk in carried.talks if talk.turns][:1]
+  at = carried.talks.index(talk)
+  other = talk._replace(sequence=0, tokens=[*talk.tokens[: talk.turns[0].end + 1], 65, *talk.tokens[talk.turns[0].end + 2 :]])
+  job = Job([carried.examples[at]], 1, carried.seeds[at : at + 1], "salt", draws, None, [other], 1)
+  (talk,) = [talk for part in player(engine, job) for talk in part]
+  assert talk.failed == ("rewritten", "the environment: asked again, it replied to turn 1 in another way")
 
 
 def test_a_problem_that_does_not_begin(package):

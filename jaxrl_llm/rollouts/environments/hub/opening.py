@@ -39,6 +39,7 @@ class Opening:
     self.index, self.teach = index, teach
     self.messages, self.tools, self.lesson = None, [], []
     self.traces, self.turns, self.failed, self.broken, self.is_open, self.idle_since = [], [], None, None, False, 0.0
+    self.is_parked = False
 
   def fail(self, cause: str, line: str) -> None:
     """Says why it has not begun."""

@@ -6,9 +6,11 @@ import time
 from typing import Any
 
 from jaxrl_llm.messages import one_line
+from jaxrl_llm.rollouts.cutting import Cutting, cut
 from jaxrl_llm.rollouts.environments.hub.hub import Hub, abandon
 from jaxrl_llm.rollouts.environments.hub.talk import Table, Talk
-from jaxrl_llm.rollouts.playing import Job, Player
+from jaxrl_llm.rollouts.playing import Conversation, Job, Player
+from jaxrl_llm.types import StopReason
 
 
 class Episodes(Player):
@@ -25,9 +27,22 @@ class Episodes(Player):
   def __init__(self, hub: Hub, table: Table, job: Job, *, timeout_s: float, at_once: int | None):
     super().__init__(len(job.seeds))
     self._hub, self._timeout_s = hub, timeout_s
-    self._lock = threading.Lock()
-    self._talks = {i: Talk(i, seed, table) for i, seed in enumerate(job.seeds)}
+    self._lock = threading.RLock()
+    self._cutting = Cutting(len(job.seeds), group_size=job.group_size, enough=job.enough or len(job.examples))
+    settings = dict(cutting=self._cutting, parked=self._park)
+    begun = job.begun or [None] * len(job.seeds)
+    self._all_talks = [Talk(i, seed, table, begun=begun[i], **settings) for i, seed in enumerate(job.seeds)]
+    self._done: dict[int, Conversation] = {}  # Those that have ended, and may yet be cut.
+    self._kept = list(self._all_talks)  # What has not been handed over.
+    self._talks = {talk.sequence: talk for talk in self._all_talks}
+    for talk in self._all_talks:
+      if talk.begun is not None and talk.begun.reason != StopReason.UNFINISHED:
+        del self._talks[talk.sequence]
+        counts = dict(cached_tokens=0, computed_tokens=0, discarded_tokens=0)
+        self._done[talk.sequence] = talk.begun._replace(sequence=talk.sequence, **counts)
+        self._cutting.end(talk.sequence, 0)
     indices = [job.examples[i // job.group_size]["seed"] for i in self._talks]
+    self._settle()
     self._all = asyncio.run_coroutine_threadsafe(self._play(indices, at_once), hub.loop)
     threading.Thread(target=self._watch, name="verifiers: watch", daemon=True).start()
 
@@ -39,16 +54,21 @@ class Episodes(Player):
     self._all.cancel()
 
   async def _play(self, indices: list[int], at_once: int | None) -> None:
-    gate = asyncio.Semaphore(at_once or len(indices))
+    gate = asyncio.Semaphore(at_once or max(len(indices), 1))
 
     async def play(talk: Talk, index: int) -> None:
       async with gate:
+        if self._cutting.bound == 0 and not (talk.begun and talk.begun.turns):
+          talk.park()
+          return
         try:
           episode = await self._hub.play(talk, index, self._timeout_s)
         # Environments are foreign code: any exception fails only their own sample.
         except Exception as error:
           talk.fail("raised", one_line(error))
           episode = None
+      if talk.is_parked:
+        return
       if talk.broken is not None:
         self._error(talk.broken)
       else:
@@ -59,17 +79,59 @@ class Episodes(Player):
         group.create_task(play(talk, index))
 
   def _hand_over(self, talk: Talk, episode: Any) -> None:
+    """Notes that a conversation has ended."""
     with self._lock:
       if self._talks.pop(talk.sequence, None) is None:
         return
-      is_last = not self._talks
-    try:
-      self._finished.put(talk.finished(episode))
-    # The caller must not wait for ever.
-    except Exception as error:
-      self._finished.put(error)
-    if is_last:
-      self._over.set()
+      try:
+        self._done[talk.sequence] = talk.finished(episode)
+      # The caller must not wait for ever.
+      except Exception as error:
+        self._error(error)
+        return
+      self._cutting.end(talk.sequence, talk.drawn)
+    self._settle()
+
+  def _park(self, talk: Talk) -> None:
+    """Notes that a conversation is to be cut."""
+    with self._lock:
+      if self._talks.pop(talk.sequence, None) is None:
+        return
+      self._cutting.park(talk.sequence)
+    self._settle()
+
+  def _settle(self) -> None:
+    """Hands over what no cut can reach any more, and at the cut all the rest."""
+    with self._lock:
+      if self._over.is_set():
+        return
+      bound, kept = self._cutting.bound, []
+      for talk in list(self._talks.values()):
+        if bound is not None and talk.drawn > bound and not talk.is_open:
+          talk.is_parked = True  # Whatever the program says next.
+          del self._talks[talk.sequence]
+          self._cutting.park(talk.sequence)
+      certain = self._cutting.certain([talk.drawn + talk.flying for talk in self._all_talks])
+      is_decided = self._cutting.is_decided
+      for talk in self._kept:
+        if (done := self._done.get(talk.sequence)) is not None and talk.drawn <= certain:
+          self._finished.put(done)
+        elif is_decided:
+          before = 0 if talk.begun is None else sum(talk.begun.written)
+          self._finished.put(cut(self._latest(talk), before + bound))
+        else:
+          kept.append(talk)
+      self._kept = kept
+      if is_decided:
+        self._over.set()
+
+  def _latest(self, talk: Talk) -> Conversation:
+    """Returns a conversation that goes on, as far as this step or an earlier one has got with it."""
+    latest, begun = talk.conversation(StopReason.UNFINISHED), talk.begun
+    if begun is None or len(latest.tokens) >= len(begun.tokens):
+      return latest
+    counts = dict(cached_tokens=latest.cached_tokens, computed_tokens=latest.computed_tokens)
+    return begun._replace(sequence=talk.sequence, discarded_tokens=0, **counts)
 
   def _error(self, error: BaseException) -> None:
     self._finished.put(error)

@@ -3,15 +3,16 @@
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.engine import requests
-from jaxrl_llm.engine.requests import Engine
+from jaxrl_llm.engine.requests import Engine, Piece
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import Messages, ToolCall, following_ids, opening_ids, split_calls
+from jaxrl_llm.rollouts.cutting import Cutting
 from jaxrl_llm.rollouts.playing import Conversation, Draws, turn_seed
 from jaxrl_llm.text_types import Tokenizer, Turn
 from jaxrl_llm.types import StopReason
@@ -74,10 +75,34 @@ class Talk:
     is_open: Whether a turn is being drawn.
     idle_since: Time at which the program had its last answer.
     broken: Error of the engine; None if it works.
+    drawn: Number of tokens that were drawn in this step.
+    flying: Number of tokens of the turn in progress that have been drawn.
+    is_parked: Whether the cut of the batch leaves nothing to do.
+
+  Args:
+    sequence: Number of the sequence in its batch.
+    seed: Seed of the sequence.
+    table: What the conversations share.
+    begun: The conversation as far as an earlier step has got with it; None for a new one. The
+      program is told its turns again, and must answer as it did.
+    cutting: Cut of the batch; None if there is none.
+    parked: Function that is told when the cut leaves nothing to do.
   """
 
-  def __init__(self, sequence: int, seed: int, table: Table):
+  def __init__(
+    self,
+    sequence: int,
+    seed: int,
+    table: Table,
+    *,
+    begun: Conversation | None = None,
+    cutting: Cutting | None = None,
+    parked: Callable[["Talk"], None] = lambda talk: None,
+  ):
     self.sequence, self.seed, self.table = sequence, seed, table
+    self.begun, self._cutting, self._parked = begun, cutting, parked
+    self.drawn = self.flying = 0
+    self.is_parked = False
     self.prompt: list[int] = []
     self.tokens: list[int] = []
     self.logprobs: list[float] = []
@@ -110,7 +135,7 @@ class Talk:
     Raises:
       Refused: If the conversation is over.
     """
-    if self.failed or self.is_cut or self.is_open or self.broken:
+    if self.failed or self.is_cut or self.is_open or self.broken or self.is_parked:
       if self.is_open:
         self.fail("rewritten", "it asked for two turns at once")
       raise Refused("maximum context length: the conversation is over")
@@ -128,21 +153,43 @@ class Talk:
     room = draws.max_new_tokens - len(self.tokens) - len(reply)
     if room < 1:
       self._cut("max_total_tokens")
+    tokens, logprobs, is_whole = self._earlier(reply)
     self._append(reply, [0.0] * len(reply), False)
-    for most in (self.table.max_turn_tokens, limit):
-      room = room if most is None else min(room, most)
-    drawn, before = await self._ask(room), [*self.prompt, *self.tokens]
-    self._append(drawn.tokens, drawn.logprobs, True)
-    self.cached, self.computed = self.cached + drawn.cached_tokens, self.computed + drawn.computed_tokens
-    stopped = drawn.reason == "stop"
+    before = [*self.prompt, *self.tokens]
+    self._append(tokens, logprobs, True)
+    stopped = is_whole
+    if not is_whole:
+      for most in (self.table.max_turn_tokens, limit):
+        room = room if most is None else min(room, most)
+      stopped = await self._ask(max(room - len(tokens), 1), len(tokens)) == "stop"
+      tokens, logprobs = self.tokens[len(before) - len(self.prompt) :], self.logprobs[len(before) - len(self.prompt) :]
     if not stopped:
       self._cut("max_output_tokens", is_refused=False)
     else:
-      self.reason = StopReason.TOKEN if drawn.tokens[-1] in draws.stop_ids else StopReason.STRING
-    text = tokenizer.decode(drawn.tokens)
+      self.reason = StopReason.TOKEN if tokens[-1] in draws.stop_ids else StopReason.STRING
+    text = tokenizer.decode(tokens)
     self.turns.append(Turn(text, "", 0.0, len(self.tokens) - 1))
     content, calls = split_calls(text, tools)
-    return Drawn(before, list(drawn.tokens), list(drawn.logprobs), content, calls if stopped else [], stopped, len(self.turns) > 1)
+    return Drawn(before, list(tokens), list(logprobs), content, calls if stopped else [], stopped, len(self.turns) > 1)
+
+  def _earlier(self, reply: list[int]) -> tuple[list[int], list[float], bool]:
+    """Returns what an earlier step has drawn of the current turn, and whether that is all of it."""
+    begun, start, number = self.begun, len(self.tokens), len(self.turns)
+    if begun is None or start >= len(begun.tokens):
+      return [], [], False
+    first, is_whole = start + len(reply), number < len(begun.turns)
+    stop = begun.turns[number].end + 1 if is_whole else len(begun.tokens)
+    is_same = list(begun.tokens[start:first]) == reply and not any(begun.written[start:first]) and all(begun.written[first:stop])
+    if not is_same or (not number and self.prompt != list(begun.prompt)):
+      what = f"replied to turn {number} in another way" if number else "began in another way"
+      self.fail("rewritten", f"asked again, it {what}")
+      raise Refused("the conversation is over")
+    return list(begun.tokens[first:stop]), list(begun.logprobs[first:stop]), is_whole
+
+  def park(self) -> None:
+    """Notes that the cut of the batch leaves nothing to do."""
+    self.is_parked = True
+    self._parked(self)
 
   def _reply(self, messages: Messages, tools: Messages, known: list[int] | None, num_new: int) -> list[int]:
     """Returns the ids behind those so far; for the first turn none, and it sets the prompt."""
@@ -170,8 +217,12 @@ class Talk:
     self.logprobs += logprobs
     self.written += [is_own] * len(ids)
 
-  async def _ask(self, room: int) -> requests.Completion:
+  async def _ask(self, room: int, own: int) -> str:
+    """Draws the rest of a turn, of which `own` tokens are there; returns why it ended."""
     draws = self.table.draws
+    if self._bound() is not None and self.drawn >= self._bound():
+      self.park()
+      raise Refused("the conversation goes on later")
     request = requests.Request(
       [*self.prompt, *self.tokens],
       room,
@@ -182,23 +233,39 @@ class Talk:
       stops=draws.stops,
       seed=turn_seed(self.seed, len(self.turns)),
       salt=self.table.salt,
+      drawn=own,
     )
-    self.is_open, handle = True, None
+    self.is_open, handle, self.flying = True, None, 0
+
+    def note(piece: Piece) -> None:
+      self.flying += len(piece.tokens)
+      if self._bound() is not None and self.drawn + self.flying >= self._bound() and handle is not None:
+        handle.abort()
+
     try:
       while handle is None:
         try:
-          handle = self.table.engine.submit(request)
+          handle = self.table.engine.submit(request, note)
         except requests.QueueFull:
           await asyncio.sleep(0.05)
       drawn = await asyncio.wrap_future(handle.completion)
+      self._append(drawn.tokens, drawn.logprobs, True)
+      self.cached, self.computed = self.cached + drawn.cached_tokens, self.computed + drawn.computed_tokens
+      self.drawn, self.flying = self.drawn + len(drawn.tokens), 0
+      if self._bound() is not None and self.drawn >= self._bound() + (drawn.reason != "aborted"):
+        self.park()  # Behind the cut.
+        raise Refused("the conversation goes on later")
       if drawn.reason == "aborted":
         raise RuntimeError("the decoding engine was closed while conversations were drawn")
-      return drawn
+      return drawn.reason
+    except Refused:
+      raise
     except asyncio.CancelledError:
       if handle is not None:
         handle.abort()
       raise
     except FloatingPointError as error:
+      self.drawn, self.flying = self.drawn + self.flying, 0  # The clock has seen them.
       self.failed = self.failed or ("not_finite", f"the policy: {one_line(error)}")
       raise Refused(one_line(error)) from error
     # What is wrong with the engine concerns all conversations.
@@ -208,6 +275,9 @@ class Talk:
     finally:
       self.is_open, self.idle_since = False, time.monotonic()
 
+  def _bound(self) -> int | None:
+    return None if self._cutting is None else self._cutting.bound
+
   def finished(self, episode: Any) -> Conversation:
     """Returns the conversation of an episode that has ended, or of None if it was given up."""
     if not self.failed:
@@ -215,12 +285,13 @@ class Talk:
     if self.tokens and not self.written[-1]:  # A reply behind which nothing was drawn.
       keep = self.turns[-1].end + 1
       self.tokens, self.logprobs, self.written = self.tokens[:keep], self.logprobs[:keep], self.written[:keep]
-    budget = self.table.draws.prompt_tokens
-    reason = StopReason.ABORTED if self.failed else StopReason.LENGTH if self.is_cut else self.reason
-    return Conversation(
-      self.sequence, self.prompt[:budget], self.tokens, self.logprobs, self.written, tuple(self.turns), reason, self.failed,
-      self.cached, self.computed,
-    )  # fmt: skip
+    return self.conversation(StopReason.ABORTED if self.failed else StopReason.LENGTH if self.is_cut else self.reason)
+
+  def conversation(self, reason: StopReason) -> Conversation:
+    """Returns the conversation as it is."""
+    prompt = self.prompt[: self.table.draws.prompt_tokens]
+    parts = map(list, (self.tokens, self.logprobs, self.written))
+    return Conversation(self.sequence, prompt, *parts, tuple(self.turns), reason, self.failed, self.cached, self.computed)
 
   def _judge(self, episode: Any) -> None:
     """Takes the reward of an episode, or says why it has none."""
