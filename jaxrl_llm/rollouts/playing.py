@@ -117,8 +117,9 @@ class Playing(Protocol):
   """Conversations that are being played by other threads, also while no caller waits for them.
 
   Iterating yields lists of those that have finished since the last one, in any order, until all
-  have, those last that were cut. An empty list means that none has finished for a while, so that the caller can do other
-  things. An error of the engine is raised; one that concerns a single conversation is its `failed`.
+  have, those last that were cut. An empty list means that none has finished for a while, so that
+  the caller can do other things. An error of the engine is raised; one that concerns a single
+  conversation is its `failed`.
   """
 
   def __iter__(self) -> Iterator[list[Conversation]]:

@@ -48,7 +48,7 @@ class _Talk:
     repeats: Whether the environment has yet to repeat the steps of the turns so far.
     holds: Whether it counts among those that are in progress at a time.
     ended: Whether it has finished, or the cut leaves nothing to do.
-    done: How it finished; None if it has not.
+    done: The conversation as it finished; None if it has not.
   """
 
   sequence: int
@@ -244,8 +244,7 @@ class Talks(Player):
     for number, turn in enumerate(talk.turns):
       if stepped is None:
         return True
-      reply, trouble = stepped
-      if trouble is not None:
+      if stepped[1] is not None:
         break
       while not talk.written[start]:
         start += 1

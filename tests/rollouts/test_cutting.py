@@ -1,4 +1,4 @@
-"""Conversations that are cut and go on in the next step: none is lost, and no delay changes a token."""
+"""Conversations that are cut and go on: none is lost, and no delay changes a token."""
 
 import json
 import random

@@ -292,9 +292,11 @@ def test_a_run_learns_from_an_environment(package, tmp_path):
   config.task.name, config.task.levels, config.task.size = "environment", None, 8
   config.environment.name = "verifiers:little-talk"
   config.environment.settings = package(*["one", "two"] * 4)
-  config.warm_start.num_steps, config.num_steps, config.eval.every = 0, 2, 2
+  config.warm_start.num_steps, config.num_steps, config.eval.every = 0, 3, 3
+  config.rollout.num_prompts, config.rollout.spare_prompts = 4, 2
+  config.rollout.stop_strings = tuple("abcdefghijklmnopqrstuvwxyz")
   config.rollout.max_new_tokens = 32
   config.rollout.prompt_buckets = config.learner.row_tokens = config.learner.row_buckets = None
   run_here(config, tmp_path)
   assert not any(column(tmp_path, "conversation/failed")) and max(column(tmp_path, "conversation/turns/max")) == 2
-  assert math.isfinite(column(tmp_path, "actor/loss")[-1])
+  assert math.isfinite(column(tmp_path, "actor/loss")[-1]) and max(column(tmp_path, "rollout/carried_tokens")) > 0

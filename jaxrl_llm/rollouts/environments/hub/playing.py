@@ -126,7 +126,7 @@ class Episodes(Player):
         self._over.set()
 
   def _latest(self, talk: Talk) -> Conversation:
-    """Returns a conversation that goes on, as far as this step or an earlier one has got with it."""
+    """Returns a conversation that goes on, as far as this or an earlier step has got with it."""
     latest, begun = talk.conversation(StopReason.UNFINISHED), talk.begun
     if begun is None or len(latest.tokens) >= len(begun.tokens):
       return latest
