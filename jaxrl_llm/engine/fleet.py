@@ -188,14 +188,17 @@ def _splitter(model: Model, params: Params, meshes: Sequence[Mesh]) -> Callable[
   """Returns the function from weights on the whole mesh to those on the meshes of the engines."""
   rules = {axis: "tensor" if over == "tensor" else None for axis, over in RULES.items()}
   shardings = lambda mesh: param_shardings(mesh, model.logical_axes, params, rules=rules)
-  gather, of_engines = jax.jit(lambda params: params, out_shardings=shardings(model.mesh)), [shardings(mesh) for mesh in meshes]
+  of_whole, of_engines = shardings(model.mesh), [shardings(mesh) for mesh in meshes]
+  gather = jax.jit(lambda params: params, out_shardings=of_whole)
 
   def part(x: jax.Array, sharding: jax.sharding.NamedSharding) -> jax.Array:
     held = {shard.device: shard.data for shard in x.addressable_shards}
     return jax.make_array_from_single_device_arrays(x.shape, sharding, [held[device] for device in sharding.addressable_devices])
 
+
   def parts(params: Params) -> list[Params]:
-    whole = gather(params)
+    is_whole = lambda x, sharding: isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+    whole = params if all(jax.tree.leaves(jax.tree.map(is_whole, params, of_whole))) else gather(params)
     return [jax.tree.map(part, whole, own) for own in of_engines]
 
   return parts

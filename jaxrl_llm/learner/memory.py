@@ -334,8 +334,9 @@ def sampling(
   section, shards, options = config.rollout, mesh_lib.num_row_shards(mesh), []
   if engine_columns is not None:
     most = (section.num_prompts + section.spare_prompts) * section.group_size
-    rows, dtype = min(slots or section.slots or most, most), section.cache_dtype or shape.dtype
+    rows, dtype = -(-min(slots or section.slots or most, most) // shards), section.cache_dtype or shape.dtype
     cache = num_bytes(shape, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=engine_columns, dtype=dtype)
+    cache /= min(mesh.shape["tensor"], shape.num_kv_heads)
     return {"key-value cache": cache, "logits": 3 * rows * shape.vocab_size * 4}
   width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
   for prompts, group in ((num_prompts, section.group_size), (config.eval.batch_prompts, config.eval.samples)):

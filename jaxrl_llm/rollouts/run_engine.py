@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.engine.loop import DecodingEngine
+from jaxrl_llm.engine.requests import Engine
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing
 from jaxrl_llm.types import Params
@@ -26,7 +26,7 @@ class RunEngine:
     make: Function `(params, version) -> engine`, which compiles it.
   """
 
-  def __init__(self, make: Callable[[Params, int], DecodingEngine]):
+  def __init__(self, make: Callable[[Params, int], Engine]):
     self._make, self._engine, self._version = make, None, None
     self._playing: Playing | None = None
     self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class RunEngine:
     Args:
       play: What plays them.
       job: Conversations to play.
-      params: Weights on the engine's device, read before this returns.
+      params: Weights on the engine's devices, read before this returns.
       version: Number that no other weights of the run have.
 
     Raises:
@@ -48,7 +48,7 @@ class RunEngine:
       self._playing = play(engine, job)
       return self._playing
 
-  def _with(self, params: Params, version: int) -> DecodingEngine:
+  def _with(self, params: Params, version: int) -> Engine:
     if self._engine is None:
       self._engine = self._make(params, version)
     elif version != self._version:

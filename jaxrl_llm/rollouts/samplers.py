@@ -195,19 +195,21 @@ def check_attention(config: ConfigDict, model: Model) -> None:
 
 
 def check_engine_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:
-  """Checks that the decoding engine's device can hold its cache, before anything is compiled.
+  """Checks that the decoding engine's devices can hold its cache, before anything is compiled.
 
   Args:
     config: The experiment's config.
-    model: Model on the sampler's mesh, of one device.
-    limit: Memory of the device in bytes; None asks the device.
+    model: Model on the sampler's mesh.
+    limit: Memory of each device in bytes; None asks the device.
 
   Raises:
     ValueError: If the cache does not fit. The message is like that of `check_fits`.
   """
   rows, dtype = engine_sizes(config)["slots"], config.rollout.cache_dtype or model.config.dtype
+  rows = -(-rows // mesh_lib.num_row_shards(model.mesh))
   columns = engine_columns(config, model.mesh)
   needed = num_bytes(model.config, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=columns, dtype=dtype)
+  needed //= min(model.mesh.shape["tensor"], model.config.num_kv_heads)
   limit = memory_limit(model.mesh.local_devices[0], model.mesh.local_mesh.size) if limit is None else limit
   if limit is not None and needed > limit:
     raise ValueError(

@@ -20,7 +20,7 @@ from jaxrl_llm.config.check import environment_settings, given, row_problems, si
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.engine.loop import make_engine
+from jaxrl_llm.engine.fleet import make_engines
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
@@ -355,8 +355,11 @@ def why_not_engine(config: ConfigDict, shape: ModelConfig, sampler_mesh: Mesh) -
   """Returns why the decoding engine cannot draw conversations; None if it can."""
   if jax.process_count() > 1:
     return f"it works in one process, and there are {jax.process_count()}"
-  if sampler_mesh.size > 1:
-    return f"it works on one device, and the sampler has {sampler_mesh.size}"
+  for axis in ("fsdp", "expert"):
+    if (count := sampler_mesh.shape[axis]) > 1:
+      return f"it holds all weights on each device, and they are spread over {count} ({axis})"
+  if (count := sampler_mesh.shape["context"]) > 1:
+    return f"it splits no prompts over devices, and mesh.context is {count}"
   if records_routes(config, shape):
     return "it records no routes of experts"
   if config.rollout.prompt_images:
@@ -380,7 +383,8 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
 
   Args:
     config: The experiment's config.
-    model: Model in the sampler's dtype, on the sampler's one device.
+    model: Model in the sampler's dtype, on the sampler's devices: an engine for each, or for each
+      `tensor` of them.
     tokenizer: The task's tokenizer.
     talk: Rules of the conversations.
   """
@@ -396,7 +400,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
     stops=(*section.stop_strings, *talk.environment.stops),
   )
   return Talking(
-    RunEngine(lambda params, version: make_engine(model, params, version=version, **options)),
+    RunEngine(lambda params, version: make_engines(model, params, version=version, **options)),
     player,
     Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, **common),
     Draws(temperature=config.eval.temperature, **common),

@@ -209,9 +209,10 @@ def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
 
 @pytest.mark.exhaustive
 def test_eight_devices_draw_the_conversations_of_two(tmp_path):
-  """The batch sampler draws them, because the engine works on one device."""
+  """The batch sampler draws them, because the weights are spread over the devices."""
   one, eight = (tmp_path / name for name in ("two", "eight"))
   changes = TOOLS | {"num_steps": 1, "eval.every": 1}
+  changes |= {"mesh.fsdp": 2}
   run_here(tiny_config("tools", changes), one, devices=2)
   run_here(tiny_config("tools", changes), eight, devices=8)
   assert column(one, "rollout/tokens_sha256") == column(eight, "rollout/tokens_sha256")

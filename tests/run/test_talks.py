@@ -156,7 +156,23 @@ def test_conversations_go_on_in_the_next_step_whatever_the_delays(tmp_path, monk
   assert max(column(whole, "perf/reward_overlap_s")) > 0 and not any(column(broken, "conversation/failed"))
 
 
+@pytest.mark.exhaustive
+def test_several_devices_draw_the_conversations_of_one(tmp_path):
+  """An engine for each of four devices, for each pair of four, and for two that only sample."""
+  changes = PARTIAL | {"rollout.spare_prompts": 4, "num_steps": 2, "eval.every": 2, "checkpoint.every": 2}
+  one = tmp_path / "one"
+  run_here(config_of(changes), one)
+  for number, own in enumerate([{}, {"mesh.tensor": 2}, {"mesh.sampler": 2}]):
+    run_here(config_of(changes | own), several := tmp_path / str(number), devices=4)
+    for name in ("rollout/tokens_sha256", "rollout/max_age", "conversation/turns/mean"):
+      assert column(one, name) == column(several, name), (own, name)
+    assert column(one, "eval/response_length/mean", "eval") == column(several, "eval/response_length/mean", "eval")
+    np.testing.assert_allclose(column(one, "actor/loss"), column(several, "actor/loss"), rtol=1e-4, atol=1e-5)
+  assert engine_threads() == []
+
+
 @pytest.mark.parametrize("name, value", [("staleness", 1), ("report_every", 1), ("spare_prompts", 2)])
 def test_what_needs_the_engine_is_refused_without_it(name, value, tmp_path):
-  with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found {value}, expected 0, .* sampler has 2$"):
-    train.start_run(config_of({"rollout.staleness": 0, f"rollout.{name}": value}), tmp_path)
+  changes = {"rollout.staleness": 0, f"rollout.{name}": value, "mesh.fsdp": 2}
+  with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found {value}, expected 0, .* spread over 2 .fsdp.$"):
+    train.start_run(config_of(changes), tmp_path)
