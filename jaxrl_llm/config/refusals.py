@@ -91,8 +91,6 @@ REFUSALS: tuple[Refusal, ...] = (
     "False, because task.shots=0: no prompt begins with solved problems"),
   Refusal("task.curriculum", lambda c, x: c.task.curriculum is not None and c.task.name == "mixture",
     "None, because the parts of a mixture have fixed weights"),
-  Refusal("moe.replay", lambda c, x: c.environment.name is not None and c.moe.replay == "R3",
-    "'R2', because environment.name is set: the sampler records no routes for tokens that it did not draw"),
   Refusal("environment.max_turn_tokens", lambda c, x: c.environment.name is None and bool(c.environment.max_turn_tokens),
     "None, because environment.name is None"),
   Refusal("environment.call_reward", lambda c, x: c.environment.name is None and bool(c.environment.call_reward),

@@ -5,11 +5,12 @@ with the log-probabilities of the policies that drew them, and its turns. The en
 not kept: the next step makes it again from the turns; see `turns`.
 """
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Int16
 
 from jaxrl_llm.rollouts.playing import Conversation
 from jaxrl_llm.text_types import Turn
@@ -108,6 +109,7 @@ def to_json(groups: TalkGroups) -> dict[str, Any]:
         "turns": [list(turn) for turn in talk.turns],
         "reason": int(talk.reason),
         "failed": talk.failed,
+        "routes": talk.routes if talk.routes is None else _to_text(talk.routes),
       }
       for talk in groups.talks
     ],
@@ -131,6 +133,16 @@ def from_json(saved: Mapping[str, Any]) -> TalkGroups:
         tuple(turns),
         StopReason(talk["reason"]),
         talk["failed"] and tuple(talk["failed"]),
+        routes=talk["routes"] and _from_text(*talk["routes"]),
       )
     )
   return TalkGroups(list(saved["examples"]), talks, list(saved["seeds"]), list(saved["steps"]))
+
+
+def _to_text(routes: Int16[np.ndarray, "S L K"]) -> tuple[list[int], str]:
+  """Returns the shape of routes, and their bytes in Base64, which are fewer than in lists."""
+  return list(routes.shape), base64.b64encode(routes.astype("<i2").tobytes()).decode()
+
+
+def _from_text(shape: Sequence[int], text: str) -> Int16[np.ndarray, "S L K"]:
+  return np.frombuffer(base64.b64decode(text), "<i2").astype(np.int16).reshape(shape)

@@ -84,6 +84,8 @@ def cut(talk: Conversation, num_written: int) -> Conversation:
   """
   positions = np.flatnonzero(talk.written)
   size = int(positions[num_written]) if num_written < len(positions) else len(talk.tokens)
+  # What was fed behind the last token that was drawn depends on how far the engine ran ahead.
+  fed = len(talk.prompt) + int(positions[num_written - 1]) if num_written else 0
   return talk._replace(
     tokens=talk.tokens[:size],
     logprobs=talk.logprobs[:size],
@@ -92,4 +94,5 @@ def cut(talk: Conversation, num_written: int) -> Conversation:
     reason=StopReason.UNFINISHED,
     failed=None,
     discarded_tokens=max(len(positions) - num_written, 0),
+    routes=None if talk.routes is None else talk.routes[:fed],
   )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Int16, PRNGKeyArray
 
 from jaxrl_llm.engine.requests import Engine
 from jaxrl_llm.tasks.image_prompts import prompt_ids
@@ -37,6 +37,8 @@ class Draws(NamedTuple):
     temperature, top_k, top_p: Settings of each turn; see `Request`.
     stop_ids: Ids that end a response.
     stops: Texts that end a response.
+    routes: Number of layers and of experts per token of the routes that the engine records, (L, K),
+      if rollouts are to have them; else None.
   """
 
   max_new_tokens: int
@@ -46,6 +48,7 @@ class Draws(NamedTuple):
   top_p: float = 1.0
   stop_ids: tuple[int, ...] = ()
   stops: tuple[str, ...] = ()
+  routes: tuple[int, int] | None = None
 
 
 class Job(NamedTuple):
@@ -97,6 +100,8 @@ class Conversation(NamedTuple):
       the device.
     computed_tokens: Number of tokens that passed through the model.
     discarded_tokens: Number of tokens that were drawn behind the cut, and thrown away.
+    routes: Experts that the first S ids of prompt and `tokens` visited when they were first fed to
+      the model; None if unknown.
   """
 
   sequence: int
@@ -110,6 +115,7 @@ class Conversation(NamedTuple):
   cached_tokens: int = 0
   computed_tokens: int = 0
   discarded_tokens: int = 0
+  routes: Int16[np.ndarray, "S L K"] | None = None
 
 
 @runtime_checkable
@@ -183,6 +189,20 @@ class Player(abc.ABC):
     """Gives up the conversations that have not finished."""
 
 
+def with_routes(
+  earlier: Int16[np.ndarray, "S L K"] | None, later: Int16[np.ndarray, "T L K"] | None
+) -> Int16[np.ndarray, "U L K"] | None:
+  """Returns the routes of a conversation's first ids, those of an earlier step where it has any.
+
+  Example:
+    >>> with_routes(np.zeros((1, 1, 1), np.int16), np.ones((2, 1, 1), np.int16)).tolist()
+    [[[0]], [[1]]]
+  """
+  if earlier is None or later is None:
+    return earlier if later is None else later
+  return np.concatenate([earlier, later[len(earlier) :]])
+
+
 PlayFn = Callable[[Engine, Job], Playing]
 """`(engine, job) -> playing`: begins all conversations of a batch and returns at once."""
 
@@ -239,6 +259,7 @@ def to_rollouts(
   prompts, tokens = np.full((len(played), width), tokenizer.pad_id, np.int32), np.full(shape, tokenizer.pad_id, np.int32)
   prompt_mask, mask, written = np.zeros(prompts.shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
   logprobs = np.zeros(shape, np.float32)
+  routing = None if draws.routes is None else np.full((len(played), width + draws.max_new_tokens, *draws.routes), -1, np.int16)
   for row, (talk, prompt) in enumerate(zip(played, own, strict=True)):
     size = len(talk.tokens)
     if not 0 < size <= draws.max_new_tokens or not len(talk.logprobs) == len(talk.written) == size or not talk.turns:
@@ -247,10 +268,13 @@ def to_rollouts(
         f"{len(talk.turns)} turns, expected 1 to {draws.max_new_tokens} of each"
       )
     prompts[row, width - len(prompt) :], prompt_mask[row, width - len(prompt) :] = prompt, True
+    if routing is not None and talk.routes is not None:
+      known = talk.routes[: len(prompt) + size]
+      routing[row, width - len(prompt) : width - len(prompt) + len(known)] = known
     tokens[row, :size], logprobs[row, :size], written[row, :size], mask[row, :size] = talk.tokens, talk.logprobs, talk.written, True
   reasons = np.array([talk.reason for talk in played], np.int8)
   stopped = (reasons == StopReason.TOKEN) | (reasons == StopReason.STRING)
-  rollouts = Rollouts(prompts, prompt_mask, tokens, mask, logprobs, stopped, reasons=reasons, written=written)
+  rollouts = Rollouts(prompts, prompt_mask, tokens, mask, logprobs, stopped, routing, reasons=reasons, written=written)
   return rollouts, [to_completion(talk) for talk in played]
 
 

@@ -19,13 +19,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from jaxrl_llm.engine import requests
 from jaxrl_llm.engine.requests import Engine, Handle, Piece
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.conversations import Rules, after_turn, checked, raised, timed_out
 from jaxrl_llm.rollouts.cutting import Cutting, cut
 from jaxrl_llm.rollouts.environments import Reply
-from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, Player, turn_seed
+from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, Player, turn_seed, with_routes
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import StopReason
@@ -49,6 +51,8 @@ class _Talk:
     holds: Whether it counts among those that are in progress at a time.
     ended: Whether it has finished, or the cut leaves nothing to do.
     done: The conversation as it finished; None if it has not.
+    routes: Routes of the tokens that were fed in this step; None if the engine records none.
+    earlier: Routes of those that were fed before.
   """
 
   sequence: int
@@ -72,11 +76,13 @@ class _Talk:
   holds: bool = False
   ended: bool = False
   done: Conversation | None = None
+  routes: np.ndarray | None = None
+  earlier: np.ndarray | None = None
 
   def conversation(self, reason: StopReason, failed: tuple[str, str] | None = None) -> Conversation:
     """Returns the conversation as it is."""
     parts = (self.tokens, self.logprobs, self.written)
-    counts = dict(cached_tokens=self.cached, computed_tokens=self.computed)
+    counts = dict(cached_tokens=self.cached, computed_tokens=self.computed, routes=with_routes(self.earlier, self.routes))
     return Conversation(self.sequence, self.prompt, *map(list, parts), self.turns, reason, failed, **counts)
 
 
@@ -119,7 +125,7 @@ class Talks(Player):
   def _go_on(self, talk: _Talk, begun: Conversation) -> None:
     """Takes up a conversation that an earlier step has begun."""
     talk.tokens, talk.logprobs, talk.written, talk.turns = list(begun.tokens), list(begun.logprobs), list(begun.written), begun.turns
-    talk.before, talk.repeats = sum(talk.written), bool(talk.turns)
+    talk.before, talk.repeats, talk.earlier = sum(talk.written), bool(talk.turns), begun.routes
     is_read = [i for i, own in enumerate(talk.written) if not own]
     # After a turn's last token comes its reply, however short.
     talk.opened = max([0, *(i + 1 for i in is_read[-1:]), *(turn.end + 1 for turn in talk.turns[-1:])])
@@ -279,6 +285,8 @@ class Talks(Player):
       talk.written += [True] * len(drawn.tokens)
       talk.cached, talk.computed = talk.cached + drawn.cached_tokens, talk.computed + drawn.computed_tokens
       talk.drawn, talk.flying = talk.drawn + len(drawn.tokens), 0
+      if drawn.tokens and self._job.draws.routes is not None:
+        talk.routes = drawn.routes
       bound = self._cutting.bound
     if bound is not None and talk.drawn >= bound + (drawn.reason != "aborted"):
       self._park(talk)  # Behind the cut.

@@ -289,7 +289,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   columns, why_not = None, None
-  if talk is not None and (why_not := why_not_engine(config, shape, sampler_mesh)) is None:
+  if talk is not None and (why_not := why_not_engine(config, sampler_mesh)) is None:
     columns = engine_columns(config, sampler_mesh)
   if why_not is not None and talk.environment.player is not None:
     raise ValueError(f"config.environment.name: {config.environment.name} needs the decoding engine, but {why_not}")
@@ -351,7 +351,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
   )
 
 
-def why_not_engine(config: ConfigDict, shape: ModelConfig, sampler_mesh: Mesh) -> str | None:
+def why_not_engine(config: ConfigDict, sampler_mesh: Mesh) -> str | None:
   """Returns why the decoding engine cannot draw conversations; None if it can."""
   if jax.process_count() > 1:
     return f"it works in one process, and there are {jax.process_count()}"
@@ -360,8 +360,6 @@ def why_not_engine(config: ConfigDict, shape: ModelConfig, sampler_mesh: Mesh) -
       return f"it holds all weights on each device, and they are spread over {count} ({axis})"
   if (count := sampler_mesh.shape["context"]) > 1:
     return f"it splits no prompts over devices, and mesh.context is {count}"
-  if records_routes(config, shape):
-    return "it records no routes of experts"
   if config.rollout.prompt_images:
     return "it reads text alone, and prompts show pictures"
   return None
@@ -376,6 +374,11 @@ def batch_problems(config: ConfigDict, why_not: str | None) -> Iterator[str]:
           f"config.rollout.{name}: found {config.rollout[name]}, expected 0, because the decoding engine cannot draw the conversations of "
           f"environment.name: {why_not}"
         )
+    if config.moe.replay == "R3":
+      yield (
+        "config.moe.replay: found 'R3', expected 'R2', because the sampler records no routes of tokens that it did not draw, and the "
+        f"decoding engine cannot draw the conversations of environment.name: {why_not}"
+      )
 
 
 def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: Rules) -> Talking:
@@ -392,7 +395,8 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
   of_engine = engine_sizes(config)
   player = partial(Talks, rules=talk, tokenizer=tokenizer) if talk.environment.player is None else talk.environment.player(talk, tokenizer)
   most = max((section.num_prompts + section.spare_prompts) * section.group_size, config.eval.batch_prompts * config.eval.samples)
-  options = of_engine | dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer)
+  routes = (model.config.num_layers, model.config.experts.top_k) if records_routes(config, model.config) else None
+  options = of_engine | dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer, records_routes=routes is not None)
   common = dict(
     max_new_tokens=section.max_new_tokens,
     prompt_tokens=max(section.prompt_buckets),
@@ -402,7 +406,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
   return Talking(
     RunEngine(lambda params, version: make_engines(model, params, version=version, **options)),
     player,
-    Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, **common),
+    Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, routes=routes, **common),
     Draws(temperature=config.eval.temperature, **common),
     at_once=of_engine["slots"],
   )

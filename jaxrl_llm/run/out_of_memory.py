@@ -70,7 +70,7 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
-  on_engine = config.environment.name is not None and why_not_engine(config, shape, sampler_mesh) is None
+  on_engine = config.environment.name is not None and why_not_engine(config, sampler_mesh) is None
   columns = engine_columns(config, sampler_mesh) if on_engine else None
   return memory.footprint(
     config, shape, mesh, sampler_mesh, objective, needs=fields_needed(config, objective), engine_columns=columns

@@ -147,6 +147,20 @@ def test_the_cut_is_decided_as_soon_as_it_is_known():
   assert cutting.is_decided and cutting.certain([3, 5, 1, 8, 7, 2]) == 7
 
 
+def test_a_checkpoint_restores_every_bit():
+  routes = np.random.default_rng(0).integers(-1, 200, (5, 2, 3)).astype(np.int16)
+  groups = carried_talks.join(carried_talks.NO_GROUPS, [{"prompt": "1", "level": 2}], [2**63 + 1, 3], step=4)
+  talk = Conversation(
+    0, [1], [5, 6, 7], [-np.float32(0.1).item(), 0.0, -1e-30], [True, False, True], (Turn("a", (6,), 0.1, 0),), StopReason.UNFINISHED,
+    routes=routes,
+  )  # fmt: skip
+  failed = talk._replace(sequence=1, turns=(Turn("a", "b", 0.0, 0),), reason=StopReason.ABORTED, failed=("raised", "x"), routes=None)
+  groups = groups._replace(talks=[talk, failed])
+  again = carried_talks.from_json(json.loads(json.dumps(carried_talks.to_json(groups))))
+  assert np.array_equal(again.talks[0].routes, routes) and again.talks[0].routes.dtype == np.int16
+  assert again._replace(talks=[x._replace(routes=None) for x in again.talks]) == groups._replace(talks=[talk._replace(routes=None), failed])
+
+
 def test_too_few_complete_groups_are_an_error():
   groups = carried_talks.join(carried_talks.NO_GROUPS, [{}, {}], [1, 2, 3, 4], step=0)
   done = Conversation(0, (), (1,), (0.0,), (True,), (Turn("", "", 0.0, 0),), StopReason.TOKEN)

@@ -176,3 +176,14 @@ def test_what_needs_the_engine_is_refused_without_it(name, value, tmp_path):
   changes = {"rollout.staleness": 0, f"rollout.{name}": value, "mesh.fsdp": 2}
   with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found {value}, expected 0, .* spread over 2 .fsdp.$"):
     train.start_run(config_of(changes), tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_routes_of_carried_conversations_are_replayed(tmp_path):
+  """With constant weights the learner computes what the engine did, on its routes."""
+  experts = {"model.preset": "nano-moe", "moe.replay": "R3", "moe.measure_every": 1, "rollout.staleness": 0}
+  changes = PARTIAL | experts | {"num_steps": 3, "checkpoint.every": 2, "eval.every": 3, "learner.learning_rate": 1e-30}
+  run_here(config_of(changes), tmp_path)
+  assert max(column(tmp_path, "rollout_corr/logprob_abs_diff/max")) <= 1e-5 and min(column(tmp_path, "rollout/carried_tokens")[1:]) > 0
+  # All ids but the last of each conversation have known routes.
+  assert column(tmp_path, "moe/replay_fallback") == column(tmp_path, "moe/expert_change/sampler") == [0, 0, 0]

@@ -13,7 +13,7 @@ from jaxrl_llm.engine.requests import Engine, Piece
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import Messages, ToolCall, following_ids, opening_ids, split_calls
 from jaxrl_llm.rollouts.cutting import Cutting
-from jaxrl_llm.rollouts.playing import Conversation, Draws, turn_seed
+from jaxrl_llm.rollouts.playing import Conversation, Draws, turn_seed, with_routes
 from jaxrl_llm.text_types import Tokenizer, Turn
 from jaxrl_llm.types import StopReason
 
@@ -102,7 +102,7 @@ class Talk:
     self.sequence, self.seed, self.table = sequence, seed, table
     self.begun, self._cutting, self._parked = begun, cutting, parked
     self.drawn = self.flying = 0
-    self.is_parked = False
+    self.is_parked, self.routes = False, None
     self.prompt: list[int] = []
     self.tokens: list[int] = []
     self.logprobs: list[float] = []
@@ -252,6 +252,8 @@ class Talk:
       self._append(drawn.tokens, drawn.logprobs, True)
       self.cached, self.computed = self.cached + drawn.cached_tokens, self.computed + drawn.computed_tokens
       self.drawn, self.flying = self.drawn + len(drawn.tokens), 0
+      if drawn.tokens and draws.routes is not None:
+        self.routes = drawn.routes
       if self._bound() is not None and self.drawn >= self._bound() + (drawn.reason != "aborted"):
         self.park()  # Behind the cut.
         raise Refused("the conversation goes on later")
@@ -291,7 +293,9 @@ class Talk:
     """Returns the conversation as it is."""
     prompt = self.prompt[: self.table.draws.prompt_tokens]
     parts = map(list, (self.tokens, self.logprobs, self.written))
-    return Conversation(self.sequence, prompt, *parts, tuple(self.turns), reason, self.failed, self.cached, self.computed)
+    routes = with_routes(None if self.begun is None else self.begun.routes, self.routes)
+    counts = dict(cached_tokens=self.cached, computed_tokens=self.computed, routes=routes)
+    return Conversation(self.sequence, prompt, *parts, tuple(self.turns), reason, self.failed, **counts)
 
   def _judge(self, episode: Any) -> None:
     """Takes the reward of an episode, or says why it has none."""
