@@ -103,6 +103,8 @@ class Talks(Player):
     self._lock = threading.Lock()
     self._drawn: queue.SimpleQueue[tuple[_Talk, Future | None] | None] = queue.SimpleQueue()
     self._cutting = Cutting(size, group_size=job.group_size, enough=job.enough or len(job.examples))
+    # Then the next batch must not find steps that nobody waits for.
+    self._counts_steps = rules.environment.concurrency is not None
     prompts = [prompt_ids(example, tokenizer) for example in job.examples]
     self._talks = [_Talk(i, job.examples[i // job.group_size], prompts[i // job.group_size]) for i in range(size)]
     for talk, begun in zip(self._talks, job.begun, strict=False):
@@ -395,7 +397,7 @@ class Talks(Player):
       for talk in self._talks:
         if talk.ended or bound is None:
           continue
-        if talk.began is not None and not talk.repeats and talk.drawn > bound:
+        if talk.began is not None and not talk.repeats and talk.drawn > bound and not self._counts_steps:
           talk.ended = True  # Whatever the environment replies.
           self._cutting.park(talk.sequence)
           parked.append(talk)

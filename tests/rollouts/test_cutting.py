@@ -101,6 +101,20 @@ def test_delays_and_rows_change_no_step(slots, at_once, engine_of):
       np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
+def test_an_environment_of_few_steps_at_a_time_has_no_more_in_the_next_step(engine_of):
+  running, most = [], []
+
+  def step(state, turn):
+    running.append(turn)
+    most.append(len(running))
+    time.sleep(random.choice((0.01, 0.1)))
+    running.pop()
+    return COUNTING.step(state, turn)
+
+  steps(engine_of(), 6, Environment(COUNTING.reset, step, concurrency=2), num_threads=2)
+  assert max(most) == 2
+
+
 def test_an_environment_that_repeats_itself_badly_costs_its_sample(engine_of):
   replies = iter(range(100, 200))
   strange = Environment(lambda row: 0, lambda state, turn: (state, Reply((next(replies),))))
