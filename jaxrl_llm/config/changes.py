@@ -49,7 +49,8 @@ def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     why = None if field in FREE else FIXED.get(field, FIXED.get(section))
     if field == "objective.name" and ("advantage.estimator" in old) != ("advantage.estimator" in new):
       why = "a reward model and a policy are different models"  # Only a policy has advantages.
-    if field.startswith("rollout.") and field != "rollout.spare_prompts" and (old.get("rollout.spare_prompts") or 0) > 0:
+    shapes_groups = section in ("rollout.", "environment.") and field not in ("rollout.spare_prompts", "environment.timeout_s")
+    if shapes_groups and (old.get("rollout.spare_prompts") or 0) > 0:
       why = f"{FIXED['rollout.spare_prompts']} (rollout.spare_prompts)"
     if why is not None:
       yield f"config.{field}: found {now!r}, expected {was!r} as at the start of the run, because {why}"

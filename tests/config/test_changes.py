@@ -54,6 +54,14 @@ REFUSED = {
 }
 
 
+def test_carried_conversations_keep_their_rules():
+  old = fields("tools", {"rollout.spare_prompts": 2})
+  changed = {"rollout.group_size": 2, "environment.max_turns": 9, "environment.timeout_s": 9.0}
+  lines = list(changes_lib.refusals(old, fields("tools", changed | {"rollout.spare_prompts": 2})))
+  assert [line.split(":")[0] for line in lines] == ["config.environment.max_turns", "config.rollout.group_size"]
+  assert not list(changes_lib.refusals(fields("tools"), fields("tools", changed)))
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_changes_that_no_flag_allows(case):
   changes, words = REFUSED[case]
