@@ -343,6 +343,8 @@ class Talks(Player):
           began = talk.began
           if began is not None:
             self._check(talk, began)
+        if self._cutting.bound is not None:
+          self._settle()  # What has begun just as the bound became known.
     except BaseException as error:
       self._fail(error)
 
