@@ -103,7 +103,7 @@ class Talks(Player):
     self._lock = threading.Lock()
     self._drawn: queue.SimpleQueue[tuple[_Talk, Future | None] | None] = queue.SimpleQueue()
     self._cutting = Cutting(size, group_size=job.group_size, enough=job.enough or len(job.examples))
-    # Then the next batch must not find steps that nobody waits for.
+    # Then no step of this batch may still run beside those of the next one.
     self._counts_steps = rules.environment.concurrency is not None
     prompts = [prompt_ids(example, tokenizer) for example in job.examples]
     self._talks = [_Talk(i, job.examples[i // job.group_size], prompts[i // job.group_size]) for i in range(size)]
