@@ -488,14 +488,16 @@ def test_stop_strings_need_a_tokenizer(engine_of):
 
 
 def test_a_stretch_ends_once_ended_rows_have_waited_for_a_step_of_all():
-  model, params, _ = built("dense")
+  _, params, _ = built("dense")
   programs, rows = programs_of("dense", 4, False, False), no_rows(4, _STOP_IDS)
   budgets = np.array([STEPS, 1, 1, 1], np.int32)
   _, drawn = programs.stretch(programs.weights(params), programs.make_cache(), rows._replace(budgets=budgets))
   # Three rows wait in the second step and in the third: 6 row steps, of 4 that may be lost.
   assert np.sum(np.asarray(drawn.tokens) != NO_ID, axis=0).tolist() == [3, 1, 1, 1]
-  _, drawn = programs.stretch(programs.weights(params), programs.make_cache(), rows._replace(budgets=budgets * [1, 0, 0, 0]))
-  assert np.sum(np.asarray(drawn.tokens) != NO_ID, axis=0).tolist() == [STEPS, 0, 0, 0]  # Rows without work do not count.
+  alone = rows._replace(budgets=budgets * np.array([1, 0, 0, 0], np.int32))
+  _, drawn = programs.stretch(programs.weights(params), programs.make_cache(), alone)
+  # Rows that had nothing to draw do not count.
+  assert np.sum(np.asarray(drawn.tokens) != NO_ID, axis=0).tolist() == [STEPS, 0, 0, 0]
 
 
 def test_settings_out_of_range_are_refused():

@@ -139,10 +139,40 @@ class Episodes(Player):
 
   def _watch(self) -> None:
     """Gives up all conversations if the environment holds up the event loop for too long."""
-    while not self._over.wait(min(1.0, self._timeout_s / 4)):
-      late = time.monotonic() - self._hub.beat
+    period = min(1.0, self._timeout_s / 4)
+    silence = Silence(period)
+    while not self._over.wait(period):
+      late = silence.after(time.monotonic(), self._hub.beat)
       if late > self._timeout_s + 1 or self._all.done():
         abandon(self._hub)
         for talk in list(self._talks.values()):
           talk.fail("timeout", f"it held up all conversations for {late:.0f} s")
           self._hand_over(talk, None)
+
+
+class Silence:
+  """Time without a beat, in seconds, of which no look counts for more than two periods.
+
+  A machine too busy to run this thread is too busy for the one that beats: what neither could do is
+  no fault of the environment's.
+
+  Args:
+    period: Seconds between two looks.
+
+  Example:
+    >>> silence = Silence(1.0)
+    >>> [silence.after(now, beat) for now, beat in ((0, 0), (1, 0), (61, 0), (62, 61.5))]
+    [0.0, 1.0, 3.0, 0.0]
+  """
+
+  def __init__(self, period: float):
+    self._period, self._total, self._last = period, 0.0, None
+
+  def after(self, now: float, beat: float) -> float:
+    """Returns the time without a beat at a look, given the time of the last beat."""
+    if self._last is None or beat != self._last[1]:
+      self._total = 0.0
+    else:
+      self._total += min(now - self._last[0], 2 * self._period)
+    self._last = now, beat
+    return self._total
