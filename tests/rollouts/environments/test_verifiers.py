@@ -221,12 +221,13 @@ def test_an_error_of_the_engine_reaches_the_caller(package):
 def test_lessons_are_a_teachers_conversations(package, tmp_path, monkeypatch):
   (tmp_path / "our_teacher.py").write_text("def teach(messages, tools, seed):\n  return f'{messages[-1][\"content\"]}? {seed}'\n")
   monkeypatch.syspath_prepend(tmp_path)
-  environment = make("verifiers:little-talk", settings=package("two", "two", "two"), teacher="our_teacher:teach")
+  environment = make("verifiers:little-talk", settings=package("two", "two", "two"), teacher="our_teacher:teach", lessons=2)
   task = environment_task(Setup(problems=environment.problems), size=3)
-  (_, row), *_ = enumerate(task.demonstrations)
-  text = TOKENIZER.decode([i for i, _ in row["lesson_ids"]])
+  row, other = task.demonstrations[:2]
+  text, again = (TOKENIZER.decode([i for i, _ in x["lesson_ids"]]) for x in (row, other))
   assert text.replace("\ufffd", "|").startswith("say two? 0") and "again 0\nagain 0? 0" in text
-  assert len(task.demonstrations) == 2 and sum(own for _, own in row["lesson_ids"]) == len("say two? 0") + len("again 0? 0") + 2
+  assert again == text.replace("? 0", f"? {1 << 32}")
+  assert len(task.demonstrations) == 4 and sum(own for _, own in row["lesson_ids"]) == len("say two? 0") + len("again 0? 0") + 2
 
 
 def test_names_that_are_not_installed(package):
@@ -236,6 +237,8 @@ def test_names_that_are_not_installed(package):
     check_environment("verifiers:textarean", {})
   with pytest.raises(ValueError, match=r"environment.settings: found 'x', expected an object in JSON"):
     check_environment("verifiers:little-talk", {"settings": "x"})
+  with pytest.raises(ValueError, match=r"environment.lessons: found 2, expected None, because environment.teacher is None"):
+    check_environment("verifiers:little-talk", {"lessons": 2})
   with pytest.raises(ValueError, match=r"cannot be loaded: .*colour"):
     make("verifiers:little-talk", settings='{"taskset": {"colour": 1}}').problems([0])
 
