@@ -17,9 +17,9 @@ from configs import common
 ENVIRONMENTS = {
   "reverse_text": dict(
     id="reverse_text", taskset={"dataset_name": "runs/verifiers/words"}, size=320, tokens=48, turns=1,
-    warm=160, prompts=16, steps=32,
+    warm=160, prompts=32, updates=4, steps=40, learning_rate=2e-4,
   ),  # fmt: skip
-  "scratchpad": dict(id="scratchpad", taskset={}, size=20, tokens=136, turns=3, preset="nano", warm=150),
+  "scratchpad": dict(id="scratchpad", taskset={}, size=20, tokens=136, turns=3, lessons=16, warm=80, steps=24),
   "alphabet_sort": dict(
     id="alphabet_sort", taskset={"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}, size=192, tokens=560, turns=2,
     preset="nano", warm=150,
@@ -37,16 +37,16 @@ def get_config(arg: str = "reverse_text"):
   config.environment.name = f"verifiers:{own['id']}"
   config.environment.settings = json.dumps({"taskset": own["taskset"]})
   config.environment.teacher = f"experiments.verifiers.teachers:{arg}"
-  config.environment.max_turns = own["turns"]
+  config.environment.lessons, config.environment.max_turns = own.get("lessons"), own["turns"]
   config.warm_start.num_steps, config.warm_start.batch_size = own.get("warm", 48), 32
   config.warm_start.row_buckets = None
   config.model.preset = own.get("preset", "tiny")
   if config.model.preset == "nano":
     config.warm_start.learning_rate = 1e-2
-  config.learner.learning_rate = 3e-3 if config.model.preset == "nano" else 3e-4
+  config.learner.learning_rate = own.get("learning_rate", 2e-3 if config.model.preset == "nano" else 3e-4)
   config.rollout.num_prompts, config.rollout.group_size = own.get("prompts", 8), 8
   config.rollout.max_new_tokens = own["tokens"]
   config.rollout.prompt_buckets = config.learner.row_tokens = config.learner.row_buckets = None
-  config.learner.updates_per_rollout = 2
+  config.learner.updates_per_rollout = own.get("updates", 2)
   config.eval.every, config.eval.num_prompts, config.eval.samples = config.num_steps, 16, 4
   return config

@@ -244,6 +244,7 @@ FIELDS: dict[str, Field] = {
   "environment.settings": Field(None, LINES, "Environment verifiers:ID: settings of its own config as a JSON object."),
   "environment.teacher": Field(None, TEXT,
     "Environment verifiers:ID: MODULE:FUNCTION that plays the training problems for the warm start, (messages, tools, seed) -> text."),
+  "environment.lessons": Field(None, COUNT, "Environment verifiers:ID: times that the teacher plays each problem, with other seeds. None: 1."),
 
   "sandbox.backend": Field("off", TEXT, "A key of `sandbox.BACKENDS`, 'auto', or 'off': refuse to run programs."),
   "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none."),

@@ -31,6 +31,7 @@ def verifiers(
   settings: str | None = None,
   sessions: int | None = None,
   teacher: str | None = None,
+  lessons: int | None = None,
 ) -> Environment:
   """Prepares an environment of the package verifiers. It is loaded when it is first asked.
 
@@ -43,6 +44,7 @@ def verifiers(
       `{"taskset": {"game": "Hangman-v0"}}`.
     sessions: Largest number of conversations at once; None for all of a batch.
     teacher: Import path MODULE:FUNCTION of a `TeachFn`, whose conversations a warm start imitates.
+    lessons: Number of those for each problem; None for one.
 
   Raises:
     MissingPackageError: If the package verifiers is missing.
@@ -55,7 +57,7 @@ def verifiers(
     from jaxrl_llm.rollouts.environments.hub.opening import openings
 
     teach = None if teacher is None else load(teacher, where=f"environment.teacher {teacher!r}")
-    return openings(name, harness, text, seeds, timeout_s=timeout_s, teach=teach)
+    return openings(name, harness, text, seeds, timeout_s=timeout_s, teach=teach, num_lessons=lessons or 1)
 
   def player(rules: Any, tokenizer: Any) -> Callable[..., Any]:
     from jaxrl_llm.rollouts.environments.hub.hub import open_hub
@@ -75,7 +77,9 @@ def verifiers(
   return Environment(foreign, foreign, problems=problems, player=player)
 
 
-def check_verifiers(name: str, *, settings: str | None = None, **others: Any) -> None:
+def check_verifiers(
+  name: str, *, settings: str | None = None, teacher: str | None = None, lessons: int | None = None, **others: Any
+) -> None:
   """Checks an id and the settings, without importing the environment.
 
   Raises:
@@ -85,5 +89,7 @@ def check_verifiers(name: str, *, settings: str | None = None, **others: Any) ->
   del others
   if settings is not None and json_object(settings) is None:
     raise ValueError(Problem("environment.settings", repr(settings), "an object in JSON"))
+  if lessons is not None and teacher is None:
+    raise ValueError(Problem("environment.lessons", repr(lessons), "None, because environment.teacher is None"))
   check_installed(name)
 

@@ -76,18 +76,17 @@ def environment_task(
   for row in rows:
     if "messages" in row:
       row[IDS] = opening_ids(json.loads(row["messages"]), json.loads(row["tools"]), tokenizer)
-    if "lesson" in row:
-      row[LESSON] = lesson_ids(json.loads(row["lesson"]), tokenizer)
   if empty := [row["seed"] for row in rows if not row["prompt"]]:
     raise ValueError(f"task environment: the first observation of seed {empty[0]} is empty, expected a text; set task.prompt_template")
   num_test = min(max(round(size * test_fraction), 1), size - 1)
+  lessons = ((row, lesson_ids(lesson, tokenizer)) for row in rows[:-num_test] for lesson in json.loads(row.get("lessons", "[]")))
   digest = hashlib.blake2b("\0".join(row["prompt"] for row in rows).encode(), digest_size=8)
   return Task(
     name="environment",
     tokenizer=tokenizer,
     train=rows[:-num_test],
     test=rows[-num_test:],
-    demonstrations=[row for row in rows[:-num_test] if row.get(LESSON)],
+    demonstrations=[row | {LESSON: ids} for row, ids in lessons if ids],
     rewards=(REWARD,),
     verifiers={REWARD: environment_reward},
     fingerprint=digest.hexdigest(),

@@ -20,8 +20,10 @@ _START_S = 60.0  # Programs that start all at once take longer than a turn.
 TeachFn = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]], int], str]
 """`(messages, tools, seed) -> text`, the teacher's next turn in a conversation.
 
-The seed is the problem's number, for teachers that are wrong at times.
+The seed is for teachers that are wrong at times. That of a problem's first lesson is its number.
 """
+
+_SEEDS = 1 << 32  # Distance of the seeds of a problem's lessons, beyond the number of any problem.
 
 
 class Opening:
@@ -29,14 +31,19 @@ class Opening:
 
   Without a teacher it ends at its first request.
 
+  Args:
+    index: Number of the problem.
+    teach: Teacher that plays it to its end; None for none.
+    number: Number of the lesson among those of the problem.
+
   Attributes:
     messages: Messages of the first request; None before it.
     tools: Tools of that request.
     lesson: The teacher's turns, each with the messages that followed.
   """
 
-  def __init__(self, index: int, teach: TeachFn | None):
-    self.index, self.teach = index, teach
+  def __init__(self, index: int, teach: TeachFn | None, number: int = 0):
+    self.index, self.teach, self.seed = index, teach, index + number * _SEEDS
     self.messages, self.tools, self.lesson = None, [], []
     self.traces, self.turns, self.failed, self.broken, self.is_open, self.idle_since = [], [], None, None, False, 0.0
     self.is_parked = False
@@ -56,7 +63,7 @@ class Opening:
     if self.lesson:
       self.lesson[-1][1].extend(messages[len(messages) - num_new :])
     try:
-      text = str(self.teach(messages, tools, self.index))
+      text = str(self.teach(messages, tools, self.seed))
     # The teacher is the user's own function, and may raise anything.
     except Exception as error:
       self.fail("teacher", f"the teacher raised {one_line(error)}")
@@ -68,7 +75,8 @@ class Opening:
 
 
 def openings(
-  name: str, harness: str | None, settings: str, indices: Sequence[int], *, timeout_s: float, teach: TeachFn | None = None
+  name: str, harness: str | None, settings: str, indices: Sequence[int], *, timeout_s: float, teach: TeachFn | None = None,
+  num_lessons: int = 1,
 ) -> list[dict[str, Any]]:
   """Begins the given tasks of an environment, and returns what its programs ask the policy first.
 
@@ -79,33 +87,37 @@ def openings(
     indices: Numbers of the tasks.
     timeout_s: Limit on the start of a program, in seconds, if it is above a minute.
     teach: Teacher that plays the tasks to their end; None for no lessons.
+    num_lessons: Number of times that it plays each, with other seeds.
 
   Raises:
     ValueError: If the environment cannot be loaded, or a task does not begin. One line.
   """
-  hub = open_hub(name, harness, settings)
+  hub, count = open_hub(name, harness, settings), 1 if teach is None else num_lessons
 
-  async def begin(index: int, gate: asyncio.Semaphore) -> tuple[Opening, Any]:
+  async def begin(index: int, number: int, gate: asyncio.Semaphore) -> tuple[Opening, Any]:
     async with gate:
-      opening = Opening(index, teach)
+      opening = Opening(index, teach, number)
       return opening, await hub.play(opening, index, max(timeout_s, _START_S))
 
   async def begin_all() -> list[tuple[Opening, Any]]:
     gate = asyncio.Semaphore(_AT_ONCE)
-    return await asyncio.gather(*(begin(index, gate) for index in indices))
+    return await asyncio.gather(*(begin(index, number, gate) for index in indices for number in range(count)))
 
   hub.task(max(indices))  # Made here, so that the event loop is not held up.
-  rows = []
-  for index, (opening, episode) in zip(indices, asyncio.run_coroutine_threadsafe(begin_all(), hub.loop).result(), strict=True):
-    if opening.messages is None or (opening.failed or ("opened",))[0] != "opened":
-      errors = [] if episode is None else [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-      errors = [] if opening.failed else errors
-      line = f"{errors[-1].type}: {errors[-1].message}" if errors else (opening.failed or ("", "it ended without a request"))[1]
-      raise ValueError(f"environment.name: verifiers:{name}, problem {index}: the policy was asked nothing ({one_line(line)})")
+  rows, begun = [], iter(asyncio.run_coroutine_threadsafe(begin_all(), hub.loop).result())
+  for index in indices:
+    own = [next(begun) for _ in range(count)]
+    for opening, episode in own:
+      if opening.messages is None or (opening.failed or ("opened",))[0] != "opened":
+        errors = [] if episode is None else [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        errors = [] if opening.failed else errors
+        line = f"{errors[-1].type}: {errors[-1].message}" if errors else (opening.failed or ("", "it ended without a request"))[1]
+        raise ValueError(f"environment.name: verifiers:{name}, problem {index}: the policy was asked nothing ({one_line(line)})")
+    opening = own[0][0]
     question = "\n".join(text for text in (_text(message) for message in opening.messages) if text)
-    lesson = {} if teach is None else {"lesson": json.dumps(opening.lesson)}
+    lessons = {} if teach is None else {"lessons": json.dumps([opening.lesson for opening, _ in own])}
     asked = {"messages": json.dumps(opening.messages), "tools": json.dumps(opening.tools)}
-    rows.append({"question": question, "seed": index} | asked | lesson)
+    rows.append({"question": question, "seed": index} | asked | lessons)
   return rows
 
 
