@@ -335,7 +335,7 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool, teacher
   if teacher is None:
     return parts
   parts["the teacher's states"] = 2 * tokens * teacher.d_model * jnp.dtype(teacher.dtype).itemsize
-  parts["the teacher's chunk of logits"] = _CHUNKS * chunk * vocab * 4
+  parts["the teacher's chunk of logits"] = chunk * vocab * 4
   parts["the teacher's output head"] = vocab * teacher.d_model * jnp.dtype(teacher.param_dtype).itemsize if is_split else 0
   return parts
 

@@ -7,7 +7,7 @@ fits a pod before one is available.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -204,7 +204,7 @@ def rows_at_once(config: ConfigDict, mesh: Mesh) -> int | None:
 
 
 def outputs_fn(
-  config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False, **of_teacher: Callable
+  config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False, **of_teacher: Any
 ) -> Callable[..., PolicyOutputs]:
   """Makes `(params, batch) -> PolicyOutputs` for updates and log-probability passes.
 

@@ -34,9 +34,9 @@ def gkd(coef: float, *, weights: str = "token_mean", max_tokens: int | None = No
   """
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
-    compared = required(outputs.comparison, "comparison", f"gkd_coef is {coef}")
-    counted = batch.mask > 0
-    compared = jax.tree.map(lambda x: jnp.where(counted, x, 0), compared)
+    compared = outputs.comparison
+    required(compared and compared.divergence, "comparison", f"gkd_coef is {coef}")
+    compared = jax.tree.map(lambda x: jnp.where(batch.mask > 0, x, 0), compared)
     loss = coef * compared.divergence
     metrics = {
       "teacher/gkd_loss": loss,
