@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models.head import Teacher, compared_logprobs, token_logprobs
-from jaxrl_llm.objectives.divergence import comparer, divergence
+from jaxrl_llm.objectives import divergence
+from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.sampler import make_filter
 
 MASK = np.array([[1, 0, 1], [0, 1, 1]])
