@@ -40,12 +40,15 @@ def run_of(tmp_path_factory, teacher):
   def run(**changes):
     workdir = tmp_path_factory.mktemp("run")
     named = {name.replace("__", "."): x for name, x in changes.items()}
-    run_here(tiny_config("opd", SHORT | {"teacher.path": str(teacher)} | named), workdir)
+    config = tiny_config("opd", SHORT | {"teacher.path": str(teacher)} | named)
+    run_here(config, workdir)
+    (workdir / "config.json").write_text(json.dumps(config.to_dict()))  # As the command writes it.
     return workdir
 
   return run
 
 
+@pytest.mark.slow
 def test_a_teacher_moves_the_policy_without_any_reward(run_of):
   """The sampled estimate of the divergence agrees with the exact one, on the same tokens."""
   workdir = run_of(teacher__gkd_coef=1.0)
@@ -82,6 +85,7 @@ def test_a_resumed_run_equals_an_unbroken_one_and_refuses_another_teacher(run_of
     run_here(tiny_config("opd", changes | {"teacher.path": str(tmp_path / "other"), "num_steps": 3}), tmp_path / "resumed")
 
 
+@pytest.mark.slow
 def test_a_run_and_its_export_are_the_same_teacher(run_of, tmp_path):
   trained = run_of(teacher__gkd_coef=1.0)
   export.export(trained, tmp_path / "exported")
