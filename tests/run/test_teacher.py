@@ -81,7 +81,7 @@ def test_a_resumed_run_equals_an_unbroken_one_and_refuses_another_teacher(run_of
   shape = policy.model_config(tiny_config(), vocab_size=264)
   model = make_model(shape)
   save_hf(tmp_path / "other", model, jax.jit(model.init)(jax.random.key(4)))
-  with pytest.raises(ValueError, match="config.teacher.path: found other weights in .*, than those that the run in .* began with"):
+  with pytest.raises(ValueError, match="config.teacher.path: found other weights in .* than those that the run in .* began with"):
     run_here(tiny_config("opd", changes | {"teacher.path": str(tmp_path / "other"), "num_steps": 3}), tmp_path / "resumed")
 
 
