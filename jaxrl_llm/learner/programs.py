@@ -190,7 +190,7 @@ def make_programs(
 
 
 def comparison_of(section: ConfigDict) -> Comparer:
-  """Returns the comparison of policy and teacher that the section `teacher` of a config asks for."""
+  """Returns the comparison of policy and teacher that a config's section `teacher` asks for."""
   return comparer(beta=1.0 if section.gkd_beta is None else section.gkd_beta, temperature=section.temperature)
 
 

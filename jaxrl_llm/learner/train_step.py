@@ -27,7 +27,7 @@ from jaxrl_llm.types import (
 )
 
 TrainStepFn = Callable[..., tuple[TrainState, Metrics]]
-"""`(state, batch, *others) -> (state, metrics)`; others are arguments of the step's `outputs_fn`."""
+"""`(state, batch, *others) -> (state, metrics)`; the others are for the step's `outputs_fn`."""
 
 LogprobsFn = Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
 """Log-probabilities and entropy of each token whose mask is above 0.

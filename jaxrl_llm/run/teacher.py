@@ -130,7 +130,7 @@ def load_teacher(teacher: Teacher, model: Model, abstract_params: PyTree) -> Par
   Args:
     teacher: Teacher whose model this is.
     model: Model of the teacher's shape.
-    abstract_params: Its params as shapes, dtypes and shardings.
+    abstract_params: Params of the model as shapes, dtypes and shardings.
 
   Raises:
     ValueError: If the weights cannot be read, or are those of another model.

@@ -83,7 +83,7 @@ def weights(shape, seed=0):
 
 @functools.lru_cache(maxsize=1)
 def built(name, sizes):
-  """Builds a model, its state on a mesh, the mesh, which is None for one device, and any teachers."""
+  """Builds a model, its state on a mesh, the mesh (None for one device) and any teachers."""
   mesh = mesh_lib.make_mesh(**({"data": 1} | dict(sizes)), devices=jax.devices()[: int(np.prod([n for _, n in sizes]))]) if sizes else None
   shape = MODELS["dense" if name == TAUGHT else name]
   model = make_model(shape, mesh=mesh)
@@ -213,7 +213,7 @@ def test_no_split_changes_an_update(case):
   ids=["micro-batches", "eight devices"],
 )
 def test_no_split_changes_an_update_with_a_teacher(sizes, rows_at_once, layout):
-  """The teacher's term has weights of its own: a token mean beside the objective's sequence mean."""
+  """The teacher's term has weights of its own: a token mean beside a sequence mean."""
   metrics, alone = update(TAUGHT)[1], update("dense")[1]
   terms = metrics["actor/pg_loss"] + metrics["actor/kl_loss"] + metrics["actor/entropy_loss"] + metrics["teacher/gkd_loss"]
   assert metrics["actor/loss"] == pytest.approx(terms, rel=1e-5) and metrics["teacher/gkd_loss"] > 1e-3

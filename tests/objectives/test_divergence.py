@@ -1,4 +1,4 @@
-"""The divergence from a teacher against a float64 loop, the numbers of TRL, and the chunked head."""
+"""The divergence from a teacher against a float64 loop, TRL's numbers, and the chunked head."""
 
 import math
 
@@ -17,8 +17,8 @@ INDEX = np.arange(2 * 3 * 7).reshape(2, 3, 7)
 STUDENT, TEACHER = 2 * np.sin(INDEX), 3 * np.cos(0.7 * INDEX)
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)
 
-# `GKDTrainer.generalized_jsd_loss` of trl 1.16.0 on these arrays, by beta, at the temperatures 1 and
-# 1.7. Its text ran unchanged, with the six functions that it calls of torch written in NumPy.
+# `GKDTrainer.generalized_jsd_loss` of trl 1.16.0 on these arrays, by beta, at the temperatures 1
+# and 1.7. Its text ran unchanged, with the functions of torch that it calls written in NumPy.
 TRL = {
   0.0: (2.0455904545325287, 0.9616026703942816),
   0.1: (0.1583820455125351, 0.08220631216607296),
@@ -59,7 +59,8 @@ def loop(student, teacher, mask, beta, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_loss_and_gradient_equal_a_float64_loop_and_the_loss_that_of_trl(x64, temperature):
   for beta in BETAS:
-    student = np.where(MASK[..., None] > 0, STUDENT, np.nan)  # A NaN outside the mask changes nothing.
+    # A NaN outside the mask changes nothing.
+    student = np.where(MASK[..., None] > 0, STUDENT, np.nan)
     of_student = lambda x, beta=beta: divergence(x, TEACHER, MASK, beta=beta, temperature=temperature)
     loss, grad = jax.value_and_grad(of_student)(jnp.asarray(student))
     expected, expected_grad = loop(STUDENT, TEACHER, MASK, beta, temperature)
