@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.config.fields import without_teacher
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.pretrained import where
@@ -44,6 +45,8 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
     raise ValueError(f"{workdir / 'config.json'}: found no config of a run ({error}); expected the --workdir of one") from error
   if not (workdir / "checkpoints").is_dir():
     raise ValueError(f"{workdir}: found no checkpoints, expected the folder of a run that has saved one")
+  if "teacher" in config:
+    config = without_teacher(config)
   if messages := config_problems(config):
     raise ValueError("\n".join(messages))
   experiment = build_experiment(config)

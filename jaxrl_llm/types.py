@@ -85,6 +85,37 @@ class Shown(NamedTuple):
   ends: Int[Array, " B"]
 
 
+class Comparison(NamedTuple):
+  """Comparison of a policy with its teacher at each token, over the whole vocabulary.
+
+  Only the divergence has a gradient.
+
+  Attributes:
+    divergence: Divergence that the policy is trained on, in nats.
+    kl: Reverse KL(π‖π_T), in nats.
+    teacher_entropy: Entropy of the teacher, in nats.
+    agreement: 1 if both have the same likeliest token, else 0.
+  """
+
+  divergence: Float[Array, "*tokens"]
+  kl: Float[Array, "*tokens"]
+  teacher_entropy: Float[Array, "*tokens"]
+  agreement: Float[Array, "*tokens"]
+
+
+class Comparer(NamedTuple):
+  """Comparison of a policy's logits with a teacher's, for one chunk of tokens.
+
+  Attributes:
+    compare: Function `(logits, teacher_logits) -> (comparison, sums)`.
+    gradient: Function `(logits, teacher_logits, sums) -> [c V]`, the gradient of each token's
+      divergence with respect to the policy's logits.
+  """
+
+  compare: Callable[[Array, Array], tuple[Comparison, Any]]
+  gradient: Callable[[Array, Array, Any], Float[Array, "c V"]]
+
+
 class Forward(NamedTuple):
   """Output of a model on packed rows.
 
@@ -98,6 +129,7 @@ class Forward(NamedTuple):
     balance_loss: Imbalance of a token's sequence over the experts, averaged over the layers with
       experts; 1 if even. None if not requested.
     z_loss: Squared log-partition of the router, averaged over those layers; None if not requested.
+    comparison: Comparison with a teacher; None without one.
   """
 
   logits: Float[Array, "B T V"] | None = None
@@ -106,6 +138,7 @@ class Forward(NamedTuple):
   balance_loss: Float[Array, "B T"] | None = None
   z_loss: Float[Array, "B T"] | None = None
   hidden: Float[Array, "B T D"] | None = None
+  comparison: Comparison | None = None
 
 
 class PolicyOutputs(NamedTuple):
@@ -119,6 +152,7 @@ class PolicyOutputs(NamedTuple):
     live_routing: Experts that the routers choose for each token, -1 in layers without experts; None
       for a dense model.
     router_losses: Additional per-token losses of the routers by name, from `Forward`.
+    comparison: Comparison with a teacher; None without one.
   """
 
   logprobs: Float[Array, "B T"]
@@ -126,6 +160,7 @@ class PolicyOutputs(NamedTuple):
   values: Float[Array, "B T"] | None = None
   live_routing: Int[Array, "B T L K"] | None = None
   router_losses: Mapping[str, Float[Array, "B T"]] | None = None
+  comparison: Comparison | None = None
 
 
 class TrainBatch(NamedTuple):
@@ -275,8 +310,8 @@ class Objective(NamedTuple):
     weigh: Function that returns the weights of all tokens of the global batch.
     token_loss: Function that returns the loss of each token, to be minimised.
     needs: Optional fields of `TrainBatch` and `PolicyOutputs` that `token_loss` reads, among
-      `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy`. The training loop computes
-      only these.
+      `old_logprobs`, `sampler_logprobs`, `ref_logprobs`, `entropy` and `comparison`. The training
+      loop computes only these.
     value_loss: Loss of the values of a critic with its own parameters; None for a method without a
       critic. `token_loss` adds the same term by itself if `PolicyOutputs.values` is given, i.e. if
       policy and critic share their parameters.

@@ -45,6 +45,7 @@ SECTIONS = {
   "critic": "Read if advantage.estimator is 'gae'.",
   "kl": "An adaptive coefficient, of the KL penalty in the loss or in the reward.",
   "correction": "For a sampler that differs from the learner, and for stale rollouts; see `objectives.corrections`.",
+  "teacher": "A frozen model with the same tokenizer, which the policy learns from.",
   "model": "The decoder, and which of its weights are trained.",
   "moe": "Read if the model is a mixture of experts.",
   "task": "Problems and prompts. Some fields are read by some tasks only.",
@@ -128,6 +129,18 @@ FIELDS: dict[str, Field] = {
   "correction.off_policy_mask": Field(None, judged(float), "Nats per token; drops stale sequences with A < 0."),
   "correction.off_policy_anchor": Field(None, judged(str), "Policy that staleness is measured from: 'old' or 'sampler'."),
   "correction.bypass": Field(False, judged(bool), "Use the sampler's log-probabilities as those of the old policy."),
+
+  "teacher.path": Field(None, TEXT,
+    "A checkpoint: the workdir of a run, WORKDIR@STEP, a Hugging Face folder, a .gguf file, or package:NAME. None: no teacher."),
+  "teacher.opd_coef": Field(0.0, NOT_NEGATIVE,
+    "Advantage of a sampled token per nat by which the teacher finds it likelier than the policy that drew it (on-policy distillation)."),
+  "teacher.gkd_coef": Field(0.0, NOT_NEGATIVE,
+    "Loss per nat of divergence from the teacher over the whole vocabulary, at the tokens that the policy drew."),
+  "teacher.gkd_beta": Field(None, UNIT,
+    "That divergence: 0 is the forward KL, 1 the reverse KL, in between the generalised Jensen-Shannon divergence. None: 1."),
+  "teacher.temperature": Field(1.0, ABOVE_ZERO,
+    "Divisor of the teacher's logits, and with gkd_coef of the policy's beside them."),
+  "teacher.dtype": Field(None, DTYPE, "Type of the teacher's weights and products. None: model.dtype."),
 
   "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights; read if model.path is None."),
   "model.path": Field(None, TEXT, "A checkpoint: a folder in Hugging Face's format, a .gguf file, or package:NAME."),
@@ -535,6 +548,13 @@ def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[st
     else:
       fields[f"{prefix}{name}"] = value
   return fields
+
+
+def without_teacher(config: ConfigDict) -> ConfigDict:
+  """Returns a config without its teacher, which only training reads."""
+  config = config.copy_and_resolve_references()
+  config.update_from_flattened_dict({path: field.default for path, field in FIELDS.items() if path.startswith("teacher.")})
+  return config
 
 
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:

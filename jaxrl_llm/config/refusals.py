@@ -49,7 +49,7 @@ class Chosen(NamedTuple):
   def teaches_without_advantage(self, c: ConfigDict) -> bool:
     """Returns whether a response can have a gradient though its advantages are zero."""
     of_loss = self.penalised or "entropy" in self.objective.needs or not self.objective.correctable
-    return of_loss or self.reads_values or c.reward.kl_coef > 0 or c.moe.balance_coef > 0 or c.moe.z_coef > 0
+    return of_loss or c.teacher.path is not None or self.reads_values or c.reward.kl_coef > 0 or c.moe.balance_coef > 0 or c.moe.z_coef > 0
 
   @property
   def sequence_band(self) -> float:
@@ -101,6 +101,20 @@ REFUSALS: tuple[Refusal, ...] = (
     "1.0, because reward.model_path is None: there is no reward model"),
   Refusal("reward.model_only", lambda c, x: c.reward.model_path is None and c.reward.model_only,
     "False, because reward.model_path is None: there is no reward model"),
+  Refusal("teacher.path", lambda c, x: c.teacher.path is not None and not (c.teacher.opd_coef or c.teacher.gkd_coef),
+    "None, or teacher.opd_coef or teacher.gkd_coef above 0: nothing would be learned from it"),
+  Refusal("teacher.path", lambda c, x: c.teacher.path is not None and c.num_steps == 0,
+    "None, because num_steps=0: no RL step learns from it"),
+  Refusal("teacher.opd_coef", lambda c, x: c.teacher.path is None and c.teacher.opd_coef > 0, "0, because teacher.path is None"),
+  Refusal("teacher.gkd_coef", lambda c, x: c.teacher.path is None and c.teacher.gkd_coef > 0, "0, because teacher.path is None"),
+  Refusal("teacher.gkd_beta", lambda c, x: c.teacher.gkd_beta is not None and not c.teacher.gkd_coef,
+    "None, because teacher.gkd_coef is 0: no divergence over the vocabulary is computed"),
+  Refusal("teacher.temperature", lambda c, x: c.teacher.path is None and c.teacher.temperature != 1.0, "1.0, because teacher.path is None"),
+  Refusal("teacher.dtype", lambda c, x: c.teacher.path is None and c.teacher.dtype is not None, "None, because teacher.path is None"),
+  Refusal("rollout.top_p", lambda c, x: c.teacher.opd_coef > 0 and c.rollout.top_p < 1.0,
+    "1.0, because teacher.opd_coef compares log-probabilities of the policy with those of a teacher that keeps every token"),
+  Refusal("rollout.top_k", lambda c, x: c.teacher.opd_coef > 0 and c.rollout.top_k > 0,
+    "0, because teacher.opd_coef compares log-probabilities of the policy with those of a teacher that keeps every token"),
   Refusal("objective.kl_estimator",
     lambda c, x: x.penalised and x.hyper.get("kl_estimator") == "k1" and c.learner.updates_per_rollout == 1 and not _lags(c),
     "another one, such as 'k1+' or 'k2', because on-policy (learner.updates_per_rollout=1) the expected gradient of k1 as a loss is zero"),
@@ -129,7 +143,8 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("advantage.pass_k", lambda c, x: c.advantage.pass_k is not None and c.advantage.pass_k > c.rollout.group_size,
     "at most rollout.group_size"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
-    "False, because a response without an advantage has a gradient here: a divergence, entropy, the critic or a router's own loss"),
+    "False, because a response without an advantage has a gradient here: a divergence, entropy, a teacher, the critic or a router's own "
+    "loss"),
   Refusal("learner.old_logprobs",
     lambda c, x: c.learner.old_logprobs == "sampler" and (x.corrected.corrects_mismatch or c.correction.geometric_rejection is not None),
     "'learner', because with the sampler's log-probabilities for log π_old there is no mismatch to correct"),

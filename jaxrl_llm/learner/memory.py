@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import picture_memory, programs
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
+from jaxrl_llm.learner.teacher_programs import abstract_params
 from jaxrl_llm.models import ModelConfig, make_critic, make_model, residual, trainable
 from jaxrl_llm.models.attention import suited
 from jaxrl_llm.models.cache import num_bytes
@@ -87,6 +88,7 @@ def footprint(
   *,
   needs: frozenset[str],
   engine_columns: int | None = None,
+  teacher: ModelConfig | None = None,
 ) -> Footprint:
   """Estimates the memory of each device; allocates nothing and needs none of the devices.
 
@@ -98,6 +100,7 @@ def footprint(
     objective: Objective that RL minimises.
     needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
     engine_columns: Number of columns of the decoding engine's cache; None if the sampler draws.
+    teacher: Shape of the teacher; None without one.
 
   Raises:
     ValueError: If a mesh does not divide a weight.
@@ -118,6 +121,9 @@ def footprint(
   held = {"weights": bytes_of(state.params), "optimizer moments": bytes_of((state.opt_state, state.step))}
   if "ref_logprobs" in needs and shape.lora is None:
     held["frozen reference"] = held["weights"]
+  if teacher is not None:
+    of_teacher = abstract_params(mesh, make_model(teacher, mesh=mesh))
+    held["teacher"] = bytes_of(of_teacher)
   if "values" in needs:
     held["critic and its moments"] = bytes_of(place_state(mesh, make_critic(shape, mesh=mesh), optimizer))
   held["batch"] = learner.updates_per_rollout * bytes_of(batch)
@@ -131,11 +137,16 @@ def footprint(
   update["activations"] = saved(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
   layer = {"gathered weights": 2 * gathered(state.params, mesh)}
   layer |= backward_of_layer(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
-  update |= _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=True))
+  compared = teacher if config.teacher.gkd_coef else None
+  update |= _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=True, teacher=compared))
   layer = {"activations": _FORWARD * one_layer(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)}
   layer |= {"gathered weights": gathered(state.params, mesh)}
   logprobs = _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=False))
   by_program = {"update": update, "logprobs": logprobs}
+  if teacher is not None and config.teacher.opd_coef:
+    layer = {"activations": _FORWARD * one_layer(teacher, mesh, rows=rows_here, row_tokens=learner.row_tokens)}
+    layer |= {"gathered weights": gathered(of_teacher, mesh)}
+    by_program["teacher"] = _larger(layer, head(teacher, mesh, tokens=rows_here * learner.row_tokens, learns=False))
   if room is not None:
     pictures = rows_here * room.pictures
     if shape.train_tower:
@@ -305,14 +316,14 @@ def gathered(params: PyTree, mesh: Mesh) -> float:
   return max(sum(map(whole, leaves)) for leaves in stacks)
 
 
-def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict[str, float]:
+def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool, teacher: ModelConfig | None = None) -> dict[str, float]:
   """Returns the bytes that log-probabilities take, by kind.
 
   They are a chunk of logits, the states of a device's tokens in the order of their chunks, and the
-  output head.
+  output head. A teacher that the policy is compared with adds its own.
   """
   vocab = shape.vocab_size / mesh.shape["tensor"]
-  chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh), tokens)
+  chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh) // (1 if teacher is None else 2), tokens)
   states = 2 * tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
   parts = {
     "chunk of logits": (_CHUNKS if learns else 1) * chunk * vocab * 4,
@@ -320,7 +331,13 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
   }
   is_split = mesh.shape["fsdp"] > 1
   weights = vocab * shape.d_model * jnp.dtype(shape.param_dtype).itemsize if is_split else 0
-  return parts | {"output head": weights + (vocab * shape.d_model * 4 if learns else 0)}
+  parts |= {"output head": weights + (vocab * shape.d_model * 4 if learns else 0)}
+  if teacher is None:
+    return parts
+  parts["the teacher's states"] = 2 * tokens * teacher.d_model * jnp.dtype(teacher.dtype).itemsize
+  parts["the teacher's chunk of logits"] = chunk * vocab * 4
+  parts["the teacher's output head"] = vocab * teacher.d_model * jnp.dtype(teacher.param_dtype).itemsize if is_split else 0
+  return parts
 
 
 def sampling(

@@ -19,6 +19,8 @@ def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
   needs = set(objective.needs) | ESTIMATORS[config.advantage.estimator].needs
   if config.reward.kl_coef:
     needs |= {"old_logprobs", "ref_logprobs"}
+  if config.teacher.opd_coef:
+    needs |= {"old_logprobs"}
   return frozenset(needs)
 
 

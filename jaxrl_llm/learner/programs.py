@@ -7,7 +7,7 @@ fits a pod before one is available.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.devices.offload import check_offload
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
+from jaxrl_llm.learner.teacher_programs import TeacherPrograms, make_teacher_programs
 from jaxrl_llm.learner.token_scores import TokenScores, make_token_scores
 from jaxrl_llm.learner.train_step import (
   TrainStepFn,
@@ -35,9 +36,11 @@ from jaxrl_llm.models import Critic, Model, ModelConfig, RewardModel, make_criti
 from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.models.params import partition
 from jaxrl_llm.objectives.base import critic_objective
+from jaxrl_llm.objectives.distillation import gkd
+from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.sft import sft
 from jaxrl_llm.sampler import make_filter
-from jaxrl_llm.types import Objective, Params, Patches, PolicyOutputs, TrainBatch, TrainState
+from jaxrl_llm.types import Comparer, Objective, Params, Patches, PolicyOutputs, TrainBatch, TrainState
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
@@ -80,13 +83,14 @@ class Programs(NamedTuple):
     start: `(params) -> state` with a fresh optimizer, for the warm start; the params are donated.
     restart: `(params) -> state` with a fresh optimizer, for RL; the params are donated.
     warm_step: Supervised update.
-    rl_step: RL update.
+    rl_step: RL update; with `teacher.gkd_coef`, the teacher's params are a third argument.
     logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
     token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without `kl_coefs`.
     routes: Programs for the routes of a mixture of experts; None for a dense model.
     features: `(params, patches) -> features [I S F D]` of `pictures_at_once` pictures by a frozen
       tower; None if the tower is trained or there are no pictures.
     critic: Programs of the critic; None for a method without a critic.
+    teacher: Programs of the teacher; None without one.
   """
 
   model: Model
@@ -101,9 +105,12 @@ class Programs(NamedTuple):
   routes: RoutePrograms | None
   features: Callable[[Params, Patches], Float[Array, "I S F D"]] | None
   critic: CriticPrograms | None
+  teacher: TeacherPrograms | None = None
 
 
-def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective: Objective, *, needs: frozenset[str]) -> Programs:
+def make_programs(
+  config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective: Objective, *, needs: frozenset[str], teacher: ModelConfig | None = None
+) -> Programs:
   """Makes the learner's programs; compiles nothing yet, and neither allocates on nor needs devices.
 
   Args:
@@ -112,6 +119,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     shape: Shape of the model.
     objective: Objective that RL minimises.
     needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
+    teacher: Shape of the teacher; None without one.
 
   Raises:
     ValueError: If the mesh does not divide a weight.
@@ -126,18 +134,25 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
   imitation = objective if objective.imitates else sft()
   at_once = rows_at_once(config, mesh)
 
-  def update(objective: Objective, optimizer, schedule, filter_logits, batches: list[TrainBatch]) -> TrainStepFn:
+  def update(
+    objective: Objective, optimizer, schedule, filter_logits, batches: list[TrainBatch], *, compared: TeacherPrograms | None = None
+  ) -> TrainStepFn:
+    options, streams, others = {}, [], []
+    if compared is not None:
+      options = dict(teacher_fn=compared.model.teacher, comparer=comparison_of(config.teacher))
+      streams, others = [gkd(config.teacher.gkd_coef)], [compared.abstract_params]
     step = make_train_step(
-      outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs),
+      outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs, **options),
       objective,
       optimizer,
       learning_rate=schedule,
       rows_at_once=at_once,
       trainable=trained,
       router_coefs=router_coefs(config),
+      streams=streams,
     )
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
-    return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
+    return compiled_for(jitted, [(abstract_state, batch, *others) for batch in batches])
 
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts, room=room_in_rows(config, shape))
   adaptive_kl, replays = config.kl.target is not None, bool(config.moe.replay)
@@ -146,6 +161,10 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     packed = [batch._replace(importance=batch.mask) for batch in packed]
   rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in packed]
   shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
+  taught = None
+  if teacher is not None:
+    options = dict(coef=config.teacher.opd_coef, temperature=config.teacher.temperature, rows_at_once=at_once)
+    taught = make_teacher_programs(mesh, teacher, packed, **options)
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, rows_at_once=at_once)
   # Params are donated: RL reuses the memory of the warm start.
   fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
@@ -158,7 +177,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     warm_step=update(
       imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets or ()]
     ),
-    rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches),
+    rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches, compared=taught if config.teacher.gkd_coef else None),
     logprobs=make_logprobs(config, mesh, model, abstract_state.params, filter_logits),
     token_scores=compiled_for(
       jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]
@@ -166,7 +185,13 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     routes=make_route_programs(mesh, model, learner, replays=replays, records=records_routes(config, shape)) if shape.experts else None,
     features=make_features(config, mesh, model, abstract_state.params),
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
+    teacher=taught,
   )
+
+
+def comparison_of(section: ConfigDict) -> Comparer:
+  """Returns the comparison of policy and teacher that a config's section `teacher` asks for."""
+  return comparer(beta=1.0 if section.gkd_beta is None else section.gkd_beta, temperature=section.temperature)
 
 
 def rows_at_once(config: ConfigDict, mesh: Mesh) -> int | None:
@@ -179,14 +204,14 @@ def rows_at_once(config: ConfigDict, mesh: Mesh) -> int | None:
 
 
 def outputs_fn(
-  config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False
-) -> Callable[[Params, TrainBatch], PolicyOutputs]:
+  config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False, **of_teacher: Any
+) -> Callable[..., PolicyOutputs]:
   """Makes `(params, batch) -> PolicyOutputs` for updates and log-probability passes.
 
-  See `policy_outputs`.
+  See `policy_outputs`. With its settings of a teacher, the teacher's params are a third argument.
   """
   losses = tuple(router_coefs(config)) if model.config.experts else ()
-  return partial(policy_outputs, model.logprobs, filter_logits, learns_entropy=learns_entropy, router_losses=losses)
+  return partial(policy_outputs, model.logprobs, filter_logits, learns_entropy=learns_entropy, router_losses=losses, **of_teacher)
 
 
 def make_logprobs(

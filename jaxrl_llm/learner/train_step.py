@@ -1,6 +1,6 @@
 """The train step: `policy_outputs`, which contains the only shift by one, and the update itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import chex
@@ -13,9 +13,21 @@ from jaxrl_llm.devices.offload import is_on_host, offloaded
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics
-from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TokenTerm, TrainBatch, TrainState
+from jaxrl_llm.types import (
+  Comparer,
+  Forward,
+  Metrics,
+  Objective,
+  Params,
+  PolicyOutputs,
+  TokenMetrics,
+  TokenTerm,
+  TrainBatch,
+  TrainState,
+)
 
-TrainStepFn = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
+TrainStepFn = Callable[..., tuple[TrainState, Metrics]]
+"""`(state, batch, *others) -> (state, metrics)`; the others are for the step's `outputs_fn`."""
 
 LogprobsFn = Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
 """Log-probabilities and entropy of each token whose mask is above 0.
@@ -31,9 +43,12 @@ def policy_outputs(
   filter_logits: Callable,
   params: Params,
   batch: TrainBatch,
+  teacher: Params | None = None,
   *,
   learns_entropy: bool = True,
   router_losses: tuple[str, ...] = (),
+  teacher_fn: Callable | None = None,
+  comparer: Comparer | None = None,
 ) -> PolicyOutputs:
   """Computes the log-probability and entropy of every counted token under the policy.
 
@@ -49,20 +64,24 @@ def policy_outputs(
     params: The model's weights.
     batch: Rows, of which `tokens`, `positions`, `segments`, `prefixes`, `mask` and `routing` are
       read.
+    teacher: Weights of a teacher that the policy is compared with; None for none.
     learns_entropy: Whether a gradient may flow through the entropy.
     router_losses: Losses of a mixture of experts to return, among "balance" and "z".
+    teacher_fn: The teacher's `Model.teacher`, for a teacher only.
+    comparer: Comparison with the teacher, for a teacher only.
 
   Returns:
     Outputs in float32. Routes are aligned with the token that takes them, not with the token that
     it predicts.
   """
   sources = previous_slots(batch.segments, batch.prefixes)
+  options = {} if teacher is None else {"teacher": teacher_fn(teacher, batch, sources, comparer)}
   logprobs, entropy, out = logprobs_fn(
-    params, batch, sources, filter_logits=filter_logits, learns_entropy=learns_entropy, router_losses=bool(router_losses)
+    params, batch, sources, filter_logits=filter_logits, learns_entropy=learns_entropy, router_losses=bool(router_losses), **options
   )
   losses = {"balance": out.balance_loss, "z": out.z_loss}
   returned = {name: losses[name] for name in router_losses} or None
-  return PolicyOutputs(logprobs, entropy, live_routing=out.live_routing, router_losses=returned)
+  return PolicyOutputs(logprobs, entropy, live_routing=out.live_routing, router_losses=returned, comparison=out.comparison)
 
 
 def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:
@@ -141,7 +160,7 @@ def map_micro_batches(of_batch: Callable[[TrainBatch], PyTree], batch: TrainBatc
 
 
 def make_train_step(
-  outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs],
+  outputs_fn: Callable[..., PolicyOutputs],
   objective: Objective,
   optimizer: optax.GradientTransformation,
   *,
@@ -150,6 +169,7 @@ def make_train_step(
   name: str = "actor",
   trainable: PyTree | None = None,
   router_coefs: Mapping[str, float] = MappingProxyType({}),
+  streams: Sequence[Objective] = (),
 ) -> TrainStepFn:
   """Makes a train step, which is one optimizer update.
 
@@ -159,7 +179,7 @@ def make_train_step(
   counters: params, optimizer moments and schedule stay as they were.
 
   Args:
-    outputs_fn: `(params, batch) -> PolicyOutputs`.
+    outputs_fn: `(params, batch, *others) -> PolicyOutputs`.
     objective: Objective to minimise.
     optimizer: Optimizer whose state is `TrainState.opt_state`.
     learning_rate: Schedule inside `optimizer`, for the metric.
@@ -169,9 +189,12 @@ def make_train_step(
     trainable: Params tree with True for each weight that is trained; the others have neither
       gradient nor moments. None trains all.
     router_coefs: Weight of each router loss that `outputs_fn` returns.
+    streams: Further objectives, whose losses add up. Each has weights of its own, and thus a
+      denominator of its own.
 
   Returns:
-    `(state, batch) -> (state, metrics)`, to be jitted with the state donated.
+    `(state, batch, *others) -> (state, metrics)`, to be jitted with the state donated. The others,
+    such as a teacher's weights, go to `outputs_fn` and get no gradient.
 
   Raises:
     ValueError: If, when the step is traced, arrays of a batch differ in shape, the micro-batches do
@@ -187,13 +210,18 @@ def make_train_step(
   # nothing per step.
   refusing = lambda reason: {"custom_message": f"{name}: {reason}", "exception_type": ValueError}
 
-  def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
-    outputs = outputs_fn(combine(trained, frozen), batch)
+  # A loss outside the mask must not even be multiplied by its zero weight: 0 · inf is NaN.
+  total = lambda weights, losses: jnp.sum(jnp.where(weights > 0, weights * losses, 0))
+
+  def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, all_weights: list[Float[Array, "B T"]], *others):
+    outputs, (weights, *of_streams) = outputs_fn(combine(trained, frozen), batch, *others), all_weights
     # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
       seen = batch._replace(routing=None, images=None)
-      losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), seen)
-    numbers = [batch.mask, weights, outputs.logprobs, losses]
+      plain = outputs._replace(live_routing=None, router_losses=None)
+      losses, metrics = objective.token_loss(plain._replace(comparison=None), seen)
+      terms = [stream.token_loss(plain, seen) for stream in streams]
+    numbers = [batch.mask, weights, outputs.logprobs, losses, *(further for further, _ in terms)]
     chex.assert_equal_shape(
       numbers, **refusing("mask, weights, log-probabilities and losses need one number per token")
     )
@@ -201,30 +229,30 @@ def make_train_step(
     losses, metrics = losses + further, metrics | router_metrics
     if name == "actor" and batch.sampler_logprobs is not None:
       metrics = metrics | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
-    # A loss outside the mask must not even be multiplied by its zero weight: 0 · inf is NaN.
-    return jnp.sum(jnp.where(weights > 0, weights * losses, 0)), metrics
+    loss = sum((total(*x) for x in zip(of_streams, (further for further, _ in terms), strict=True)), total(weights, losses))
+    return loss, [metrics, *(of_stream for _, of_stream in terms)]
 
-  def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
+  def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
     grad_fn, num_micro_batches = jax.value_and_grad(loss_fn, has_aux=True), count_micro_batches(batch, rows_at_once)
     if num_micro_batches == 1:
-      return grad_fn(trained, frozen, batch, weights)
+      return grad_fn(trained, frozen, batch, weights, *others)
 
     def body(total, micro_batch):
-      (loss, metrics), grads = grad_fn(trained, frozen, *micro_batch)
+      (loss, metrics), grads = grad_fn(trained, frozen, *micro_batch, *others)
       return jax.tree.map(jnp.add, total, (loss, grads)), metrics
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
     (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights), num_micro_batches))
     return (loss, join_rows(metrics)), grads
 
-  def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
+  def train_step(state: TrainState, batch: TrainBatch, *others: Params) -> tuple[TrainState, Metrics]:
     # Pictures have rows, but no slots.
     text = batch._replace(images=None)
     chex.assert_tree_shape_prefix(text, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask"))
     chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
-    weights = objective.weigh(batch.mask, batch.segments)
+    weights = [each.weigh(batch.mask, batch.segments) for each in (objective, *streams)]
     trained, frozen = partition(state.params, trainable)
-    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights)
+    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights, *others)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
@@ -234,7 +262,9 @@ def make_train_step(
     # Arrays in host memory were already kept, if necessary, by their own update.
     keep = lambda new, old: jax.tree.map(lambda n, o: n if is_on_host(o) else jnp.where(finite, n, o), new, old)
     applied = state.step - state.skipped
-    metrics = reduce_metrics(token_metrics, batch.mask, weights)
+    metrics = {}
+    for of_stream, own in zip(token_metrics, weights, strict=True):
+      metrics |= reduce_metrics(of_stream, batch.mask, own)
     metrics |= {
       f"{name}/loss": loss,
       f"{name}/grad_norm": grad_norm,

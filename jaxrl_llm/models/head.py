@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm.devices.memory import device_memory
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.models import permutations
+from jaxrl_llm.types import Comparer, Comparison
 
 Unembed = Callable[[Any, Float[Array, "c D"]], Float[Array, "c V"]]
 """Function `(head, hidden) -> float32 logits`."""
@@ -43,13 +44,32 @@ class Piece(NamedTuple):
   filter_logits: Filter
   chunk: int
   learns_entropy: bool
+  teacher_unembed: Unembed | None = None
+  comparer: Comparer | None = None
+
+
+class Teacher(NamedTuple):
+  """A frozen model that a policy is compared with, at the same tokens.
+
+  Attributes:
+    head: Weights that `unembed` reads.
+    hidden: Hidden state that each target is predicted from.
+    unembed: Function from hidden states to logits.
+    comparer: Comparison of a chunk's logits.
+  """
+
+  head: Any
+  hidden: Float[Array, "B T E"]
+  unembed: Unembed
+  comparer: Comparer
 
 
 def chunk_tokens(vocab_size: int, mesh: Mesh | None = None) -> int:
   """Returns the default number of tokens per chunk on each device.
 
   On an accelerator it is the largest power of two up to 2,048 whose logits take at most a sixteenth
-  of the device's memory, but at least 128.
+  of the device's memory, but at least 128. With a teacher, whose logits exist beside the policy's,
+  half as many tokens take this memory.
 
   Args:
     vocab_size: Number of logits of a token.
@@ -107,27 +127,60 @@ def token_logprobs(
     >>> logprobs.round(3).tolist(), entropy.round(3).tolist()
     ([[-0.013, -1.099]], [[0.08, 1.099]])
   """
-  piece = Piece(unembed, filter_logits, chunk, learns_entropy)
+  return _on_mesh(Piece(unembed, filter_logits, chunk, learns_entropy), mesh, head, hidden, targets, counted, None)[:2]
+
+
+@jax.named_scope("head")
+def compared_logprobs(
+  head: Any,
+  hidden: Float[Array, "B T D"],
+  targets: Int[Array, "B T"],
+  counted: Bool[Array, "B T"],
+  teacher: Teacher,
+  *,
+  unembed: Unembed,
+  filter_logits: Filter,
+  chunk: int,
+  learns_entropy: bool = False,
+  mesh: Mesh | None = None,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Comparison]:
+  """Computes what `token_logprobs` does, and compares the unfiltered logits with a teacher's.
+
+  A chunk has the logits of both models. No gradient flows to the teacher.
+  """
+  piece = Piece(unembed, filter_logits, chunk, learns_entropy, teacher.unembed, teacher.comparer)
+  return _on_mesh(piece, mesh, head, hidden, targets, counted, (teacher.head, teacher.hidden))
+
+
+def _on_mesh(
+  piece: Piece, mesh: Mesh | None, head: Any, hidden: Array, targets: Array, counted: Array, teacher: tuple[Any, Array] | None
+) -> tuple[Array, Array, Comparison | None]:
+  """Lets each device compute its own tokens."""
   if mesh is None or mesh.size == mesh.shape["tensor"]:
-    return _logprobs(piece, head, hidden, targets, counted)
+    return _outputs(piece, head, hidden, targets, counted, teacher)
   context = "context" if "context" in mesh.shape and hidden.shape[1] % mesh.shape["context"] == 0 else None
   # Rows that do not divide evenly, such as a single one, are replicated on every device.
   split_rows = BATCH_AXES if hidden.shape[0] % num_row_shards(mesh) == 0 else None
   rows, manual = PartitionSpec(split_rows, context), frozenset(mesh.axis_names) - {"tensor"}
-  on_shard = partial(_logprobs, piece)
-  specs = dict(in_specs=(PartitionSpec(), rows, rows, rows), out_specs=rows)
-  return jax.shard_map(on_shard, mesh=mesh, axis_names=manual, check_vma=False, **specs)(head, hidden, targets, counted)
+  on_shard = partial(_outputs, piece)
+  of_teacher = None if teacher is None else (PartitionSpec(), rows)
+  specs = dict(in_specs=(PartitionSpec(), rows, rows, rows, of_teacher), out_specs=rows)
+  return jax.shard_map(on_shard, mesh=mesh, axis_names=manual, check_vma=False, **specs)(head, hidden, targets, counted, teacher)
 
 
-def _logprobs(piece: Piece, head: Any, hidden: Array, targets: Array, counted: Array) -> tuple[Array, Array]:
+def _outputs(
+  piece: Piece, head: Any, hidden: Array, targets: Array, counted: Array, teacher: tuple[Any, Array] | None
+) -> tuple[Array, Array, Comparison | None]:
   flat = counted.reshape(-1)
   piece = piece._replace(chunk=min(piece.chunk, len(flat)))  # A chunk may exceed all tokens.
   # Put counted tokens first, so that the loop ends after the last of them.
   order, place = permutations.true_first(flat)
   num_chunks = (jnp.sum(flat) + piece.chunk - 1) // piece.chunk
-  x = permutations.permuted(hidden.reshape(len(flat), -1), order, place)
-  logprobs_and_entropy = _chunked(piece, head, x, targets.reshape(-1)[order], num_chunks)
-  return tuple(jnp.where(flat, y[place], 0).reshape(counted.shape) for y in logprobs_and_entropy)
+  ordered = lambda x: permutations.permuted(x.reshape(len(flat), -1), order, place)
+  if teacher is not None:
+    teacher = jax.lax.stop_gradient((teacher[0], ordered(teacher[1])))
+  outputs = _chunked(piece, head, ordered(hidden), targets.reshape(-1)[order], num_chunks, teacher)
+  return jax.tree.map(lambda y: jnp.where(flat, y[place], 0).reshape(counted.shape), outputs)
 
 
 def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, Array]:
@@ -141,30 +194,42 @@ def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, Array]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array) -> tuple[Array, Array]:
-  return _chunked_fwd(piece, head, x, targets, num_chunks)[0]
+def _chunked(
+  piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array, teacher: tuple[Any, Array] | None
+) -> tuple[Array, Array, Comparison | None]:
+  return _chunked_fwd(piece, head, x, targets, num_chunks, teacher)[0]
 
 
-def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array):
-  padding = -len(x) % piece.chunk
-  rows, ids = jnp.pad(x, ((0, padding), (0, 0))), jnp.pad(targets, (0, padding))
+def _padded(piece: Piece, x: Array) -> Array:
+  """Returns tokens with more behind them, so that all chunks are whole."""
+  return jnp.pad(x, ((0, -len(x) % piece.chunk), *((0, 0),) * (x.ndim - 1)))
+
+
+def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array, teacher: tuple[Any, Array] | None):
+  rows, ids = _padded(piece, x), _padded(piece, targets)
+  teacher_head, teacher_rows = (None, None) if teacher is None else (teacher[0], _padded(piece, teacher[1]))
+
+  def of_chunk(i):
+    part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
+    raw = piece.unembed(head, part(rows))
+    own = _chunk_logprobs(piece.filter_logits(raw, part(ids)), part(ids))
+    return own, None if teacher is None else piece.comparer.compare(raw, piece.teacher_unembed(teacher_head, part(teacher_rows)))
 
   def body(i, outputs):
-    part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
-    logits = piece.filter_logits(piece.unembed(head, part(rows)), part(ids))
-    own = _chunk_logprobs(logits, part(ids))
-    return tuple(jax.lax.dynamic_update_slice_in_dim(a, y, i * piece.chunk, 0) for a, y in zip(outputs, own))
+    return jax.tree.map(lambda a, y: jax.lax.dynamic_update_slice_in_dim(a, y, i * piece.chunk, 0), outputs, of_chunk(i))
 
-  zeros = jnp.zeros(len(rows), jnp.float32)
-  logprobs, entropy, log_total = (y[: len(x)] for y in jax.lax.fori_loop(0, num_chunks, body, (zeros, zeros, zeros)))
-  return (logprobs, entropy), (head, x, targets, num_chunks, entropy, log_total)
+  zeros = jax.tree.map(lambda y: jnp.zeros(len(rows), jnp.float32), jax.eval_shape(of_chunk, 0))
+  outputs = jax.lax.fori_loop(0, num_chunks, body, zeros)
+  (logprobs, entropy, log_total), compared = jax.tree.map(lambda y: y[: len(x)], outputs)
+  comparison, sums = (None, None) if compared is None else compared
+  return (logprobs, entropy, comparison), (head, x, targets, num_chunks, teacher, (entropy, log_total, sums))
 
 
 def _chunked_bwd(piece: Piece, saved, cotangents):
-  head, x, targets, num_chunks, *of_tokens = saved
-  padding = -len(x) % piece.chunk
-  pad = lambda a: jnp.pad(a, ((0, padding), *((0, 0),) * (a.ndim - 1)))
-  rows, ids, entropies, log_totals, of_logprobs, of_entropy = (pad(a) for a in (x, targets, *of_tokens, *cotangents))
+  head, x, targets, num_chunks, teacher, of_tokens = saved
+  pad = lambda tree: jax.tree.map(partial(_padded, piece), tree)
+  rows, ids, (entropies, log_totals, sums), (of_logprobs, of_entropy, of_comparison) = (pad(a) for a in (x, targets, of_tokens, cotangents))
+  teacher_head, teacher_rows = (None, None) if teacher is None else (teacher[0], pad(teacher[1]))
 
   def body(i, total):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
@@ -179,14 +244,18 @@ def _chunked_bwd(piece: Piece, saved, cotangents):
     ct = part(of_logprobs)[:, None] * (is_target - probs)
     if piece.learns_entropy:
       ct -= part(of_entropy)[:, None] * probs * (logprobs + part(entropies)[:, None])
-    of_head, of_rows = unembed_vjp(*filter_vjp(ct))
+    (ct,) = filter_vjp(ct)
+    if teacher is not None:
+      theirs = piece.teacher_unembed(teacher_head, part(teacher_rows))
+      ct += part(of_comparison.divergence)[:, None] * piece.comparer.gradient(raw, theirs, jax.tree.map(part, sums))
+    of_head, of_rows = unembed_vjp(ct)
     heads, hidden = total
     heads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), heads, of_head)
     return heads, jax.lax.dynamic_update_slice_in_dim(hidden, of_rows, i * piece.chunk, 0)
 
   zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), head)
   heads, hidden = jax.lax.fori_loop(0, num_chunks, body, (zeros, jnp.zeros_like(rows)))
-  return jax.tree.map(lambda a, b: a.astype(b.dtype), heads, head), hidden[: len(x)], None, None
+  return jax.tree.map(lambda a, b: a.astype(b.dtype), heads, head), hidden[: len(x)], None, None, None
 
 
 _chunked.defvjp(_chunked_fwd, _chunked_bwd)

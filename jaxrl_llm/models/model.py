@@ -18,10 +18,10 @@ from jaxrl_llm.models.cache import Cache
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding import make_steps
 from jaxrl_llm.models.decoding_weights import DecodingWeights
-from jaxrl_llm.models.head import chunk_tokens, token_logprobs
+from jaxrl_llm.models.head import Teacher, chunk_tokens, compared_logprobs, token_logprobs
 from jaxrl_llm.models.striping import in_row_order, striped, stripes_of
 from jaxrl_llm.models.transformer import STACKS, Transformer
-from jaxrl_llm.types import Forward, Images, Params, Patches, TrainBatch
+from jaxrl_llm.types import Comparer, Forward, Images, Params, Patches, TrainBatch
 
 
 class Model(NamedTuple):
@@ -38,7 +38,10 @@ class Model(NamedTuple):
     hidden: Forward pass with the arguments of `forward` that stops at the final hidden states.
     unembed: Output head `(params, hidden) -> float32 logits`. It reads only the head's weights.
     logprobs: Function `(params, batch, sources, *, filter_logits, learns_entropy=False,
-      router_losses=False) -> (logprobs, entropy, Forward)`. See `LogprobsFn` of `train_step`.
+      router_losses=False, teacher=None) -> (logprobs, entropy, Forward)`. See `LogprobsFn` of
+      `train_step`. With a teacher, `Forward.comparison` compares the two.
+    teacher: Function `(params, batch, sources, comparer) -> Teacher`, the frozen model for another
+      one's `logprobs` on the same batch. It takes the live routes.
     features: Vision tower `(params, patches) -> features [I S F D]` of I pictures, those of the
       image token and of the deep layers; only for models with one.
     prefill: Forward pass over prompts `(params, tokens [n P], mask [n P], *, dtype, positions=None,
@@ -73,6 +76,7 @@ class Model(NamedTuple):
   hidden: Callable[..., Forward]
   unembed: Callable[[Params, Float[Array, "*batch D"]], Float[Array, "*batch V"]]
   logprobs: Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
+  teacher: Callable[..., Teacher]
   features: Callable[[Params, Patches], Float[Array, "I S F D"]]
   prefill: Callable[..., tuple[Cache, Int[Array, "n P L K"] | None]]
   grow: Callable[..., Cache]
@@ -176,27 +180,32 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     filter_logits: Callable,
     learns_entropy: bool = False,
     router_losses: bool = False,
+    teacher: Teacher | None = None,
   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]:
     rows = (batch.tokens, batch.positions, batch.segments, batch.routing)
     options = dict(prefixes=batch.prefixes, router_losses=router_losses, images=batch.images)
     out = bind(params).hidden_in_stripes(*rows, **options)
     states, targets, counted, aligned = paired(out.hidden, sources, batch, mesh=mesh)
-    of_tokens, entropy = token_logprobs(
-      {name: params[name] for name in head_names(config)},
-      states,
-      targets,
-      counted,
-      unembed=unembed,
-      filter_logits=filter_logits,
-      chunk=config.head_tokens or chunk_tokens(config.vocab_size, mesh),
-      learns_entropy=learns_entropy,
-      mesh=mesh,
-    )
+    inputs = (head_weights(params), states, targets, counted)
+    chunk = config.head_tokens or chunk_tokens(config.vocab_size, mesh) // (1 if teacher is None else 2)
+    options = dict(unembed=unembed, filter_logits=filter_logits, chunk=chunk, learns_entropy=learns_entropy, mesh=mesh)
     further = jax.tree.map(partial(in_row_order, mesh=mesh), out._replace(hidden=None))
-    return aligned(of_tokens), aligned(entropy), further
+    if teacher is None:
+      of_tokens, entropy = token_logprobs(*inputs, **options)
+      return aligned(of_tokens), aligned(entropy), further
+    of_tokens, entropy, comparison = compared_logprobs(*inputs, teacher, **options)
+    return aligned(of_tokens), aligned(entropy), further._replace(comparison=jax.tree.map(aligned, comparison))
+
+  def head_weights(params: Params) -> Params:
+    return {name: params[name] for name in head_names(config)}
+
+  def teacher(params: Params, batch: TrainBatch, sources: Int[Array, "B T"], comparer: Comparer) -> Teacher:
+    rows = (batch.tokens, batch.positions, batch.segments)
+    states, *_ = paired(bind(params).hidden_in_stripes(*rows, prefixes=batch.prefixes).hidden, sources, batch, mesh=mesh)
+    return Teacher(head_weights(params), states, unembed, comparer)
 
   steps = make_steps(config, bind, bind_decoder, logical_axes=logical_axes, mesh=mesh, serving=serving)
-  return Model(config, init, logits, forward, hidden, unembed, logprobs, features, *steps, logical_axes, num_params, mesh)
+  return Model(config, init, logits, forward, hidden, unembed, logprobs, teacher, features, *steps, logical_axes, num_params, mesh)
 
 
 def paired(

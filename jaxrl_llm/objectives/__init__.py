@@ -13,6 +13,7 @@ from jaxrl_llm.objectives.cispo import cispo
 from jaxrl_llm.objectives.cppo import cppo
 from jaxrl_llm.objectives.custom import custom
 from jaxrl_llm.objectives.dapo import dapo
+from jaxrl_llm.objectives.divergence import divergence
 from jaxrl_llm.objectives.dppo import dppo_kl, dppo_tv
 from jaxrl_llm.objectives.dr_grpo import dr_grpo
 from jaxrl_llm.objectives.gmpo import gmpo
@@ -33,7 +34,7 @@ from jaxrl_llm.objectives.sft import sft
 from jaxrl_llm.objectives.vespo import vespo
 from jaxrl_llm.types import Objective
 
-__all__ = ["OBJECTIVES", "make", "value"]
+__all__ = ["OBJECTIVES", "divergence", "make", "value"]
 
 OBJECTIVES = {
   "ppo": ppo,

@@ -41,6 +41,7 @@ from jaxrl_llm.rollouts.run_engine import RunEngine
 from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, make_samplers, memory_limit, room_in_prompts
 from jaxrl_llm.rollouts.turns import Talks
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
+from jaxrl_llm.run.teacher import Teacher, check_teacher, find_teacher
 from jaxrl_llm.sampler import SampleFn
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.files.storage import IMAGES
@@ -99,6 +100,7 @@ class Experiment(NamedTuple):
     talking: Conversations over the decoding engine; None if the sampler draws everything.
     why_not_engine: Why the engine does not draw the conversations; None if it does, or there are
       none.
+    teacher: Teacher of the policy, whose weights are not loaded yet; None without one.
   """
 
   config: ConfigDict
@@ -119,6 +121,7 @@ class Experiment(NamedTuple):
   gallery: Gallery | None = None
   talking: "Talking | None" = None
   why_not_engine: str | None = None
+  teacher: Teacher | None = None
 
   def closing(self) -> contextlib.AbstractContextManager:
     """Returns a context that ends the decoding engine, however it is left."""
@@ -286,6 +289,10 @@ def build_experiment(config: ConfigDict) -> Experiment:
     raise ValueError("\n".join(problems))
   check_lengths(task.name, lengths, config, max_positions=shape.max_positions)
   check_pictures(task.name, lengths, config)
+  teacher = find_teacher(config)
+  if teacher is not None:
+    check_teacher(teacher, config, task.tokenizer, shape)
+  taught = None if teacher is None else teacher.shape
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   columns, why_not = None, None
@@ -297,7 +304,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     raise ValueError("\n".join(problems))
   limit = memory_limit(sampler_mesh.local_devices[0], sampler_mesh.local_mesh.size)
   if config.rollout.slots is None and not is_cpu and limit is not None:
-    estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns)
+    estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns, teacher=taught)
     fitting = dict(limit=limit, engine_columns=columns)
     config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, **fitting)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
@@ -306,7 +313,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
       f"{task.name} has no step verifier"
     )
 
-  learner = make_programs(config, mesh, shape, objective, needs=needs)
+  learner = make_programs(config, mesh, shape, objective, needs=needs, teacher=taught)
   abstract_params, model = learner.abstract_state.params, learner.model
   make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
   serving = serving_of(shape, sampler_mesh, layout=config.serving.layout)
@@ -348,6 +355,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     gallery=gallery,
     talking=talking,
     why_not_engine=why_not,
+    teacher=teacher,
   )
 
 

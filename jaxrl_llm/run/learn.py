@@ -16,6 +16,7 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
+from jaxrl_llm.learner.teacher_programs import read_by_teacher
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
@@ -95,13 +96,16 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
 
   phases.begin("advantages")
   batch, placed, credit_metrics = add_credit(run, batch, layouts, placed, taken, credit)
+  placed, teacher_metrics = add_teacher_advantages(run, placed)
   between()
 
   phases.begin("update")
   placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in placed]
   updates = [update(run, minibatch, step) for minibatch in placed]
   # One wait for all updates of the step.
-  updates = [summary.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
+  # The exact numbers of an update's comparison replace the teacher's estimates.
+  of_updates = zip(teacher_metrics, updates, route_metrics, strict=True)
+  updates = [summary.to_floats(taught | metrics | routes) for taught, metrics, routes in of_updates]
 
   phases.begin("other")
   sequences = [x for minibatch in minibatches for x in minibatch]
@@ -300,6 +304,19 @@ def add_credit(
   return batch._replace(advantages=credit.advantages), placed, credit.metrics
 
 
+def add_teacher_advantages(run: Run, placed: list[TrainBatch]) -> tuple[list[TrainBatch], list[Metrics]]:
+  """Adds the teacher's advantages to those of each mini-batch, if the config asks for them.
+
+  Returns:
+    The mini-batches, and their metrics.
+  """
+  if not run.config.teacher.opd_coef:
+    return placed, [{} for _ in placed]
+  advised = [run.experiment.learner.teacher.advise(run.teacher, read_by_teacher(x)) for x in placed]
+  placed = [x._replace(advantages=advantages) for x, (advantages, _) in zip(placed, advised, strict=True)]
+  return placed, [metrics for _, metrics in advised]
+
+
 def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   """Updates the policy and any critic; during the critic's warm-up, the critic alone."""
   config, experiment, metrics = run.config, run.experiment, {}
@@ -315,7 +332,8 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
       coefs = np.full(batch.tokens.shape, run.record.kl_coef, np.float32)
       batch = batch._replace(kl_coefs=place_tokens(experiment.mesh, coefs))
     batch = needed_by_step(batch, experiment.objective.needs, adaptive_kl=adaptive_kl)
-    run.state, policy_metrics = experiment.learner.rl_step(run.state, batch)
+    others = [run.teacher] if config.teacher.gkd_coef else []
+    run.state, policy_metrics = experiment.learner.rl_step(run.state, batch, *others)
     metrics |= policy_metrics
   if measured is not None:
     after = experiment.learner.logprobs(run.state.params, measured).routing

@@ -63,8 +63,10 @@ def open_workdir(
   if restored is None:
     return Opened(checkpoints, first, None, {}, notes)
   arrays, saved = restored
+  path_of_teacher = config.teacher.path if "teacher" in config else None  # A reward model has none.
   for name, other, remedy in (
     ("base", f"config.model.path: found other weights in {config.model.path!r}", "restore those"),
+    ("teacher", f"config.teacher.path: found other weights in {path_of_teacher!r}", "name those, as WORKDIR@STEP"),
     ("data_fingerprint", f"config.task: found other {data}", "restore the original files"),
   ):
     if saved.get(name) != getattr(first, name):

@@ -15,6 +15,7 @@ from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.rollouts.samplers import engine_columns
 from jaxrl_llm.run.experiment import build_experiment, why_not_engine
 from jaxrl_llm.run.phases import PHASES, Phase
+from jaxrl_llm.run.teacher import find_teacher
 from jaxrl_llm.sampler.begin import num_rows
 
 NUM_SETTINGS = 3
@@ -72,9 +73,9 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   objective = policy.make_objective(config)
   on_engine = config.environment.name is not None and why_not_engine(config, sampler_mesh) is None
   columns = engine_columns(config, sampler_mesh) if on_engine else None
-  return memory.footprint(
-    config, shape, mesh, sampler_mesh, objective, needs=fields_needed(config, objective), engine_columns=columns
-  )
+  teacher = find_teacher(config)
+  options = dict(needs=fields_needed(config, objective), engine_columns=columns, teacher=teacher and teacher.shape)
+  return memory.footprint(config, shape, mesh, sampler_mesh, objective, **options)
 
 
 def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None, open_rows: bool = False) -> list[str]:

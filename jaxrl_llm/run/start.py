@@ -24,6 +24,7 @@ from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
 from jaxrl_llm.run.saved_state import abstract_arrays, fresh_state, restored_state, saved_part
+from jaxrl_llm.run.teacher import load_teacher
 from jaxrl_llm.tasks.curriculum import CurriculumStream
 from jaxrl_llm.tasks.files import report
 from jaxrl_llm.tasks.pipeline import example_iterator
@@ -45,6 +46,7 @@ class Run:
   state: TrainState
   reference: Params | None  # Policy after the warm start, frozen; None if no loss reads it.
   critic: TrainState | None
+  teacher: Params | None  # Never changes, and is in no checkpoint of the run.
   prompts: Any
   demonstrations: Any
   # Groups that the next RL step continues; None if every step waits for all groups.
@@ -103,6 +105,7 @@ def start_run(
     chosen, config = sizes.describe_sizes(config, experiment.config, experiment.lengths), experiment.config
     data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
     own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
+    own["teacher"] = experiment.teacher and experiment.teacher.fingerprint()
     predicted = footprint(config, experiment.learner.model.config.vocab_size).peak / 1e9
     first = first_record(config, command, experiment.task, predicted_memory_gb=predicted, **own)
     opened = open_workdir(config, workdir, first, abstract_arrays(experiment), iterators=Data._fields, data="problems")
@@ -116,6 +119,9 @@ def start_run(
       if record.kl_coef_began != kl_coef:  # The config has changed since.
         record.kl_coef = record.kl_coef_began = kl_coef
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
+    teacher, taught = None, experiment.learner.teacher
+    if taught is not None:
+      teacher = load_teacher(experiment.teacher, taught.model, taught.abstract_params)
   samples = SampleWriter(workdir if hosts.is_main() else None)
   samples.resume(record.phase_steps)
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
@@ -131,6 +137,7 @@ def start_run(
     state=state,
     reference=reference,
     critic=critic,
+    teacher=teacher,
     prompts=data.prompts,
     demonstrations=data.demonstrations,
     carried=data.carried,

@@ -42,6 +42,7 @@ class Record:
     data: Numbers of problems that were read, kept, and dropped for each reason; None for generated
       problems.
     data_fingerprint: Fingerprint of the problems; None for generated problems.
+    teacher: Fingerprint of the teacher's weights; None without a teacher (RL).
     kl_coef: KL coefficient of the next RL step, which the adaptive controller changes (RL).
     kl_coef_began: KL coefficient of the config (RL).
     predicted_memory_gb: Estimated peak memory of a device, excluding that of the process itself
@@ -70,6 +71,7 @@ class Record:
   base: str | None = None
   data: dict[str, Any] | None = None
   data_fingerprint: str | None = None
+  teacher: str | None = None
   kl_coef: float | None = None
   kl_coef_began: float | None = None
   predicted_memory_gb: float | None = None
@@ -79,7 +81,7 @@ class Record:
   unknown: dict[str, Any] = field(default_factory=dict)
 
 
-_OF_ONE_JOB = ("kl_coef", "kl_coef_began", "predicted_memory_gb", "batch_sizes", "alarms", "batch_pairs")
+_OF_ONE_JOB = ("teacher", "kl_coef", "kl_coef_began", "predicted_memory_gb", "batch_sizes", "alarms", "batch_pairs")
 
 
 def record_to_json(record: Record) -> dict[str, Any]:

@@ -69,6 +69,16 @@ CASES = [
             "learner.row_buckets": (16,)}, "moe.replay"),
   ("gspo", {"environment.max_turn_tokens": 4}, "environment.max_turn_tokens"),
   ("gspo", {"task.vary_shots": True}, "task.vary_shots"),
+  ("gspo", {"teacher.path": "t"}, "teacher.path"),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "num_steps": 0}, "teacher.path"),
+  ("gspo", {"teacher.opd_coef": 1.0}, "teacher.opd_coef"),
+  ("gspo", {"teacher.gkd_coef": 1.0}, "teacher.gkd_coef"),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.gkd_beta": 0.5}, "teacher.gkd_beta"),
+  ("gspo", {"teacher.temperature": 2.0}, "teacher.temperature"),
+  ("gspo", {"teacher.dtype": "bfloat16"}, "teacher.dtype"),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "rollout.top_p": 0.9}, "rollout.top_p"),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "rollout.top_k": 5}, "rollout.top_k"),
+  ("gspo", {"teacher.path": "t", "teacher.gkd_coef": 1.0, "learner.skip_zero_advantages": True}, "learner.skip_zero_advantages"),
   ("gspo", {"task.curriculum": "level", "task.name": "mixture", "task.parts": ("arithmetic=1", "gsm_symbolic=1")}, "task.curriculum"),
   ("gspo", {"environment.call_reward": 0.5}, "environment.call_reward"),
   ("gspo", {"environment.sessions": 2}, "environment.sessions"),
@@ -99,6 +109,7 @@ def test_every_row_of_the_table_has_a_case():
 
 
 LEGAL = [
+  ("gspo", {"teacher.path": "t", "teacher.gkd_coef": 1.0, "teacher.gkd_beta": 0.5, "rollout.top_p": 0.9}),
   ("grpo", {"objective.kl_estimator": "k1"}),
   ("grpo", {"kl.target": 0.1, "kl.horizon": 100}),
   ("gspo", {"objective.clip_high": 0.05}),

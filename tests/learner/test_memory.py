@@ -10,6 +10,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory, programs
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models import ModelConfig, preset
+from tests.marks import few
 from tests.runs import tiny_config
 
 TINY = preset("tiny", vocab_size=264)
@@ -54,6 +55,25 @@ def test_an_update_needs_the_predicted_memory(case):
   assert sum(estimate.held.values()) == pytest.approx(measured.argument_size_in_bytes, rel=0.05)
   # The state is donated, so an update needs no second copy of weights and moments.
   assert measured.alias_size_in_bytes >= 0.99 * (estimate.held["weights"] + estimate.held["optimizer moments"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_tokens", few([None, 128], 0))
+def test_the_exact_divergence_of_152k_ids_needs_no_more_memory_than_the_sampled_one(head_tokens):
+  """Both runs hold the teacher, but only the exact form reads it in the update."""
+  shape = preset("tiny", vocab_size=151_936)._replace(num_layers=2, d_model=64, head_tokens=head_tokens)
+  sizes, peak = {"learner.row_tokens": 256, "learner.row_buckets": (4,), "rollout.num_prompts": 2}, {}
+  for form, coefs in {"sampled": (1.0, 0.0), "exact": (0.0, 1.0)}.items():
+    config = tiny_config("opd", sizes | dict(zip(("teacher.opd_coef", "teacher.gkd_coef"), coefs, strict=True)))
+    objective, mesh = policy.make_objective(config), mesh_of()
+    options = dict(needs=fields_needed(config, objective), teacher=shape)
+    made = programs.make_programs(config, mesh, shape, objective, **options)
+    measured = made.rl_step.jitted.trace(*made.rl_step.signatures[0]).lower().compile().memory_analysis()
+    estimate = memory.footprint(config, shape, mesh, mesh, objective, **options)
+    held = 0 if form == "exact" else estimate.held["teacher"]
+    peak[form] = measured.argument_size_in_bytes + measured.temp_size_in_bytes + held
+    assert LOW < sum(estimate.programs["update"].values()) / measured.temp_size_in_bytes < 1.7
+  assert peak["exact"] < 1.2 * peak["sampled"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.objectives.distillation import gkd
+from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.sampler import make_filter
 from tests.marks import few
 
@@ -23,6 +25,9 @@ NUM_PROMPTS, GROUP = 8, 4
 # Eight devices divide every axis.
 _NANO = preset("nano", vocab_size=VOCAB)._replace(num_heads=16, num_kv_heads=8, head_dim=4)
 MODELS = {"dense": _NANO, "sparse": _NANO._replace(experts=Experts(num_experts=8, top_k=2, d_ff=16))}
+
+# A student learns from a wider teacher over the whole vocabulary, beside the objective's own loss.
+TAUGHT, TEACHER = "taught", _NANO._replace(d_model=48, num_layers=3)
 
 DEVICES, SPLITS, AT_ONCE, LAYOUTS = (2, 4, 8), ("fsdp", "tensor", "expert", "context"), (None, 16, 8), ("packed", "padded", "shared")
 
@@ -72,40 +77,47 @@ def laid_out(layout, bucket=ROWS):
 
 
 @functools.cache
-def weights(name):
-  return jax.jit(make_model(MODELS[name]).init)(jax.random.key(0))
+def weights(shape, seed=0):
+  return jax.jit(make_model(shape).init)(jax.random.key(seed))
 
 
 @functools.lru_cache(maxsize=1)
 def built(name, sizes):
-  """Builds a model, its state on a mesh, and the mesh, which is None for one device."""
+  """Builds a model, its state on a mesh, the mesh (None for one device) and any teachers."""
   mesh = mesh_lib.make_mesh(**({"data": 1} | dict(sizes)), devices=jax.devices()[: int(np.prod([n for _, n in sizes]))]) if sizes else None
-  model = make_model(MODELS[name], mesh=mesh)
-  state = init_state(weights(name), GRADIENT)
+  shape = MODELS["dense" if name == TAUGHT else name]
+  model = make_model(shape, mesh=mesh)
+  state, teachers = init_state(weights(shape), GRADIENT), [weights(TEACHER, seed=1)] if name == TAUGHT else []
   if mesh is not None:
     params = mesh_lib.param_shardings(mesh, model.logical_axes, state.params)
     state = jax.device_put(state, mesh_lib.state_shardings(mesh, GRADIENT, state, params))
-  return model, state, mesh
+    axes = make_model(TEACHER).logical_axes
+    teachers = [jax.device_put(x, mesh_lib.param_shardings(mesh, axes, x)) for x in teachers]
+  return model, state, mesh, teachers
 
 
 @functools.lru_cache(maxsize=1)  # All programs together would fill a laptop's memory.
 def program(name, sizes, rows_at_once):
   """Makes the program of an update, the same for all layouts of one shape."""
-  model, *_ = built(name, sizes)
+  model, _, mesh, _ = built(name, sizes)
   losses = {"balance": 0.1, "z": 0.01} if name == "sparse" else {}
   filter_logits = make_filter(temperature=0.9)
   outputs_fn = functools.partial(policy_outputs, model.logprobs, filter_logits, learns_entropy=True, router_losses=tuple(losses))
-  settings = dict(learning_rate=lambda _: 1.0, rows_at_once=rows_at_once, router_coefs=losses)
+  streams = []
+  if name == TAUGHT:
+    of_teacher = dict(teacher_fn=make_model(TEACHER, mesh=mesh).teacher, comparer=comparer(beta=0.4, temperature=1.2))
+    outputs_fn, streams = functools.partial(outputs_fn, **of_teacher), [gkd(0.7)]
+  settings = dict(streams=streams, learning_rate=lambda _: 1.0, rows_at_once=rows_at_once, router_coefs=losses)
   return jax.jit(make_train_step(outputs_fn, OBJECTIVE, GRADIENT, **settings))
 
 
 @functools.cache
 def update(name, sizes=(), rows_at_once=None, layout="padded", bucket=ROWS):
   """Runs an update and returns its gradient and metrics."""
-  _, state, mesh = built(name, sizes)
+  _, state, mesh, teachers = built(name, sizes)
   rows = laid_out(layout, bucket)
   batch = jax.tree.map(jnp.asarray, rows) if mesh is None else mesh_lib.place_tokens(mesh, rows)
-  new, metrics = program(name, sizes, rows_at_once)(state, batch)
+  new, metrics = program(name, sizes, rows_at_once)(state, batch, *teachers)
   return jax.device_get((new.opt_state, metrics))
 
 
@@ -193,6 +205,21 @@ def test_every_choice_is_among_the_few():
 )
 def test_no_split_changes_an_update(case):
   check(*case)
+
+
+@pytest.mark.parametrize(
+  ("sizes", "rows_at_once", "layout"),
+  [((), 8, "shared"), pytest.param((("fsdp", 2), ("context", 2), ("tensor", 2)), 16, "packed", marks=pytest.mark.slow)],
+  ids=["micro-batches", "eight devices"],
+)
+def test_no_split_changes_an_update_with_a_teacher(sizes, rows_at_once, layout):
+  """The teacher's term has weights of its own: a token mean beside a sequence mean."""
+  metrics, alone = update(TAUGHT)[1], update("dense")[1]
+  terms = metrics["actor/pg_loss"] + metrics["actor/kl_loss"] + metrics["actor/entropy_loss"] + metrics["teacher/gkd_loss"]
+  assert metrics["actor/loss"] == pytest.approx(terms, rel=1e-5) and metrics["teacher/gkd_loss"] > 1e-3
+  assert metrics["teacher/gkd_loss"] == pytest.approx(0.7 * metrics["teacher/divergence"], rel=1e-5)
+  assert all(metrics[name] == pytest.approx(x, rel=1e-5) for name, x in alone.items() if name not in ("actor/loss", "actor/grad_norm"))
+  check(TAUGHT, sizes, rows_at_once, layout)
 
 
 BUCKETS = {16: "shared", 24: "packed", 40: "padded"}

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import check, command_line
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.config.fields import FIELDS, flatten
+from jaxrl_llm.config.fields import FIELDS, flatten, without_teacher
 from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_samples
 from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.run.evaluate import source as source_lib
@@ -90,7 +90,7 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
       f"--config is missing; for instance --config=configs/gspo.py (available: {command_line.available()}); only a "
       "run has its own config"
     )
-  config = command_line.override(config, overrides)
+  config = without_teacher(command_line.override(config, overrides))
   if source.kind == "run":
     source_lib.refuse_other_model(config, source.path)
   if source.kind == "files":

@@ -1,0 +1,146 @@
+"""The teacher that a config names: where it is, its shape, its vocabulary and its weights."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from jaxrl_llm.config import policy
+from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.messages import Problem
+from jaxrl_llm.models import Model, ModelConfig, load_params, read_config, trainable
+from jaxrl_llm.models.params import combine, partition
+from jaxrl_llm.pretrained import where
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.tokenizer import PretrainedTokenizer, load_tokenizer
+from jaxrl_llm.run.checkpoint_params import read_params
+from jaxrl_llm.run.evaluate import source as source_lib
+from jaxrl_llm.text_types import Tokenizer
+from jaxrl_llm.types import Params
+
+
+class Teacher(NamedTuple):
+  """A teacher, of which only headers have been read.
+
+  Attributes:
+    source: Place of its weights.
+    config: Config of the run that trained it; None for published weights.
+    shape: Shape of the model, with the dtype that the student's config asks for.
+  """
+
+  source: source_lib.Source
+  config: ConfigDict | None
+  shape: ModelConfig
+
+  @property
+  def path(self) -> Path:
+    """Folder or file of the weights."""
+    if self.source.kind == "run":
+      return self.source.path / "checkpoints" / str(self.source.step)
+    return where.resolve(self.source.path)
+
+  def fingerprint(self) -> str:
+    """Returns a hash that distinguishes teachers."""
+    # A run's manifest has the digest of every file of the checkpoint.
+    return where.fingerprint(self.path / "manifest.json" if self.source.kind == "run" else self.path)
+
+
+def find_teacher(config: ConfigDict) -> Teacher | None:
+  """Finds the teacher of a config; None if the config names none.
+
+  Raises:
+    ValueError: If it does not exist or cannot be used. One line.
+  """
+  section = config.teacher
+  if section.path is None:
+    return None
+  try:
+    source = source_lib.find(section.path)
+    run = source_lib.run_config(source.path) if source.kind == "run" else None
+  except UsageError as error:
+    raise ValueError(str(error).replace("--checkpoint", "config.teacher.path", 1)) from error
+  try:
+    shape = read_config(where.resolve(source.path)) if run is None else policy.model_config(run, vocab_size=ByteTokenizer.vocab_size)
+  except ValueError as error:
+    raise ValueError(f"config.teacher.path: found {section.path!r}, expected a model that can be read: {error}") from error
+  dtype = section.dtype or config.model.dtype
+  options = dict(dtype=dtype, param_dtype=dtype, remat="none", attention=config.model.attention, head_tokens=config.model.head_tokens)
+  return Teacher(source, run, shape._replace(**options))
+
+
+def check_teacher(teacher: Teacher, config: ConfigDict, tokenizer: Tokenizer, shape: ModelConfig) -> None:
+  """Refuses a teacher that does not read and write the policy's tokens.
+
+  Args:
+    teacher: Teacher of the config.
+    config: Config of the student.
+    tokenizer: Tokenizer of the student.
+    shape: Shape of the student.
+
+  Raises:
+    ValueError: If the vocabularies differ, or one of the two sees pictures. One line, with the fix.
+  """
+  name = repr(config.teacher.path)
+  if difference := _difference(teacher, tokenizer):
+    fix = "a teacher with the policy's tokenizer; one of another family can teach by its texts: imitate them in a warm start"
+    raise ValueError(Problem("config.teacher.path", f"{name}, {difference}", fix))
+  if config.teacher.gkd_coef and teacher.shape.vocab_size != shape.vocab_size:
+    sizes = f"{teacher.shape.vocab_size:,} ids in the teacher and {shape.vocab_size:,} in the policy"
+    rows = f"{config.teacher.gkd_coef} with logits of {sizes}"
+    raise ValueError(Problem("config.teacher.gkd_coef", rows, "equal numbers, or 0 and teacher.opd_coef, which reads sampled tokens only"))
+  if shape.vision is not None or teacher.shape.vision is not None:
+    raise ValueError(Problem("config.teacher.path", name, "None for a model with a vision tower, for which it is not implemented"))
+  if teacher.shape.max_positions is not None and config.rollout.prompt_buckets is not None:
+    longest = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
+    if longest > teacher.shape.max_positions:
+      most = f"one with room for sequences of {longest} tokens"
+      raise ValueError(Problem("config.teacher.path", f"{name}, a model of {teacher.shape.max_positions} positions", most))
+
+
+def _difference(teacher: Teacher, tokenizer: Tokenizer) -> str | None:
+  """Returns how the teacher's tokenizer differs from the student's; None if it does not."""
+  path = where.resolve(teacher.source.path) if teacher.config is None else None
+  if teacher.config is not None and teacher.config.model.path is not None:
+    path = where.resolve(teacher.config.model.path)
+  if path is not None and path.is_dir() and not (path / "tokenizer.json").exists():
+    # A policy without a tokenizer of its own was exported.
+    rows = teacher.shape.vocab_size
+    differs = rows != tokenizer.vocab_size
+    return f"which has no tokenizer.json and logits of {rows} ids, while the policy has {tokenizer.vocab_size}" if differs else None
+  theirs = ByteTokenizer() if path is None else load_tokenizer(path, chat=False)
+  if not (isinstance(theirs, PretrainedTokenizer) and isinstance(tokenizer, PretrainedTokenizer)):
+    return None if theirs == tokenizer else f"whose tokenizer is {_named(theirs)}, while the policy's is {_named(tokenizer)}"
+  ours, theirs = ({i: text for text, i in x.backend.get_vocab(with_added_tokens=True).items()} for x in (tokenizer, theirs))
+  different = [i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i)]
+  if not different:
+    return None
+  first = different[0]
+  return f"in whose vocabulary token {first} is {theirs.get(first)!r}, while it is {ours.get(first)!r} in the policy's"
+
+
+def _named(tokenizer: Any) -> str:
+  return f"that of {tokenizer.path.name}" if isinstance(tokenizer, PretrainedTokenizer) else type(tokenizer).__name__
+
+
+def load_teacher(teacher: Teacher, model: Model, abstract_params: PyTree) -> Params:
+  """Loads the weights of a teacher onto the learner's mesh.
+
+  Args:
+    teacher: Teacher whose model this is.
+    model: Model of the teacher's shape.
+    abstract_params: Params of the model as shapes, dtypes and shardings.
+
+  Raises:
+    ValueError: If the weights cannot be read, or are those of another model.
+  """
+  if teacher.config is None:
+    return load_params(teacher.path, model)
+  if model.config.lora is None:
+    return read_params(teacher.path, abstract_params)[0]
+  # A checkpoint of adapters does not hold their base.
+  trained = trainable(model.config, model.logical_axes)
+  adapters, _ = read_params(teacher.path, partition(abstract_params, trained)[0])
+  first = policy.first_params(teacher.config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
+  return combine(adapters, partition(first(jax.random.key(0)), trained)[1])
