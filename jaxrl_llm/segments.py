@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.types import Metrics, TokenMetrics, WeighFn
+from jaxrl_llm.types import Metrics, Objective, TokenMetrics, WeighFn
 
 
 def segment_sum(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
@@ -115,7 +115,8 @@ def token_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) ->
 
   Note:
     The paper's equation divides by the tokens of one prompt's group, inside the expectation over
-    prompts. Here, as in verl and TRL, the whole batch has one denominator.
+    prompts, which is `prompt_mean`. Here, as in verl and TRL, the whole batch has one denominator,
+    so that a prompt with long responses weighs more.
   """
   del segments
   return mask / jnp.maximum(jnp.sum(mask), 1)
@@ -141,6 +142,52 @@ def sequence_sum(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) 
     Stabilizing Reinforcement Learning with LLMs (MiniRL), arXiv:2512.01374, 2025.
   """
   return mask / num_sequences(mask, segments)
+
+
+def prompt_mean(
+  mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None, groups: Int[Array, "B T"] | None = None
+) -> Float[Array, "B T"]:
+  """Returns weights w = m / (K·n): a mean over the tokens of each prompt's samples, then over prompts.
+
+  n is the number of counted tokens in the group of samples of the token's prompt, and K the number
+  of prompts with a counted token. The samples of a prompt may lie in any rows.
+
+  Args:
+    mask: 1 if a token counts.
+    segments: Not read.
+    groups: Prompt of each token, a number from 0 to B·T.
+
+  Raises:
+    ValueError: If there are no groups.
+
+  Example:
+    >>> prompt_mean(jnp.ones((1, 4)), None, jnp.array([[1, 1, 1, 2]])).tolist()
+    [[0.1666666716337204, 0.1666666716337204, 0.1666666716337204, 0.5]]
+
+  References:
+    DAPO, arXiv:2503.14476, 2025, eqs. 8 and 12; MiniMax-M1 (CISPO), arXiv:2506.13585, 2025, eq. 4;
+    ScaleRL, arXiv:2510.13786, 2025, which compares the weights.
+  """
+  del segments
+  if groups is None:
+    raise ValueError("groups: found None, expected an array [B, T], because weights is 'prompt_mean'")
+  # There are no more prompts than slots, and one bin a slot keeps the shape free of the packing.
+  sums = jax.ops.segment_sum(mask.ravel(), groups.ravel(), num_segments=mask.size + 1)
+  num_tokens = jnp.maximum(sums[groups], 1)
+  return mask / (num_tokens * jnp.maximum(jnp.sum(mask / num_tokens), 1))
+
+
+prompt_mean.needs = frozenset({"groups"})
+
+
+def token_weights(
+  objective: Objective, mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None, groups: Int[Array, "B T"] | None = None
+) -> Float[Array, "B T"]:
+  """Returns an objective's weights of all tokens of the global batch.
+
+  `objective.weigh` gets the groups only if the objective needs them.
+  """
+  return objective.weigh(mask, segments, groups) if "groups" in objective.needs else objective.weigh(mask, segments)
 
 
 def constant(max_tokens: int) -> WeighFn:

@@ -156,6 +156,8 @@ class TrainBatch(NamedTuple):
       responses share; 0 means none. None if no row shares a prompt.
     images: Pictures that the rows show; None for a language model. Tokens then have positions in
       time, height and width.
+    groups: Number of the prompt that each token's sequence is a sample of, from 1, the same in all
+      rows; 0 for padding. None if no weight depends on it.
   """
 
   tokens: Int[Array, "B T"]
@@ -173,6 +175,7 @@ class TrainBatch(NamedTuple):
   routing: Int[Array, "B T L K"] | None = None
   prefixes: Int[Array, "B T"] | None = None
   images: Images | None = None
+  groups: Int[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):
@@ -261,8 +264,12 @@ GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], GateContext], Token
 PenaltyFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 """`(outputs, batch) -> (per-token loss to add, token metrics)`."""
 
-WeighFn = Callable[[Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
-"""`(mask, segments) -> weights`: called once, on the whole global batch, before any split."""
+WeighFn = Callable[..., Float[Array, "B T"]]
+"""`(mask, segments) -> weights`: called once, on the whole global batch, before any split.
+
+One that also reads the prompts, `(mask, segments, groups) -> weights`, has an attribute `needs` that
+contains "groups". `segments.token_weights` calls either.
+"""
 
 TokenLossFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 """`(outputs, batch) -> (per-token loss, token metrics)`; never reduces."""
@@ -275,8 +282,8 @@ class Objective(NamedTuple):
     weigh: Function that returns the weights of all tokens of the global batch.
     token_loss: Function that returns the loss of each token, to be minimised.
     needs: Optional fields of `TrainBatch` and `PolicyOutputs` that `token_loss` reads, among
-      `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy`. The training loop computes
-      only these.
+      `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy`; or `groups`, which `weigh`
+      reads. The training loop computes only these.
     value_loss: Loss of the values of a critic with its own parameters; None for a method without a
       critic. `token_loss` adds the same term by itself if `PolicyOutputs.values` is given, i.e. if
       policy and critic share their parameters.

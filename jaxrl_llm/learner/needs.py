@@ -33,14 +33,21 @@ def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: boo
   return batch._replace(
     ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
     kl_coefs=batch.kl_coefs if adaptive_kl and "ref_logprobs" in needs else None,
+    groups=batch.groups if "groups" in needs else None,
     returns=None,
     old_values=None,
   )
 
 
-def needed_by_critic(batch: TrainBatch) -> TrainBatch:
-  """Keeps the optional arrays that the critic's update reads."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None, routing=None)
+def needed_by_critic(batch: TrainBatch, needs: frozenset[str]) -> TrainBatch:
+  """Keeps the optional arrays that the critic's update reads.
+
+  Args:
+    batch: Batch with every optional array.
+    needs: Optional fields that the objective reads.
+  """
+  groups = batch.groups if "groups" in needs else None
+  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None, routing=None, groups=groups)
 
 
 def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
@@ -53,7 +60,7 @@ def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
 
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   """Keeps the optional arrays for passes that only compute log-probabilities or values."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None, importance=None)
+  return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None, importance=None, groups=None)
 
 
 def abstract_batch(
@@ -77,7 +84,13 @@ def abstract_batch(
   names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs")
   routing = None if routes is None else jax.ShapeDtypeStruct((rows, row_tokens, *routes), jnp.int16, sharding=sharding)
   batch = TrainBatch(
-    tokens=ints, positions=ints, segments=ints, routing=routing, prefixes=ints if shares else None, **dict.fromkeys(names, floats)
+    tokens=ints,
+    positions=ints,
+    segments=ints,
+    routing=routing,
+    prefixes=ints if shares else None,
+    groups=ints,
+    **dict.fromkeys(names, floats),
   )
   if room is None:
     return batch

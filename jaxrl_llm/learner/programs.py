@@ -283,7 +283,7 @@ def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objecti
     init=jax.jit(init, out_shardings=shardings),
     abstract_state=abstract_state,
     values=compiled_for(values, [(abstract_state.params, needed_by_logprobs(batch)) for batch in batches]),
-    step=compiled_for(jitted, [(abstract_state, needed_by_critic(batch)) for batch in batches]),
+    step=compiled_for(jitted, [(abstract_state, needed_by_critic(batch, objective.needs)) for batch in batches]),
   )
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxrl_llm.devices.offload import is_on_host, offloaded
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.params import combine, partition
-from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics
+from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics, token_weights
 from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TokenTerm, TrainBatch, TrainState
 
 TrainStepFn = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
@@ -222,7 +222,7 @@ def make_train_step(
     text = batch._replace(images=None)
     chex.assert_tree_shape_prefix(text, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask"))
     chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
-    weights = objective.weigh(batch.mask, batch.segments)
+    weights = token_weights(objective, batch.mask, batch.segments, batch.groups)
     trained, frozen = partition(state.params, trainable)
     (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights)
     grad_norm = optax.tree.norm(grads)

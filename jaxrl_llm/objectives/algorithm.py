@@ -17,7 +17,8 @@ SHARED = """\
     `ref_logprobs`.
   kl_estimator: Key of `penalties.KL_ESTIMATORS`.
   entropy_coef: Reward per nat of entropy; if positive, the objective needs `entropy`.
-  weights: Weighting of tokens: "token_mean", "sequence_mean", "sequence_sum" or "constant".
+  weights: Weighting of tokens: "token_mean", "prompt_mean", "sequence_mean", "sequence_sum" or
+    "constant".
   max_tokens: Generation budget in tokens, for weights="constant" only.
 
 Returns:

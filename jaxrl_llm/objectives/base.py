@@ -7,13 +7,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.ratios import bounded_log_ratio
-from jaxrl_llm.segments import constant, once_per_sequence, segment_mean, segment_sum, sequence_mean, sequence_sum, token_mean
+from jaxrl_llm.segments import (
+  constant,
+  once_per_sequence,
+  prompt_mean,
+  segment_mean,
+  segment_sum,
+  sequence_mean,
+  sequence_sum,
+  token_mean,
+)
 from jaxrl_llm.types import GateContext, GateFn, Objective, PenaltyFn, PolicyOutputs, RatioFn, TokenMetrics, TokenTerm, TrainBatch, WeighFn
 
 STATISTICS = ("mean", "min", "max", "p99")
 
 WEIGHTS = {
   "token_mean": lambda max_tokens: token_mean,
+  "prompt_mean": lambda max_tokens: prompt_mean,
   "sequence_mean": lambda max_tokens: sequence_mean,
   "sequence_sum": lambda max_tokens: sequence_sum,
   "constant": constant,
@@ -134,7 +144,7 @@ def policy_objective(
   return Objective(
     weigh=weigh,
     token_loss=token_loss,
-    needs=frozenset(needs) | anchored,
+    needs=frozenset(needs) | anchored | getattr(weigh, "needs", frozenset()),
     value_loss=value_loss,
     correctable=True,
     ratio_level=getattr(ratio, "level", "token"),
@@ -157,7 +167,8 @@ def critic_objective(objective: Objective) -> Objective:
     loss, metrics = objective.value_loss(outputs, batch)
     return jnp.where(batch.mask > 0, loss, 0), jax.lax.stop_gradient(metrics)
 
-  return Objective(weigh=objective.weigh, token_loss=token_loss, needs=frozenset({"values", "returns", "old_values"}))
+  needs = frozenset({"values", "returns", "old_values"}) | (objective.needs & {"groups"})
+  return Objective(weigh=objective.weigh, token_loss=token_loss, needs=needs)
 
 
 def ratio_metrics(log_ratio: Float[Array, "B T"], batch: TrainBatch) -> TokenMetrics:

@@ -113,7 +113,11 @@ def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> 
 
 
 def trajectories(
-  rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None, *, pictures: Sequence[Pictures | None] | None = None
+  rollouts: Rollouts,
+  counted: Bool[np.ndarray, " N"] | None = None,
+  *,
+  pictures: Sequence[Pictures | None] | None = None,
+  group_size: int | None = None,
 ) -> list[Trajectory]:
   """Makes the trajectories of a rollout batch on the host, with zero advantages.
 
@@ -121,6 +125,8 @@ def trajectories(
     rollouts: Rollouts on the host.
     counted: True for sequences whose tokens count; None counts all.
     pictures: Pictures of each sequence's prompt, None for one without any; None if there are none.
+    group_size: Number of samples per prompt, to number the prompts; None leaves them without
+      numbers.
   """
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
@@ -142,6 +148,7 @@ def trajectories(
         routing=None if rollouts.routing is None else rollouts.routing[row][np.concatenate([rollouts.prompt_mask[row], drawn])],
         num_prompt=len(prompt),
         pictures=None if pictures is None else pictures[row],
+        group=None if group_size is None else row // group_size + 1,
       )
     )
   return result

@@ -22,7 +22,8 @@ from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.rollouts.rollout import written_mask
 from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run
-from jaxrl_llm.types import Metrics, TrainBatch, WeighFn
+from jaxrl_llm.segments import token_weights
+from jaxrl_llm.types import Metrics, Objective, TrainBatch
 from jaxrl_llm.workdir import summary
 
 
@@ -80,15 +81,19 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   if gallery is not None:
     of_prompts = gallery.pictures(batch.examples[:: batch.group_size], run.state.params)
     pictures = [own for own in of_prompts for _ in range(batch.group_size)]
-  sequences = packing.split(trajectories.trajectories(batch.rollouts, batch.counted, pictures=pictures), num_updates)
+  group_size = batch.group_size if "groups" in run.experiment.needs else None
+  drawn = trajectories.trajectories(batch.rollouts, batch.counted, pictures=pictures, group_size=group_size)
+  sequences = packing.split(drawn, num_updates)
   minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
   layouts = [arrange(run, x) for x in minibatches]
   packed = [packing.pack(x, layout, gallery and gallery.rows) for x, layout in zip(minibatches, layouts, strict=True)]
   if credit is not None:
-    weigh, written = jax.jit(run.experiment.objective.weigh), written_mask(batch.rollouts) & batch.counted[:, None]
+    written = written_mask(batch.rollouts) & batch.counted[:, None]
     of_updates = zip(np.split(written.astype(np.float32), num_updates), np.split(taken, num_updates), strict=True)
-    shares = [share_of_weight(weigh, *x) for x in of_updates]
-    packed = [x._replace(importance=np.full(x.mask.shape, share, np.float32)) for x, share in zip(packed, shares, strict=True)]
+    shares = [shares_of_weight(run.experiment.objective, *x, group_size=batch.group_size) for x in of_updates]
+    shares = [[np.full(len(x.tokens), x_share) for x, x_share in zip(*of, strict=True)] for of in zip(minibatches, shares, strict=True)]
+    laid = [packing.lay(share, layout) for share, layout in zip(shares, layouts, strict=True)]
+    packed = [x._replace(importance=importance) for x, importance in zip(packed, laid, strict=True)]
   computed = [with_logprobs(run, place_tokens(mesh, minibatch), step) for minibatch in packed]
   placed, route_metrics = [batch for batch, _ in computed], [metrics for _, metrics in computed]
   between()
@@ -204,25 +209,31 @@ def only(items: Sequence[Any], kept: Bool[np.ndarray, " n"]) -> list[Any]:
   return list(itertools.compress(items, kept))
 
 
-def share_of_weight(weigh: WeighFn, mask: Float[np.ndarray, "N R"], taken: Bool[np.ndarray, " N"]) -> float:
-  """Returns the part of an update's token weights that falls on the sequences it is made of.
+def shares_of_weight(
+  objective: Objective, mask: Float[np.ndarray, "N R"], taken: Bool[np.ndarray, " N"], *, group_size: int
+) -> Float[np.ndarray, " n"]:
+  """Returns the part that each sequence of an update keeps of its weight in the update of all.
 
-  Sequences without an advantage add nothing to a loss, but count in its denominators. With this
-  share as `TrainBatch.importance`, an update without them has the same loss and gradient.
+  Sequences without an advantage add nothing to a loss, but count in its denominators. With these
+  shares as `TrainBatch.importance`, an update without them has the same loss and gradient.
 
   Args:
-    weigh: Weighting of the objective.
+    objective: Objective, which weighs the tokens.
     mask: 1 for the tokens that count, of all sequences of the update.
-    taken: True for the sequences that the update is made of.
+    taken: True for the n sequences that the update is made of.
+    group_size: Number of consecutive samples per prompt.
 
   Example:
-    >>> from jaxrl_llm.segments import token_mean
-    >>> share_of_weight(token_mean, np.float32([[1, 1], [1, 0], [1, 0]]), np.array([True, False, True]))
-    0.75
+    >>> from jaxrl_llm.objectives.dapo import dapo
+    >>> mask, taken = np.float32([[1, 1], [1, 0], [1, 0]]), np.array([True, False, True])
+    >>> shares_of_weight(dapo(), mask, taken, group_size=3).tolist()
+    [0.75, 0.75]
   """
-  alone = mask * taken[:, None]
-  among_all, by_themselves = (float(np.sum(np.asarray(weigh(jnp.asarray(x), None)) * alone)) for x in (mask, alone))
-  return among_all / by_themselves if by_themselves else 1.0
+  groups = jnp.broadcast_to(jnp.arange(len(mask))[:, None] // group_size, mask.shape)
+  objective = objective._replace(weigh=jax.jit(objective.weigh))
+  of_tokens = (token_weights(objective, jnp.asarray(x), None, groups) for x in (mask, mask * taken[:, None]))
+  among_all, by_themselves = (np.sum(np.asarray(x), axis=1)[taken] for x in of_tokens)
+  return np.where(by_themselves > 0, among_all / np.where(by_themselves > 0, by_themselves, 1), 1)
 
 
 def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[np.ndarray]]) -> Credit:
@@ -308,7 +319,7 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
     measured = needed_by_logprobs(batch._replace(routing=live_routes(run, batch)))
     before = experiment.learner.logprobs(run.state.params, measured).routing
   if run.critic is not None:
-    run.critic, metrics = experiment.learner.critic.step(run.critic, needed_by_critic(batch))
+    run.critic, metrics = experiment.learner.critic.step(run.critic, needed_by_critic(batch, experiment.objective.needs))
   if run.critic is None or step >= (config.critic.value_warmup_steps or 0):
     adaptive_kl = config.kl.target is not None
     if adaptive_kl:

@@ -406,6 +406,10 @@ def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[f
   places = [[(b, t) for t, m in enumerate(row) if m] for b, row in enumerate(mask)]
   places = [seq for seq in places if seq]
   num_tokens = sum(map(len, places))
+  of_prompts: dict[int, int] = {}
+  for seq in places:
+    b, t = seq[0]
+    of_prompts[GROUPS[b][t]] = of_prompts.get(GROUPS[b][t], 0) + len(seq)
   grad = [[0.0] * len(row) for row in mask]
   value_grad = [[0.0] * len(row) for row in mask]
   losses, clips = [], []
@@ -413,6 +417,7 @@ def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[f
   for seq in places:
     weight = {
       "token_mean": 1 / num_tokens,
+      "prompt_mean": 1 / len(of_prompts) / of_prompts[GROUPS[seq[0][0]][seq[0][1]]],
       "sequence_mean": 1 / len(places) / len(seq),
       "sequence_sum": 1 / len(places),
       "constant": 1 / len(places) / (s.get("max_tokens") or 1),
@@ -476,6 +481,9 @@ MASK = [
   [0, 0, 0, 0, 0, 0],
   [1, 1, 1, 1, 1, 1],
 ]
+GROUPS = [[1] * 6, [2] * 6, [1] * 6, [3] * 6, [2] * 6]
+"""Prompt of each token's response, in every batch."""
+
 MARGIN = 1e-5
 """Minimum distance of every case from a bound, in the bound's own units.
 
@@ -559,13 +567,13 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     *({"kl_coef": 0.3, "kl_estimator": estimator} for estimator in ("k1+", "weighted_k3")),
   ],
   "dr_grpo": [{"max_tokens": 7}, {"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.3}],
-  "dapo": [{"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 1.2}],
+  "dapo": [{"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 1.2}, {"weights": "prompt_mean"}],
   "gspo": [{"clip_low": 0.05, "clip_high": 0.1, "weights": "token_mean"}, {"clip_low": 0.1, "clip_high": 0.05, "dual_clip": 1.15}],
   "gspo_token": [{"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.15}],
   "sapo": [{"tau_pos": 3.0, "tau_neg": 0.5}],
   "rloo": [{"clip_low": 0.5, "clip_high": 1.0, "dual_clip": 3.0}],
   "reinforce_plus_plus": [{"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.5}],
-  "cispo": [{"clip_low": 0.3, "clip_high": 0.5}],
+  "cispo": [{"clip_low": 0.3, "clip_high": 0.5}, {"weights": "prompt_mean"}],
   "gmpo": [{"log_clip_low": 0.1, "log_clip_high": 0.2}],
   "minirl": [{"tis_cap": 1.05, "clip_low": 0.1, "clip_high": 0.1, "dual_clip": 1.3}],
   "luspo": [{"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.15}],
@@ -628,6 +636,7 @@ def reads(name: str, settings: dict[str, Any]) -> list[str]:
   fields += ["sampler_logprobs"] if s.get("anchor") == "sampler" or "tis_cap" in s else []
   fields += ["ref_logprobs"] if s["kl_coef"] else []
   fields += ["entropy"] if s["entropy_coef"] else []
+  fields += ["groups"] if s["weights"] == "prompt_mean" else []
   return fields
 
 
@@ -639,13 +648,13 @@ def table() -> dict[str, Any]:
     # PPO also has cases without the critic, for implementations that keep it elsewhere.
     alone = [] if any(key.startswith("value_") for key in settings) else [[]]
     for critic in [*alone, *([["values", "old_values", "returns"]] if (PAPERS[name] | settings).get("value_coef") else [])]:
-      result = reference(name, settings, {field: inputs[batch][field] for field in fields + critic})
+      result = reference(name, settings, {field: inputs[batch][field] for field in fields + critic if field != "groups"})
       assert result.margin > MARGIN, f"{name} {settings} {batch}: a bound is only {result.margin:.1e} away"
       case = {"settings": settings, "inputs": batch, "reads": fields + critic, "loss": result.loss, "grad_logprobs": result.grad_logprobs}
       case |= {"grad_values": result.grad_values} if critic else {}
       case |= {} if result.clip_fraction is None else {"clip_fraction": result.clip_fraction}
       objectives[name]["cases"].append(case)
-  return {"format": 1, "inputs": inputs, "objectives": objectives}
+  return {"format": 1, "inputs": inputs, "groups": GROUPS, "objectives": objectives}
 
 
 def dumps(tree: Any) -> str:

@@ -10,7 +10,7 @@ from jaxrl_llm.advantages import group_advantages
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make, value
-from jaxrl_llm.run.learn import share_of_weight
+from jaxrl_llm.run.learn import shares_of_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 from tests.marks import typical
 
@@ -98,9 +98,10 @@ def test_responses_without_an_advantage_count_only_in_the_denominators(x64, batc
   taken = np.ones(8, bool)
   taken[none] = False
   rest = evaluate(name, batch | {"mask": batch["mask"] * taken[:, None]}, wanted=(), **penalties_off(name)).grads["logprobs"]
-  share = share_of_weight(make(name).weigh, batch["mask"], taken)
-  assert 0 < share < 1
-  same = np.allclose(share * rest, whole, rtol=1e-12, atol=0)
+  shares = np.ones(8)
+  shares[taken] = shares_of_weight(make(name), batch["mask"], taken, group_size=2)
+  assert np.all(shares[: len(LENGTHS)][taken[: len(LENGTHS)] & (batch["mask"][: len(LENGTHS)].sum(axis=1) > 0)] < 1)
+  same = np.allclose(shares[:, None] * rest, whole, rtol=1e-12, atol=0)
   assert same == make(name).correctable
 
 
@@ -352,6 +353,56 @@ def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, every
     objective, batch, "packed, wide", rows_at_once=1, num_devices=1, compiler_options=compiler_options
   )
   assert_same_update(actual, expected, ["actor/loss"])
+
+
+# Means over the samples of a prompt, which lie in any rows.
+
+PROMPTS = np.repeat([4, 4, 1, 4, 9, 1, 0, 0], 16).reshape(8, 16)
+OF_PROMPTS = {"weights": "prompt_mean", "clip_low": 0.1}
+
+
+def test_a_mean_over_prompts_is_the_mean_of_their_own_losses(x64, batch, evaluate):
+  of_each = [evaluate("dapo", batch | {"mask": batch["mask"] * (prompt == PROMPTS)}, clip_low=0.1) for prompt in (1, 4)]
+  actual = evaluate("dapo", batch | {"groups": PROMPTS}, **OF_PROMPTS)
+  np.testing.assert_allclose(actual.loss, np.mean([x.loss for x in of_each]), rtol=1e-12)
+  whole = evaluate("dapo", batch, clip_low=0.1)
+  assert abs(whole.loss - actual.loss) > 1e-3 and whole.metrics["ratio/mean"] == actual.metrics["ratio/mean"]
+  with pytest.raises(ValueError, match=r"^groups: found None, expected an array \[B, T\], because weights is 'prompt_mean'"):
+    evaluate("dapo", batch, **OF_PROMPTS)
+  with pytest.raises(ValueError, match="^groups: found float"):
+    evaluate("dapo", batch | {"groups": 1.0 * PROMPTS}, **OF_PROMPTS)
+
+
+@pytest.mark.parametrize(
+  ("layout", "rows_at_once", "num_devices"),
+  [("one a row, many rows", 8, 8), ("packed, wide", 1, 1), ("packed, last first", 2, 1), ("padded on the left", None, 8)],
+)
+def test_a_mean_over_prompts_knows_no_rows_micro_batches_or_devices(
+  x64, batch, evaluate, compiler_options, layout, rows_at_once, num_devices
+):
+  """The samples of the prompts lie in several rows, micro-batches and devices."""
+  batch = in_single_precision(batch)
+  expected = evaluate("dapo", batch | {"groups": PROMPTS}, **OF_PROMPTS)
+  objective = only_metrics(make("dapo", **OF_PROMPTS), lambda metric: metric == "actor/pg_loss")
+  how = dict(rows_at_once=rows_at_once, num_devices=num_devices, compiler_options=compiler_options)
+  actual = update(objective, batch | {"groups": PROMPTS}, layout, **how)
+  assert_same_update(actual, expected, ["actor/loss", "actor/pg_loss"])
+
+
+def test_shares_of_a_prompts_samples(x64, batch, evaluate):
+  """One sample of each prompt has no advantage, so each prompt's other samples have a share of their own."""
+  none = [1, 5]
+  batch["advantages"][none] = 0
+  consecutive = np.repeat([1, 1, 2, 2, 3, 3, 4, 4], 16).reshape(8, 16)
+  whole = evaluate("dapo", batch | {"groups": consecutive}, wanted=(), **OF_PROMPTS).grads["logprobs"]
+  taken = np.ones(8, bool)
+  taken[none] = False
+  shares = np.ones(8)
+  shares[taken] = shares_of_weight(make("dapo", **OF_PROMPTS), batch["mask"], taken, group_size=2)
+  rest = {"mask": batch["mask"] * taken[:, None], "groups": consecutive}
+  rest = evaluate("dapo", batch | rest, wanted=(), **OF_PROMPTS).grads["logprobs"]
+  np.testing.assert_allclose(shares[:, None] * rest, whole, rtol=1e-12, atol=0)
+  assert shares[0] != shares[2] and np.any(whole != 0)
 
 
 # Inputs that an objective needs. Tracing needs only shapes.

@@ -14,7 +14,7 @@ from jaxrl_llm.objectives.gates import GATES, unclipped
 from jaxrl_llm.objectives.penalties import KL_ESTIMATORS
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.settings import RULES, checked, gate_settings
-from jaxrl_llm.segments import token_mean
+from jaxrl_llm.segments import token_mean, token_weights
 from jaxrl_llm.types import Objective
 from tests.marks import few
 
@@ -92,9 +92,10 @@ def test_every_option_changes_loss_or_gradient(make_batch, evaluate, name, optio
 def test_every_choice_of_weights_changes_the_weights(make_batch, name):
   """The weights are the whole third slot, and the loss is linear in them."""
   mask = jnp.asarray(make_batch(lengths=(6, 3, 1, 5))["mask"])
-  choices = [{"weights": weights} for weights in WEIGHTS if weights != "constant"]
+  groups = jnp.zeros(mask.shape, int).at[3].set(1)
+  choices = [{"weights": weights} for weights in WEIGHTS if weights != "constant" and (name, weights) != ("sft", "prompt_mean")]
   choices += [{"weights": "constant", "max_tokens": max_tokens} for max_tokens in (10, 20)]
-  by_choice = [make(name, **choice).weigh(mask, None) for choice in choices]
+  by_choice = [token_weights(make(name, **choice), mask, None, groups) for choice in choices]
   assert not any(np.allclose(a, b) for a, b in itertools.combinations(by_choice, 2))
   default = inspect.signature(OBJECTIVES[name]).parameters["weights"].default
   expected = weights_by_name(default, inspect.signature(OBJECTIVES[name]).parameters["max_tokens"].default)
