@@ -97,6 +97,18 @@ def _leave_one_out(evidence, group_size):
   return adv.leave_one_out_advantages(_penalised(evidence), group_size, valid=evidence.valid), None
 
 
+def _rloo_n(evidence, group_size, *, min_valid):
+  return adv.leave_one_out_advantages(_penalised(evidence), group_size, valid=evidence.valid, min_valid=min_valid), None
+
+
+def _maxrl(evidence, group_size):
+  return adv.maxrl_advantages(evidence.rewards, group_size, valid=evidence.valid), None
+
+
+def _batch_scaled(evidence, group_size):
+  return adv.batch_scaled_advantages(_penalised(evidence), group_size, valid=evidence.valid), None
+
+
 def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
   return adv.pass_at_k_advantages(_penalised(evidence), group_size, k=pass_k, normalize_std=normalize_std), None
 
@@ -129,6 +141,12 @@ ESTIMATORS = {
   "group": Estimator(_group, {"normalize_std": True}),
   # RLOO.
   "leave_one_out": Estimator(_leave_one_out, {}),
+  # RLOO-N: a group of fewer rewards is left out.
+  "rloo_n": Estimator(_rloo_n, {"min_valid": 3}),
+  # MaxRL: relative to the group's mean. A divergence would make rewards of 0 negative.
+  "maxrl": Estimator(_maxrl, {}, takes_kl=False),
+  # Lite PPO, ScaleRL: the group's mean, the batch's standard deviation.
+  "batch_scaled": Estimator(_batch_scaled, {}),
   # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
   # GDPO: each reward is normalised separately.

@@ -105,6 +105,8 @@ FIELDS: dict[str, Field] = {
 
   "advantage.estimator": Field("group", TEXT, "A key of `advantages.estimators.ESTIMATORS`; some read the fields below."),
   "advantage.normalize_std": Field(None, SWITCH, "Divide by the group's standard deviation; False is Dr. GRPO's."),
+  "advantage.min_valid": Field(None, at_least(2, "a baseline is made of the other samples"),
+    "Smallest number of a group's samples with a reward that RLOO-N learns from."),
   "advantage.pass_k": Field(None, COUNT, "The k of Pass@k Training."),
   "advantage.gamma": Field(None, UNIT, "Discount per token."),
   "advantage.lam": Field(None, UNIT, "GAE's lambda for the policy's advantages."),

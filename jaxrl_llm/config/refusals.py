@@ -126,6 +126,10 @@ REFUSALS: tuple[Refusal, ...] = (
     "{value_estimators}, because this objective trains a critic (objective.value_coef) that no other estimator reads"),
   Refusal("advantage.lam", lambda c, x: c.advantage.lam is not None and c.advantage.length_alpha is not None,
     "None, because advantage.length_alpha takes its place"),
+  Refusal("advantage.min_valid",
+    lambda c, x: "min_valid" in x.estimator.defaults
+    and (c.advantage.min_valid or x.estimator.defaults["min_valid"]) > c.rollout.group_size,
+    "at most rollout.group_size (None is 3), or no group would be learned from"),
   Refusal("advantage.pass_k", lambda c, x: c.advantage.pass_k is not None and c.advantage.pass_k > c.rollout.group_size,
     "at most rollout.group_size"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),

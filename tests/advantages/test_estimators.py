@@ -25,12 +25,17 @@ def evidence(rng) -> Evidence:
 def bare(evidence: Evidence, name: str) -> Evidence:
   """Keeps the evidence that the estimator reads, without a divergence in the reward."""
   keep = {"rewards", "parts", "mask"} | ESTIMATORS[name].needs
-  return Evidence(**{field: getattr(evidence, field) for field in keep})
+  # The smallest number of rewards of a group matters only if one is missing.
+  valid = np.array([True] * 5 + [False]) if "min_valid" in ESTIMATORS[name].defaults else None
+  return Evidence(**{field: getattr(evidence, field) for field in keep}, valid=valid)
 
 
 SETTINGS = {
   "group": {"normalize_std": False},
   "leave_one_out": {},
+  "rloo_n": {"min_valid": 2},
+  "maxrl": {},
+  "batch_scaled": {},
   "pass_at_k": {"pass_k": 3, "normalize_std": False},
   "per_reward": {"normalize_std": False},
   "steps": {"normalize_std": False},

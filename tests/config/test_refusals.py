@@ -28,6 +28,7 @@ CASES = [
   ("custom", {"objective.value_coef": 0.5}, "advantage.estimator"),
   ("custom", {"objective.ratio": "sequence_token_gradient", "objective.clip_high": 0.1}, "objective.clip_high"),
   ("ppo", {"advantage.lam": 0.9, "advantage.length_alpha": 0.1}, "advantage.lam"),
+  ("gspo", {"advantage.estimator": "rloo_n", "advantage.min_valid": 5}, "advantage.min_valid"),
   ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 5}, "advantage.pass_k"),
   ("grpo", {"learner.skip_zero_advantages": True, "objective.kl_coef": 0.1}, "learner.skip_zero_advantages"),
   ("gspo", {"learner.skip_zero_advantages": True, "objective.entropy_coef": 0.1}, "learner.skip_zero_advantages"),
