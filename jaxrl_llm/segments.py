@@ -210,33 +210,41 @@ def constant(max_tokens: int) -> WeighFn:
 def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Float[Array, ""]:
   """Returns the q-quantile of the selected entries, with `jnp.quantile`'s linear interpolation.
 
-  The order statistics are found bit by bit, because the order of floats is that of their bits. This
-  takes one count per bit, 32 for float32, and devices exchange one number per count; a sort would
-  gather all entries on every device. No selected entry may be NaN. The quantile of no entries is
-  NaN.
+  No selected entry may be NaN. The quantile of no entries is NaN.
 
   Example:
     >>> float(quantile(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), 0.75))
     2.5
+  """
+  position = q * (jnp.sum(inside) - 1)
+  low, high = (order_statistic(x, inside, rank(position)) for rank in (jnp.floor, jnp.ceil))
+  return low + (position - jnp.floor(position)) * (high - low)
+
+
+def order_statistic(x: Float[Array, "B T"], inside: Bool[Array, "B T"], rank: Array) -> Float[Array, ""]:
+  """Returns the selected entry that has `rank` of them below it, counted from 0.
+
+  It is found bit by bit, because the order of floats is that of their bits. This takes one count
+  per bit, 32 for float32, and devices exchange one number per count; a sort would gather all
+  entries on every device. No selected entry may be NaN. The statistic of no entries is NaN.
+
+  Example:
+    >>> float(order_statistic(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), 1))
+    1.0
   """
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   unsigned = jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32
   width = 8 * jnp.dtype(unsigned).itemsize
   bits, top = jax.lax.bitcast_convert_type(x, unsigned), unsigned(1 << (width - 1))
   keys = jnp.where(bits >= top, ~bits, bits | top)  # Integers in the same order as the floats.
-  position = q * (jnp.sum(inside) - 1)
 
-  def ranked(rank: Float[Array, ""]) -> Float[Array, ""]:
-    # The largest key with at most `rank` entries below it: the entry of that rank, counted from 0.
-    def refine(i, key):
-      trial = key | (top >> i.astype(unsigned))
-      return jnp.where(jnp.sum(inside & (keys < trial)) <= rank, trial, key)
+  # The largest key with at most `rank` entries below it: the entry of that rank.
+  def refine(i, key):
+    trial = key | (top >> i.astype(unsigned))
+    return jnp.where(jnp.sum(inside & (keys < trial)) <= rank, trial, key)
 
-    key = jax.lax.fori_loop(0, width, refine, unsigned(0))
-    return jax.lax.bitcast_convert_type(jnp.where(key >= top, key ^ top, ~key), x.dtype)
-
-  low, high = ranked(jnp.floor(position)), ranked(jnp.ceil(position))
-  return low + (position - jnp.floor(position)) * (high - low)
+  key = jax.lax.fori_loop(0, width, refine, unsigned(0))
+  return jax.lax.bitcast_convert_type(jnp.where(key >= top, key ^ top, ~key), x.dtype)
 
 
 def reduce_metrics(metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Metrics:

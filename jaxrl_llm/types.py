@@ -156,6 +156,8 @@ class TrainBatch(NamedTuple):
       responses share; 0 means none. None if no row shares a prompt.
     images: Pictures that the rows show; None for a language model. Tokens then have positions in
       time, height and width.
+    selected: 1 at tokens that the objective treats differently, by `Objective.prepare`; else 0. None
+      for an objective that selects none, or not yet.
     groups: Number of the prompt that each token's sequence is a sample of, from 1, the same in all
       rows; 0 for padding. None if no weight depends on it.
   """
@@ -176,6 +178,7 @@ class TrainBatch(NamedTuple):
   prefixes: Int[Array, "B T"] | None = None
   images: Images | None = None
   groups: Int[Array, "B T"] | None = None
+  selected: Float[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):
@@ -186,12 +189,14 @@ class GateContext(NamedTuple):
     old_logprobs: Log-probabilities under the policy that the ratio is relative to.
     mask: 1 if a token counts, else 0.
     segments: Sequence of each token, or None for one sequence per row.
+    selected: 1 at tokens that the objective selects; None if it selects none.
   """
 
   logprobs: Float[Array, "B T"]
   old_logprobs: Float[Array, "B T"]
   mask: Float[Array, "B T"]
   segments: Int[Array, "B T"] | None = None
+  selected: Float[Array, "B T"] | None = None
 
 
 class StopReason(IntEnum):
@@ -296,6 +301,10 @@ class Objective(NamedTuple):
       sampler.
     imitates: Whether the objective makes tokens likelier whatever their advantages, as imitation
       does.
+    prepare: Function of the global batch that is called once, before any split, and returns it with
+      what `token_loss` reads of a statistic over all of it. `token_loss` calls it by itself on a
+      batch that is not prepared. None if there is no such statistic.
+    teaches_without_advantage: Whether the policy term moves tokens whose advantage is 0.
   """
 
   weigh: WeighFn
@@ -306,3 +315,5 @@ class Objective(NamedTuple):
   ratio_level: str | None = None
   corrects_mismatch: bool = False
   imitates: bool = False
+  prepare: Callable[[TrainBatch], TrainBatch] | None = None
+  teaches_without_advantage: bool = False

@@ -21,11 +21,12 @@ from jaxrl_llm.types import Objective
 
 FAMILIES = {
   "no gate": ("reinforce", "sft"),
-  "clip of a token": ("ppo", "grpo", "dr_grpo", "reinforce_plus_plus", "dapo", "minirl"),
+  "clip of a token": ("ppo", "grpo", "dr_grpo", "reinforce_plus_plus", "dapo", "minirl", "clip_cov"),
   "clip of a sequence": ("gspo", "gspo_token", "luspo", "rloo", "gmpo"),
   "smooth": ("sapo", "custom", "maspo", "vespo"),
   "capped weight": ("cispo", "minpro"),
   "trust region": ("dppo_tv", "dppo_kl", "cppo"),
+  "pull to the old policy": ("dro", "kl_cov"),
 }
 """All objectives, by the kind of their gate.
 

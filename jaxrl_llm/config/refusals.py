@@ -49,6 +49,7 @@ class Chosen(NamedTuple):
   def teaches_without_advantage(self, c: ConfigDict) -> bool:
     """Returns whether a response can have a gradient though its advantages are zero."""
     of_loss = self.penalised or "entropy" in self.objective.needs or not self.objective.correctable
+    of_loss = of_loss or self.objective.teaches_without_advantage
     return of_loss or self.reads_values or c.reward.kl_coef > 0 or c.moe.balance_coef > 0 or c.moe.z_coef > 0
 
   @property
@@ -134,6 +135,8 @@ REFUSALS: tuple[Refusal, ...] = (
     "at most rollout.group_size"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
     "False, because a response without an advantage has a gradient here: a divergence, entropy, the critic or a router's own loss"),
+  Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.corrected.prepare is not None,
+    "False, because the tokens of such responses are part of the statistic by which this objective or correction selects tokens"),
   Refusal("learner.old_logprobs",
     lambda c, x: c.learner.old_logprobs == "sampler" and (x.corrected.corrects_mismatch or c.correction.geometric_rejection is not None),
     "'learner', because with the sampler's log-probabilities for log π_old there is no mismatch to correct"),

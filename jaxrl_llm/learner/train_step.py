@@ -222,6 +222,7 @@ def make_train_step(
     text = batch._replace(images=None)
     chex.assert_tree_shape_prefix(text, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask"))
     chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
+    batch = batch if objective.prepare is None else objective.prepare(batch)
     weights = token_weights(objective, batch.mask, batch.segments, batch.groups)
     trained, frozen = partition(state.params, trainable)
     (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights)

@@ -107,6 +107,7 @@ def value(
   zeros = jnp.zeros(shape, jnp.int32)
   outputs = PolicyOutputs(**{name: floats.pop(name, None) for name in PolicyOutputs._fields})
   batch = TrainBatch(tokens=zeros, positions=zeros, segments=segments.astype(jnp.int32), mask=mask, groups=groups, **floats)
+  batch = batch if objective.prepare is None else objective.prepare(batch)
   weights = token_weights(objective, batch.mask, batch.segments, batch.groups)
   losses, token_metrics = objective.token_loss(outputs, batch)
   loss = jnp.sum(weights * losses)

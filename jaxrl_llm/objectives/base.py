@@ -1,6 +1,6 @@
 """Shared parts of policy objectives: clean inputs, ratio x gate x weights, penalties, metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def on_mask(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[PolicyOutputs, T
   def clean(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
     return jnp.where(counted, x, 0).astype(jnp.promote_types(x.dtype, jnp.float32))
 
-  floats = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "importance", "kl_coefs")
+  floats = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "importance", "kl_coefs", "selected")
   present = {field: x for field in floats if (x := getattr(batch, field)) is not None}
   return jax.tree.map(clean, outputs), batch._replace(**jax.tree.map(clean, present))
 
@@ -82,6 +82,8 @@ def policy_objective(
   needs: frozenset[str] = frozenset(),
   value_loss: PenaltyFn | None = None,
   anchor: str | None = "old",
+  prepare: Callable[[TrainBatch], TrainBatch] | None = None,
+  teaches_without_advantage: bool = False,
 ) -> Objective:
   """Composes an objective: loss = Σ w·(−k·gate(ratio(log π − log π_old), A) + penalties).
 
@@ -96,6 +98,8 @@ def policy_objective(
     anchor: Policy that the ratio compares with: "old" for the learner's at the start of the rollout
       batch's updates, "sampler" for the sampler's. With None the loss needs neither, but metrics
       still compare with `old_logprobs`.
+    prepare: Selection of tokens on the whole global batch (see `selections`), for the gate.
+    teaches_without_advantage: Whether the gate moves tokens whose advantage is 0.
 
   Returns:
     The objective, with these metrics:
@@ -123,9 +127,11 @@ def policy_objective(
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     if anchor == "sampler":
       batch = batch._replace(old_logprobs=required(batch.sampler_logprobs, "sampler_logprobs", "the anchor is the sampler's policy"))
+    if prepare is not None and batch.selected is None:
+      batch = prepare(batch)
     outputs, batch = on_mask(outputs, batch)
     log_ratio = bounded_log_ratio(outputs.logprobs, batch.old_logprobs)
-    context = GateContext(outputs.logprobs, batch.old_logprobs, batch.mask, batch.segments)
+    context = GateContext(outputs.logprobs, batch.old_logprobs, batch.mask, batch.segments, batch.selected)
     surrogate, gate_metrics = gate(ratio(log_ratio, batch.mask, batch.segments), batch.advantages, context)
     loss = -surrogate
     if batch.importance is not None:
@@ -148,6 +154,8 @@ def policy_objective(
     value_loss=value_loss,
     correctable=True,
     ratio_level=getattr(ratio, "level", "token"),
+    prepare=prepare,
+    teaches_without_advantage=teaches_without_advantage,
   )
 
 

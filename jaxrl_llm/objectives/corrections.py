@@ -221,7 +221,15 @@ def bypass(objective: Objective) -> Objective:
     )
     return objective.token_loss(outputs, batch._replace(old_logprobs=sampler_logprobs))
 
-  return objective._replace(token_loss=token_loss, needs=objective.needs - {"old_logprobs"} | {"sampler_logprobs"})
+  def prepare(batch: TrainBatch) -> TrainBatch:
+    prepared = objective.prepare(batch._replace(old_logprobs=batch.sampler_logprobs))
+    return prepared._replace(old_logprobs=batch.old_logprobs)
+
+  return objective._replace(
+    token_loss=token_loss,
+    needs=objective.needs - {"old_logprobs"} | {"sampler_logprobs"},
+    prepare=None if objective.prepare is None else prepare,
+  )
 
 
 CORRECTIONS = {

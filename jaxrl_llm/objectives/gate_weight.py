@@ -32,6 +32,7 @@ def gate_weight(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch)
     >>> gate_weight(gspo(), PolicyOutputs(-ones + 0.1), batch).tolist()
     [[0.0, 0.0]]
   """
+  batch = batch if objective.prepare is None else objective.prepare(batch)
   weights = token_weights(objective, batch.mask, batch.segments, batch.groups)
   sampler = batch.old_logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
 

@@ -77,6 +77,11 @@ RULES = {
   "w_min": (lambda x: is_number(x) and 0 < x <= 1, "a number > 0 and <= 1, the weight of the first token"),
   "budget": _COEFFICIENT,
   "tis_cap": _CAP,
+  "pull": _COEFFICIENT,
+  "cov_share": (lambda x: is_number(x) and 0 < x < 1, "a number > 0 and < 1, a share of the batch's tokens"),
+  "cov_low": (is_number, "a number"),
+  "cov_high": (is_number, "a number"),
+  "cov_kl_coef": _COEFFICIENT,
   "kl_coef": _COEFFICIENT,
   "kl_estimator": one_of(KL_ESTIMATORS),
   "entropy_coef": _COEFFICIENT,
@@ -133,6 +138,8 @@ def _conflicts(settings: dict[str, Any], given: dict[str, Any], defaults: dict[s
       yield "max_tokens: found None, expected a whole number of tokens > 0, because weights is 'constant'"
     if weights != "constant" and given.get("max_tokens") is not None:
       yield f"max_tokens: found {max_tokens!r}, expected None, because weights is {weights!r} and would ignore it"
+  if "cov_high" in settings and settings["cov_low"] > settings["cov_high"]:
+    yield f"cov_low: found {settings['cov_low']!r}, expected at most cov_high={settings['cov_high']!r}"
   for name, coef in (("kl_estimator", "kl_coef"), ("value_clip", "value_coef")):
     if name in settings and settings[coef] == 0 and settings[name] != defaults[name]:
       yield f"{name}: found {settings[name]!r}, expected {defaults[name]!r}, because {coef} is 0 and would ignore it"

@@ -34,6 +34,8 @@ CASES = [
   ("gspo", {"learner.skip_zero_advantages": True, "objective.entropy_coef": 0.1}, "learner.skip_zero_advantages"),
   ("gspo", {"learner.skip_zero_advantages": True, "reward.kl_coef": 0.1}, "learner.skip_zero_advantages"),
   ("ppo", {"learner.skip_zero_advantages": True}, "learner.skip_zero_advantages"),
+  ("dro", {"learner.skip_zero_advantages": True}, "learner.skip_zero_advantages"),
+  ("kl_cov", {"learner.skip_zero_advantages": True}, "learner.skip_zero_advantages"),
   ("gspo", {"correction.tis": 2.0}, "learner.old_logprobs"),
   ("minirl", {"learner.old_logprobs": "sampler"}, "learner.old_logprobs"),
   ("reinforce", {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),

@@ -22,6 +22,9 @@ SUPERVISED = ("sft",)
 # These differentiate the product of a response's ratios at each token, so the weights add up.
 SUM_OVER_RESPONSE = ("rloo",)
 
+# These leave out tokens that they select, even on-policy.
+DETACHING = ("clip_cov",)
+
 DIFFERENTIATED = ("logprobs", "entropy", "values")
 SCORES = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
 
@@ -51,6 +54,13 @@ def policies_meet(batch):
   return batch | scores | {"advantages": np.repeat(batch["advantages"][:, :1], 16, axis=1)}
 
 
+def selected(name, batch):
+  """Returns 1 at the tokens that an objective selects in a whole batch."""
+  fields = {field: jnp.asarray(batch[field]) for field in ("mask", "advantages", "old_logprobs")}
+  ids = jnp.asarray(batch["segments"], jnp.int32)
+  return np.asarray(make(name).prepare(TrainBatch(ids, ids, ids, **fields)).selected)
+
+
 def assert_same(actual, expected, rtol=0.0):
   np.testing.assert_allclose(actual.loss, expected.loss, rtol=rtol)
   assert actual.metrics.keys() == expected.metrics.keys()
@@ -73,6 +83,8 @@ def test_on_policy_the_gradient_is_reinforce(x64, batch, evaluate, everything_on
   if name in SUM_OVER_RESPONSE:
     weights = met["mask"] * weights.sum(axis=1, keepdims=True)
   expected = -weights * (1.0 if name in SUPERVISED else met["advantages"])
+  if name in DETACHING:
+    expected = expected * (1 - selected(name, met))
   actual = evaluate(name, met, **everything_on(name))
   np.testing.assert_allclose(actual.grads["logprobs"], expected, rtol=1e-13, atol=1e-17)
   assert np.any(expected != 0)
@@ -86,7 +98,9 @@ def test_without_advantages_there_is_no_gradient(x64, batch, evaluate, everythin
   assert np.all(groups == 0)
   unanimous = {"ref_logprobs": batch["logprobs"], "advantages": np.repeat(groups[:, None], 16, axis=1)}
   actual = evaluate(name, batch | unanimous, **everything_on(name))
-  assert all_finite(actual) and np.all(actual.grads["logprobs"] == 0) == (name not in SUPERVISED)
+  assert all_finite(actual) and np.all(actual.grads["logprobs"] == 0) == (
+    name not in SUPERVISED and not make(name).teaches_without_advantage
+  )
 
 
 @every_objective
@@ -102,7 +116,9 @@ def test_responses_without_an_advantage_count_only_in_the_denominators(x64, batc
   shares[taken] = shares_of_weight(make(name), batch["mask"], taken, group_size=2)
   assert np.all(shares[: len(LENGTHS)][taken[: len(LENGTHS)] & (batch["mask"][: len(LENGTHS)].sum(axis=1) > 0)] < 1)
   same = np.allclose(shares[:, None] * rest, whole, rtol=1e-12, atol=0)
-  assert same == make(name).correctable
+  objective = make(name)
+  # A selection of tokens may or may not be the same without them.
+  assert objective.prepare is not None or same == (objective.correctable and not objective.teaches_without_advantage)
 
 
 # The mask.
@@ -403,6 +419,26 @@ def test_shares_of_a_prompts_samples(x64, batch, evaluate):
   rest = evaluate("dapo", batch | rest, wanted=(), **OF_PROMPTS).grads["logprobs"]
   np.testing.assert_allclose(shares[:, None] * rest, whole, rtol=1e-12, atol=0)
   assert shares[0] != shares[2] and np.any(whole != 0)
+
+
+# Tokens selected by a statistic over the whole batch.
+
+
+@pytest.mark.parametrize(
+  ("name", "settings"),
+  [("clip_cov", {"cov_share": 0.3, "cov_low": 0.1}), ("kl_cov", {"cov_share": 0.3})],
+)
+def test_the_selection_is_that_of_the_whole_batch(x64, batch, evaluate, compiler_options, name, settings):
+  """A micro-batch of one row that selected for itself would hold back at least one token of each."""
+  batch, num_tokens = in_single_precision(batch), int(np.sum(batch["mask"]))
+  expected = evaluate(name, batch, **settings)
+  assert expected.metrics["actor/selected_fraction"] == int(0.3 * num_tokens) / num_tokens
+  objective = only_metrics(make(name, **settings), lambda metric: metric == "actor/selected_fraction")
+  for layout, rows_at_once in (("packed, wide", 1), ("one a row, many rows", 2)):
+    actual = update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=1, compiler_options=compiler_options)
+    assert_same_update(actual, expected, ["actor/loss", "actor/selected_fraction"])
+  apart = update(objective._replace(prepare=None), batch, "packed, wide", rows_at_once=1, num_devices=1, compiler_options=compiler_options)
+  assert apart[1]["actor/selected_fraction"] != expected.metrics["actor/selected_fraction"], "the test would not see it"
 
 
 # Inputs that an objective needs. Tracing needs only shapes.

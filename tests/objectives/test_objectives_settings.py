@@ -45,6 +45,11 @@ TURNS = {
   "w_min": ({}, 0.1),
   "budget": ({}, 0.0),
   "tis_cap": ({}, 1.01),
+  "pull": ({}, 1.0),
+  "cov_share": ({"cov_low": -9.0}, 0.5),
+  "cov_low": ({"cov_share": 0.9}, -9.0),
+  "cov_high": ({"cov_share": 0.9, "cov_low": 0.0}, 0.1),
+  "cov_kl_coef": ({"cov_share": 0.5}, 3.0),
   "kl_coef": ({}, 0.5),
   "kl_estimator": ({"kl_coef": 0.5}, "k2"),
   "entropy_coef": ({}, 0.1),
@@ -83,7 +88,8 @@ def test_every_option_has_a_rule_and_a_turn():
 def test_every_option_changes_loss_or_gradient(make_batch, evaluate, name, option):
   batch = make_batch(lengths=(6, 3, 1, 5))
   before, turned = TURNS[option]
-  before = before | with_its_gate(name, option)
+  before = {key: x for key, x in before.items() if key in inspect.signature(OBJECTIVES[name]).parameters}
+  before |= with_its_gate(name, option)
   reference, changed = (parts(evaluate(name, batch, wanted=(), **before | new)) for new in ({}, {option: turned}))
   assert differ(changed, reference)
 
@@ -140,6 +146,11 @@ WRONG = {
   "w_min": (0, 1.1, "1", True, float("nan"), None),
   "budget": COEFFICIENT,
   "tis_cap": CAP,
+  "pull": COEFFICIENT,
+  "cov_share": (0, 1, -0.1, "0.1", True, float("nan"), None),
+  "cov_low": ("1", True, float("nan"), None),
+  "cov_high": ("5", True, float("nan"), None),
+  "cov_kl_coef": COEFFICIENT,
   "kl_coef": COEFFICIENT,
   "kl_estimator": ("k4", "", None, 3, ["k3"]),
   "entropy_coef": COEFFICIENT,
@@ -173,6 +184,7 @@ def test_illegal_settings_are_named_with_found_and_expected(name, option):
     ("gspo", {"kl_estimator": "k1"}, "kl_estimator: found 'k1', expected 'k3', because kl_coef is 0"),
     ("grpo", {"kl_coef": 0, "kl_estimator": "k2"}, "kl_estimator: found 'k2'"),
     ("ppo", {"value_coef": 0, "value_clip": 0.1}, "value_clip: found 0.1, expected 0.2, because value_coef is 0"),
+    ("clip_cov", {"cov_low": 6.0}, "cov_low: found 6.0, expected at most cov_high=5.0"),
     ("custom", {"value_clip": 0.2}, "value_clip: found 0.2, expected None, because value_coef is 0"),
     ("custom", {"kl_estimator": "k1"}, "kl_estimator: found 'k1', expected 'k3', because kl_coef is 0"),
     ("custom", {"weights": "constant"}, "max_tokens: found None, expected a whole number"),
