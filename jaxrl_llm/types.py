@@ -156,6 +156,8 @@ class TrainBatch(NamedTuple):
       responses share; 0 means none. None if no row shares a prompt.
     images: Pictures that the rows show; None for a language model. Tokens then have positions in
       time, height and width.
+    old_entropy: Entropy of the policy at the start of this rollout batch's updates at each token, in
+      nats; None if nothing selects tokens by it.
     selected: 1 at tokens that the objective treats differently, by `Objective.prepare`; else 0. None
       for an objective that selects none, or not yet.
     groups: Number of the prompt that each token's sequence is a sample of, from 1, the same in all
@@ -179,6 +181,7 @@ class TrainBatch(NamedTuple):
   images: Images | None = None
   groups: Int[Array, "B T"] | None = None
   selected: Float[Array, "B T"] | None = None
+  old_entropy: Float[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):
@@ -287,8 +290,8 @@ class Objective(NamedTuple):
     weigh: Function that returns the weights of all tokens of the global batch.
     token_loss: Function that returns the loss of each token, to be minimised.
     needs: Optional fields of `TrainBatch` and `PolicyOutputs` that `token_loss` reads, among
-      `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy`; or `groups`, which `weigh`
-      reads. The training loop computes only these.
+      `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy`; `groups`, which `weigh`
+      reads; or `old_entropy`, which `prepare` reads. The training loop computes only these.
     value_loss: Loss of the values of a critic with its own parameters; None for a method without a
       critic. `token_loss` adds the same term by itself if `PolicyOutputs.values` is given, i.e. if
       policy and critic share their parameters.

@@ -11,6 +11,7 @@ A batch has N sequences, G consecutive ones per prompt, with R response slots ea
 | Pass@k Training | `pass_at_k_advantages` |
 | GDPO | `per_reward_advantages` |
 | GRPO with process supervision | `step_advantages` |
+| GTPO | `gtpo_advantages` |
 | REINFORCE++ | `whiten(returns_to_go(token_rewards(rewards, mask, kl, kl_coef), mask), mask)` |
 | PPO | `generalized_advantages(token_rewards(rewards, mask, kl, kl_coef), values, mask)`, then `whiten` |
 | VAPO | as for PPO, with `lam=length_adaptive_lambda(mask)` |
@@ -19,6 +20,7 @@ All functions compute in at least float32, and in float64 if an input is float64
 jit and never read values outside the mask. A NaN inside the mask reaches the result.
 """
 
+from jaxrl_llm.advantages.entropy import gtpo_advantages
 from jaxrl_llm.advantages.group import group_advantages, leave_one_out_advantages, pass_at_k_advantages, per_reward_advantages
 from jaxrl_llm.advantages.scales import batch_scaled_advantages, maxrl_advantages
 from jaxrl_llm.advantages.statistics import explained_variance, whiten
@@ -29,6 +31,7 @@ __all__ = [
   "explained_variance",
   "generalized_advantages",
   "group_advantages",
+  "gtpo_advantages",
   "leave_one_out_advantages",
   "length_adaptive_lambda",
   "maxrl_advantages",

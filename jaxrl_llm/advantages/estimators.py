@@ -28,6 +28,8 @@ class Evidence(NamedTuple):
     step_rewards: Reward of the step that ends at each token; None if the task has no verifier of
       steps.
     step_ends: True if a step ends at the token.
+    old_entropy: Entropy of the policy that drew the tokens at each of them, in nats; None if the
+      estimator does not read it.
   """
 
   rewards: Float[Array, " N"]
@@ -39,6 +41,7 @@ class Evidence(NamedTuple):
   values: Float[Array, "N R"] | None = None
   step_rewards: Float[Array, "N R"] | None = None
   step_ends: Bool[Array, "N R"] | None = None
+  old_entropy: Float[Array, "N R"] | None = None
 
 
 class Credit(NamedTuple):
@@ -122,6 +125,11 @@ def _steps(evidence, group_size, *, normalize_std):
   return adv.step_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, group_size, normalize_std=normalize_std), None
 
 
+def _gtpo(evidence, group_size, *, entropy_share, right_above):
+  rewards, entropy, mask = evidence.rewards, evidence.old_entropy, evidence.mask
+  return adv.gtpo_advantages(rewards, entropy, mask, group_size, entropy_share=entropy_share, right_above=right_above), None
+
+
 def _returns(evidence, group_size, *, gamma):
   del group_size
   return adv.returns_to_go(_per_token(evidence), evidence.mask, gamma=gamma), None
@@ -153,6 +161,10 @@ ESTIMATORS = {
   "per_reward": Estimator(_per_reward, {"normalize_std": True}, takes_kl=False),
   # GRPO with process supervision: the rewards of the steps that have not ended yet.
   "steps": Estimator(_steps, {"normalize_std": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False, whole_groups=True),
+  # GTPO: tokens of right responses by their entropy, those of wrong ones by its inverse.
+  "gtpo": Estimator(
+    _gtpo, {"entropy_share": 0.1, "right_above": 0.5}, frozenset({"old_entropy"}), takes_kl=False, compares_groups=False
+  ),
   # REINFORCE++, with `whiten`.
   "returns": Estimator(_returns, {"gamma": 1.0}, compares_groups=False),
   # PPO; VAPO with `length_alpha`, which then replaces `lam`.

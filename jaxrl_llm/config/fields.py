@@ -112,6 +112,8 @@ FIELDS: dict[str, Field] = {
   "advantage.normalize_std": Field(None, SWITCH, "Divide by the group's standard deviation; False is Dr. GRPO's."),
   "advantage.min_valid": Field(None, at_least(2, "a baseline is made of the other samples"),
     "Smallest number of a group's samples with a reward that RLOO-N learns from."),
+  "advantage.entropy_share": Field(None, ABOVE_ZERO, "Weight of the entropy in GTPO's rewards of tokens, beside 1 for the outcome."),
+  "advantage.right_above": Field(None, NUMBER, "Reward above which a response counts as right in GTPO."),
   "advantage.pass_k": Field(None, COUNT, "The k of Pass@k Training."),
   "advantage.gamma": Field(None, UNIT, "Discount per token."),
   "advantage.lam": Field(None, UNIT, "GAE's lambda for the policy's advantages."),
@@ -134,6 +136,7 @@ FIELDS: dict[str, Field] = {
   "correction.geometric_rejection": Field(None, judged(tuple), "(low, high) for a sequence's geometric mean."),
   "correction.off_policy_mask": Field(None, judged(float), "Nats per token; drops stale sequences with A < 0."),
   "correction.off_policy_anchor": Field(None, judged(str), "Policy that staleness is measured from: 'old' or 'sampler'."),
+  "correction.top_entropy": Field(None, judged(float), "Share of the tokens that is learned from, those of the largest entropy."),
   "correction.bypass": Field(False, judged(bool), "Use the sampler's log-probabilities as those of the old policy."),
 
   "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights; read if model.path is None."),

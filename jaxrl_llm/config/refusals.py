@@ -49,8 +49,8 @@ class Chosen(NamedTuple):
   def teaches_without_advantage(self, c: ConfigDict) -> bool:
     """Returns whether a response can have a gradient though its advantages are zero."""
     of_loss = self.penalised or "entropy" in self.objective.needs or not self.objective.correctable
-    of_loss = of_loss or self.objective.teaches_without_advantage
-    return of_loss or self.reads_values or c.reward.kl_coef > 0 or c.moe.balance_coef > 0 or c.moe.z_coef > 0
+    of_loss = of_loss or self.objective.teaches_without_advantage or c.moe.balance_coef > 0 or c.moe.z_coef > 0
+    return of_loss or self.reads_values or "old_entropy" in self.estimator.needs or c.reward.kl_coef > 0
 
   @property
   def sequence_band(self) -> float:
@@ -134,7 +134,8 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("advantage.pass_k", lambda c, x: c.advantage.pass_k is not None and c.advantage.pass_k > c.rollout.group_size,
     "at most rollout.group_size"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
-    "False, because a response without an advantage has a gradient here: a divergence, entropy, the critic or a router's own loss"),
+    "False, because a response without an advantage has a gradient here (a divergence, entropy, the critic, a pull to the old policy or a "
+    "router's own loss), or its advantage is not known before the learner's pass"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.corrected.prepare is not None,
     "False, because the tokens of such responses are part of the statistic by which this objective or correction selects tokens"),
   Refusal("learner.old_logprobs",

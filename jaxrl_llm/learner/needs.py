@@ -34,6 +34,7 @@ def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: boo
     ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
     kl_coefs=batch.kl_coefs if adaptive_kl and "ref_logprobs" in needs else None,
     groups=batch.groups if "groups" in needs else None,
+    old_entropy=batch.old_entropy if "old_entropy" in needs else None,
     returns=None,
     old_values=None,
   )
@@ -47,7 +48,7 @@ def needed_by_critic(batch: TrainBatch, needs: frozenset[str]) -> TrainBatch:
     needs: Optional fields that the objective reads.
   """
   groups = batch.groups if "groups" in needs else None
-  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None, routing=None, groups=groups)
+  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None, routing=None, groups=groups, old_entropy=None)
 
 
 def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
@@ -60,7 +61,8 @@ def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
 
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   """Keeps the optional arrays for passes that only compute log-probabilities or values."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None, importance=None, groups=None)
+  gone = ("ref_logprobs", "kl_coefs", "returns", "old_values", "importance", "groups", "old_entropy")
+  return batch._replace(**dict.fromkeys(gone))
 
 
 def abstract_batch(
@@ -81,7 +83,7 @@ def abstract_batch(
   sharding = mesh_lib.token_sharding(mesh)
   ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)
   floats = jax.ShapeDtypeStruct((rows, row_tokens), jnp.float32, sharding=sharding)
-  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs")
+  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs", "old_entropy")
   routing = None if routes is None else jax.ShapeDtypeStruct((rows, row_tokens, *routes), jnp.int16, sharding=sharding)
   batch = TrainBatch(
     tokens=ints,

@@ -64,10 +64,12 @@ class Logprobs(NamedTuple):
   Attributes:
     logprobs: Log-probability of each token under the sampling distribution.
     routing: Experts that each token visited, replayed routes included; None for a dense model.
+    entropy: Entropy of that distribution at each token, in nats; None if nothing reads it.
   """
 
   logprobs: Float[Array, "B T"]
   routing: Int[Array, "B T L K"] | None = None
+  entropy: Float[Array, "B T"] | None = None
 
 
 class Programs(NamedTuple):
@@ -159,7 +161,9 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
       imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets or ()]
     ),
     rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches),
-    logprobs=make_logprobs(config, mesh, model, abstract_state.params, filter_logits),
+    logprobs=make_logprobs(
+      config, mesh, model, abstract_state.params, filter_logits, measures_entropy="old_entropy" in needs
+    ),
     token_scores=compiled_for(
       jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]
     ),
@@ -190,11 +194,11 @@ def outputs_fn(
 
 
 def make_logprobs(
-  config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable
+  config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable, *, measures_entropy: bool = False
 ) -> Callable[[Params, TrainBatch], Logprobs]:
   """Makes the log-probability pass over packed rows, for log π_old and log π_ref.
 
-  `params` are abstract.
+  `params` are abstract. `measures_entropy` adds the entropy at each token.
   """
   learner, outputs_of, at_once = config.learner, outputs_fn(config, model, filter_logits), rows_at_once(config, mesh)
 
@@ -204,7 +208,7 @@ def make_logprobs(
   def logprobs_of_micro_batch(params: Params, batch: TrainBatch) -> Logprobs:
     outputs = outputs_of(params, batch)
     routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
-    return Logprobs(outputs.logprobs, routes)
+    return Logprobs(outputs.logprobs, routes, outputs.entropy if measures_entropy else None)
 
   # R2's routes are those that this pass records.
   routes = replayed_routes(config, model.config) if config.moe.replay == "R3" else None

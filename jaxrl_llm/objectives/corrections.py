@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.objectives.base import on_mask, required
 from jaxrl_llm.objectives.ratios import bounded_log_ratio, product_ratio, token_ratio
+from jaxrl_llm.objectives.selections import top_entropy
 from jaxrl_llm.segments import once_per_sequence, segment_mean, segment_sum
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
@@ -233,6 +234,7 @@ def bypass(objective: Objective) -> Objective:
 
 
 CORRECTIONS = {
+  "top_entropy": top_entropy,
   "off_policy_mask": off_policy_mask,
   "geometric_rejection": geometric_rejection,
   "tis": tis,

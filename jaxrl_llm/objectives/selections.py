@@ -1,4 +1,4 @@
-"""Selections of tokens by a statistic over the whole global batch.
+"""Selections of tokens by a statistic over the whole global batch: covariances and entropies.
 
 A selection is a function `batch -> batch` that an objective keeps as `Objective.prepare`. The train
 step calls it once, before any split, so that micro-batches, packing and devices cannot change it.
@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt
 
-from jaxrl_llm.segments import order_statistic
-from jaxrl_llm.types import TrainBatch
+from jaxrl_llm.objectives.base import required
+from jaxrl_llm.segments import order_statistic, quantile
+from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
 
 def covariances(batch: TrainBatch) -> Float[Array, "B T"]:
@@ -82,6 +83,62 @@ def random_covariances(share: float, low: float, high: float) -> Callable[[Train
     return batch._replace(selected=(inside & (chance <= most)).astype(values.dtype))
 
   return prepare
+
+
+def top_entropy(objective: Objective, *, share: float = 0.2) -> Objective:
+  """Keeps the policy term only at the tokens at which the old policy was least certain.
+
+  1 if H_t ≥ the (1 − share)-quantile of H over the counted tokens of the batch, else 0
+
+  H is the entropy of π_old at the token. Penalties and denominators keep all tokens.
+
+  Args:
+    objective: Objective to wrap.
+    share: Share of the tokens that is kept, and more at ties.
+
+  Returns:
+    The wrapped objective, which needs `old_entropy`, with the metric `actor/kept_fraction`, of
+    tokens.
+
+  Raises:
+    ValueError: If the objective ignores `TrainBatch.importance`.
+
+  Example:
+    >>> from jaxrl_llm.objectives.dapo import dapo
+    >>> sorted(top_entropy(dapo()).needs)
+    ['old_entropy', 'old_logprobs']
+
+  References:
+    Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning for
+      LLM Reasoning, arXiv:2506.01939, 2025, eq. 5.
+
+  Note:
+    The quantile is taken once per update, over the whole global batch and under π_old, and does not
+    follow the current policy. TRL's `top_entropy_quantile` is 1 − share.
+  """
+  if not objective.correctable:
+    raise ValueError(
+      "objective: found one that ignores TrainBatch.importance (correctable=False), expected one made by policy_objective"
+    )
+
+  def prepare(batch: TrainBatch) -> TrainBatch:
+    batch = batch if objective.prepare is None else objective.prepare(batch)
+    counted = batch.mask > 0
+    entropy = required(batch.old_entropy, "old_entropy", "top_entropy compares tokens by it")
+    entropy = jnp.where(counted, entropy, 0).astype(jnp.promote_types(entropy.dtype, jnp.float32))
+    dropped = entropy < quantile(entropy, counted, 1 - share)
+    # A NaN is kept, so that it surfaces in the loss.
+    keep = jnp.where(jnp.isnan(entropy), entropy, 1 - dropped.astype(entropy.dtype))
+    # The mask is part of the weights from here on.
+    return batch._replace(importance=keep if batch.importance is None else batch.importance * keep, old_entropy=None)
+
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
+    if batch.old_entropy is not None or batch.importance is None:
+      batch = prepare(batch)
+    loss, metrics = objective.token_loss(outputs, batch)
+    return loss, metrics | {"actor/kept_fraction": jax.lax.stop_gradient(jnp.where(batch.importance == 0, 0.0, 1.0))}
+
+  return objective._replace(token_loss=token_loss, needs=objective.needs | {"old_entropy"}, prepare=prepare)
 
 
 def _number(share: float, counted: Bool[Array, "B T"]) -> Array:

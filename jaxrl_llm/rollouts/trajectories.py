@@ -29,6 +29,7 @@ def evidence(
   old_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
   ref_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
   values: Sequence[Float[np.ndarray, "..."]] | None = None,
+  old_entropy: Sequence[Float[np.ndarray, "..."]] | None = None,
 ) -> Evidence:
   """Collects the inputs from which the advantages of a rollout batch are computed.
 
@@ -45,6 +46,7 @@ def evidence(
     old_logprobs, ref_logprobs: Values of log π_old and log π_ref at each sequence's tokens, prompt
       included; required by `kl`.
     values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
+    old_entropy: Entropy of the policy at each sequence's tokens, prompt included, if it is read.
   """
   mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
   parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards if not reward.monitors])
@@ -57,6 +59,8 @@ def evidence(
     inputs = inputs._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
   if values is not None:
     inputs = inputs._replace(values=_responses(values, mask))
+  if old_entropy is not None:
+    inputs = inputs._replace(old_entropy=_responses(old_entropy, mask))
   if step_rewards is not None or turn_weight is not None:
     gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
     for row, (completion, example) in enumerate(zip(batch.completions, batch.examples, strict=True)):

@@ -132,7 +132,7 @@ def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> pa
 
 
 def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
-  """Adds the learner's outputs that updates need: log π_old, log π_ref, values, routes to replay.
+  """Adds the learner's outputs that updates need: log π_old, its entropy, log π_ref, values, routes.
 
   They come from the learner before its updates. Only what is read is computed.
 
@@ -157,8 +157,11 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   is_current = config.rollout.staleness == 0 and config.rollout.spare_prompts == 0
   exact = config.learner.updates_per_rollout == 1 and is_current and in_float32 and "sampler_logprobs" not in needs
   recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
-  if recomputed or replay == "R2" or measures_routes(run, step):
+  measures_entropy = "old_entropy" in needs
+  if recomputed or measures_entropy or replay == "R2" or measures_routes(run, step):
     own = learner.logprobs(params, bare)
+    if measures_entropy:
+      batch = batch._replace(old_entropy=own.entropy)
     if recomputed:
       batch = batch._replace(old_logprobs=own.logprobs)
     if replay == "R2":
@@ -243,7 +246,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
     run: RL run.
     batch: Graded batch.
     learned: The learner's outputs that the advantages need, for each sequence: `old_logprobs`,
-      `ref_logprobs` and `values` of its tokens, prompt included.
+      `ref_logprobs`, `values` and `old_entropy` of its tokens, prompt included.
   """
   config, experiment, needs = run.config, run.experiment, run.experiment.needs
   in_reward, coef, metrics = config.reward.kl_coef > 0, run.record.kl_coef, {}
@@ -290,6 +293,8 @@ def add_credit(
     reads |= {"old_logprobs": lambda x: x.old_logprobs, "ref_logprobs": lambda x: x.ref_logprobs}
   if run.critic is not None:
     reads["values"] = lambda x: x.old_values
+  if "old_entropy" in ESTIMATORS[run.config.advantage.estimator].needs:
+    reads["old_entropy"] = lambda x: x.old_entropy
 
   def lifted(read):
     """Returns a packed array of every mini-batch, unpacked to one array per sequence."""

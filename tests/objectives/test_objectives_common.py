@@ -10,6 +10,8 @@ from jaxrl_llm.advantages import group_advantages
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make, value
+from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.objectives.selections import top_entropy
 from jaxrl_llm.run.learn import shares_of_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 from tests.marks import typical
@@ -422,6 +424,43 @@ def test_shares_of_a_prompts_samples(x64, batch, evaluate):
 
 
 # Tokens selected by a statistic over the whole batch.
+
+
+def test_the_tokens_of_largest_entropy_are_those_of_the_whole_batch(x64, batch, compiler_options):
+  batch = in_single_precision(batch)
+  counted, entropy = batch["mask"] > 0, np.where(batch["mask"] > 0, batch["entropy"][::-1] + 0.01 * batch["advantages"], np.nan)
+  kept = counted & (entropy >= np.quantile(entropy[counted], 0.7))
+  batch |= {"old_entropy": entropy}
+  objective = top_entropy(make("dapo"), share=0.3)
+  assert objective.needs == {"old_logprobs", "old_entropy"}
+  objective = only_metrics(objective, lambda metric: metric == "actor/kept_fraction")
+  one = dict(rows_at_once=None, num_devices=1, compiler_options=compiler_options)
+  plain = update(only_metrics(make("dapo"), lambda metric: False), batch, "padded on the left", **one)[0]["logprobs"]
+  for layout, rows_at_once in (("packed, wide", 1), ("padded on the left", None)):
+    grads, metrics = update(objective, batch, layout, **(one | {"rows_at_once": rows_at_once}))
+    np.testing.assert_allclose(grads["logprobs"], np.where(kept, plain, 0), rtol=1.2e-7, atol=1e-37)
+    assert metrics["actor/kept_fraction"] == pytest.approx(kept.sum() / counted.sum()) == pytest.approx(0.3, abs=0.05)
+  missing = TrainBatch(*3 * [jnp.ones((1, 1), int)], *3 * [jnp.ones((1, 1))])
+  with pytest.raises(ValueError, match=r"^old_entropy: found None, expected an array \[B, T\], because top_entropy"):
+    objective.prepare(missing)
+  with pytest.raises(ValueError, match="^objective: found one that ignores"):
+    top_entropy(make("sft"))
+
+
+def test_selections_chain_and_follow_a_bypass(batch):
+  batch["sampler_logprobs"] -= np.cos(np.arange(128.0)).reshape(8, 16)
+  fields = {name: jnp.asarray(batch[name], jnp.float32) for name in ("mask", "advantages", "old_logprobs", "sampler_logprobs")}
+  ids = jnp.ones((8, 16), jnp.int32)
+  whole = TrainBatch(ids, ids, ids, old_entropy=jnp.asarray(batch["entropy"], jnp.float32), **fields)
+  both = corrected(make("kl_cov", cov_share=0.2), top_entropy=0.5, bypass=True)
+  assert both.needs == {"sampler_logprobs", "old_entropy"}
+  prepared, sampled = both.prepare(whole), whole._replace(old_logprobs=whole.sampler_logprobs)
+  np.testing.assert_array_equal(prepared.selected, make("kl_cov", cov_share=0.2).prepare(sampled).selected)
+  assert np.any(prepared.selected != make("kl_cov", cov_share=0.2).prepare(whole).selected)
+  assert prepared.old_entropy is None and np.array_equal(prepared.old_logprobs, whole.old_logprobs)
+  assert np.sum(prepared.importance * whole.mask) == pytest.approx(np.sum(whole.mask) / 2, abs=1)
+  outputs = PolicyOutputs(jnp.asarray(batch["logprobs"], jnp.float32))
+  np.testing.assert_array_equal(both.token_loss(outputs, prepared)[0], both.token_loss(outputs, whole)[0])
 
 
 @pytest.mark.parametrize(
