@@ -150,6 +150,8 @@ class TrainBatch(NamedTuple):
       penalties (`objectives.corrections`); None means 1.
     kl_coefs: Adaptive coefficient of the KL penalty at each token, which replaces the objective's
       own; None keeps the objective's own.
+    entropy_coefs: Adaptive coefficient of the entropy bonus at each token, which replaces the
+      objective's own; None keeps the objective's own.
     routing: Experts that each token must visit instead of the router's choice, -1 for the live
       router; None uses the live router everywhere.
     prefixes: Index of the segment that precedes a token's own, such as a prompt that several
@@ -182,6 +184,7 @@ class TrainBatch(NamedTuple):
   groups: Int[Array, "B T"] | None = None
   selected: Float[Array, "B T"] | None = None
   old_entropy: Float[Array, "B T"] | None = None
+  entropy_coefs: Float[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):

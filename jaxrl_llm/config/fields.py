@@ -44,6 +44,7 @@ SECTIONS = {
   "advantage": "How rewards become advantages; None is the estimator's own default.",
   "critic": "Read if advantage.estimator is 'gae'.",
   "kl": "An adaptive coefficient, of the KL penalty in the loss or in the reward.",
+  "entropy": "An adaptive coefficient of the entropy bonus.",
   "correction": "For a sampler that differs from the learner, and for stale rollouts; see `objectives.corrections`.",
   "model": "The decoder, and which of its weights are trained.",
   "moe": "Read if the model is a mixture of experts.",
@@ -128,6 +129,10 @@ FIELDS: dict[str, Field] = {
 
   "kl.target": Field(None, ABOVE_ZERO, "Divergence from the reference to keep, in nats per token."),
   "kl.horizon": Field(None, COUNT, "Sequences over which the coefficient may change by its own size."),
+
+  "entropy.target": Field(None, ABOVE_ZERO,
+    "Entropy of the policy to keep, in nats per token; objective.entropy_coef is the first coefficient."),
+  "entropy.step": Field(None, ABOVE_ZERO, "Change of the coefficient per RL step. None: 0.005."),
 
   "correction.tis": Field(None, judged(float), "Cap of the truncated importance weights."),
   "correction.mis": Field(None, judged(float), "Largest importance weight; weights above it are 0."),

@@ -120,6 +120,9 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("kl.horizon",
     lambda c, x: c.kl.target is not None and (c.kl.horizon or 10_000) <= 0.2 * c.rollout.num_prompts * c.rollout.group_size,
     "more than 0.2 x rollout.num_prompts x rollout.group_size, or one step could flip the coefficient's sign"),
+  Refusal("entropy.target", lambda c, x: c.entropy.target is not None and "entropy" not in x.objective.needs,
+    "None, because objective.entropy_coef is not above 0: there is no coefficient to start from"),
+  Refusal("entropy.step", lambda c, x: c.entropy.step is not None and c.entropy.target is None, "None, because entropy.target is None"),
   Refusal("advantage.estimator", lambda c, x: x.reads_values and x.objective.value_loss is None,
     "another one, or an objective with a critic ({critic_objectives}, with objective.value_coef), because this estimator reads values and "
     "this objective trains none"),

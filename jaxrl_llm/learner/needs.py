@@ -22,17 +22,21 @@ def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
   return frozenset(needs)
 
 
-def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool) -> TrainBatch:
+def needed_by_step(
+  batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool, adaptive_entropy: bool = False
+) -> TrainBatch:
   """Keeps the optional arrays that the policy's update reads.
 
   Args:
     batch: Batch with every optional array.
     needs: Optional fields that the objective reads.
     adaptive_kl: Whether the coefficient of the KL penalty changes from step to step.
+    adaptive_entropy: Whether that of the entropy bonus does.
   """
   return batch._replace(
     ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
     kl_coefs=batch.kl_coefs if adaptive_kl and "ref_logprobs" in needs else None,
+    entropy_coefs=batch.entropy_coefs if adaptive_entropy else None,
     groups=batch.groups if "groups" in needs else None,
     old_entropy=batch.old_entropy if "old_entropy" in needs else None,
     returns=None,
@@ -48,7 +52,8 @@ def needed_by_critic(batch: TrainBatch, needs: frozenset[str]) -> TrainBatch:
     needs: Optional fields that the objective reads.
   """
   groups = batch.groups if "groups" in needs else None
-  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None, routing=None, groups=groups, old_entropy=None)
+  gone = ("ref_logprobs", "kl_coefs", "entropy_coefs", "sampler_logprobs", "routing", "old_entropy")
+  return batch._replace(**dict.fromkeys(gone), groups=groups)
 
 
 def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
@@ -61,7 +66,7 @@ def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
 
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   """Keeps the optional arrays for passes that only compute log-probabilities or values."""
-  gone = ("ref_logprobs", "kl_coefs", "returns", "old_values", "importance", "groups", "old_entropy")
+  gone = ("ref_logprobs", "kl_coefs", "returns", "old_values", "importance", "groups", "old_entropy", "entropy_coefs")
   return batch._replace(**dict.fromkeys(gone))
 
 
@@ -83,7 +88,8 @@ def abstract_batch(
   sharding = mesh_lib.token_sharding(mesh)
   ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)
   floats = jax.ShapeDtypeStruct((rows, row_tokens), jnp.float32, sharding=sharding)
-  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs", "old_entropy")
+  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values")
+  names += ("kl_coefs", "old_entropy", "entropy_coefs")
   routing = None if routes is None else jax.ShapeDtypeStruct((rows, row_tokens, *routes), jnp.int16, sharding=sharding)
   batch = TrainBatch(
     tokens=ints,

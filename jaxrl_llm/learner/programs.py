@@ -84,7 +84,8 @@ class Programs(NamedTuple):
     warm_step: Supervised update.
     rl_step: RL update.
     logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
-    token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without `kl_coefs`.
+    token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without adaptive
+      coefficients.
     routes: Programs for the routes of a mixture of experts; None for a dense model.
     features: `(params, patches) -> features [I S F D]` of `pictures_at_once` pictures by a frozen
       tower; None if the tower is trained or there are no pictures.
@@ -142,11 +143,11 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
 
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts, room=room_in_rows(config, shape))
-  adaptive_kl, replays = config.kl.target is not None, bool(config.moe.replay)
+  adaptive, replays = adaptive_coefs(config), bool(config.moe.replay)
   packed = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
   if learner.skip_zero_advantages:
     packed = [batch._replace(importance=batch.mask) for batch in packed]
-  rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in packed]
+  rl_batches = [needed_by_step(batch, objective.needs, **adaptive) for batch in packed]
   shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, rows_at_once=at_once)
   # Params are donated: RL reuses the memory of the warm start.
@@ -171,6 +172,11 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     features=make_features(config, mesh, model, abstract_state.params),
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
   )
+
+
+def adaptive_coefs(config: ConfigDict) -> dict[str, bool]:
+  """Returns which coefficients change from step to step, as arguments of `needed_by_step`."""
+  return {"adaptive_kl": config.kl.target is not None, "adaptive_entropy": config.entropy.target is not None}
 
 
 def rows_at_once(config: ConfigDict, mesh: Mesh) -> int | None:

@@ -61,7 +61,8 @@ def on_mask(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[PolicyOutputs, T
   def clean(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
     return jnp.where(counted, x, 0).astype(jnp.promote_types(x.dtype, jnp.float32))
 
-  floats = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "importance", "kl_coefs", "selected")
+  floats = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values")
+  floats += ("importance", "kl_coefs", "entropy_coefs", "selected")
   present = {field: x for field in floats if (x := getattr(batch, field)) is not None}
   return jax.tree.map(clean, outputs), batch._replace(**jax.tree.map(clean, present))
 

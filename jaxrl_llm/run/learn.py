@@ -16,7 +16,8 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
-from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
+from jaxrl_llm.learner.programs import adaptive_coefs
+from jaxrl_llm.objectives.penalties import adapted_coef, adapted_entropy_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.rollouts.rollout import written_mask
@@ -25,6 +26,9 @@ from jaxrl_llm.run.start import Run
 from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import Metrics, Objective, TrainBatch
 from jaxrl_llm.workdir import summary
+
+ENTROPY_STEP = 0.005
+"""Change of an adaptive entropy coefficient per RL step, if the config names none."""
 
 
 class Learned(NamedTuple):
@@ -326,11 +330,12 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   if run.critic is not None:
     run.critic, metrics = experiment.learner.critic.step(run.critic, needed_by_critic(batch, experiment.objective.needs))
   if run.critic is None or step >= (config.critic.value_warmup_steps or 0):
-    adaptive_kl = config.kl.target is not None
-    if adaptive_kl:
-      coefs = np.full(batch.tokens.shape, run.record.kl_coef, np.float32)
-      batch = batch._replace(kl_coefs=place_tokens(experiment.mesh, coefs))
-    batch = needed_by_step(batch, experiment.objective.needs, adaptive_kl=adaptive_kl)
+    everywhere = lambda coef: place_tokens(experiment.mesh, np.full(batch.tokens.shape, coef, np.float32))
+    if config.kl.target is not None:
+      batch = batch._replace(kl_coefs=everywhere(run.record.kl_coef))
+    if config.entropy.target is not None:
+      batch = batch._replace(entropy_coefs=everywhere(run.record.entropy_coef))
+    batch = needed_by_step(batch, experiment.objective.needs, **adaptive_coefs(config))
     run.state, policy_metrics = experiment.learner.rl_step(run.state, batch)
     metrics |= policy_metrics
   if measured is not None:
@@ -374,3 +379,11 @@ def adapt_kl(run: Run, row: dict[str, Any]) -> None:
     horizon=config.kl.horizon or 10_000,
     num_sequences=num_sequences,
   )
+
+
+def adapt_entropy(run: Run, row: dict[str, Any]) -> None:
+  """Moves an adaptive entropy coefficient, given the entropy during the step's updates."""
+  settings, entropy = run.config.entropy, row.get("actor/entropy")
+  if settings.target is not None and entropy is not None:  # None if the critic trained alone.
+    step = settings.step or ENTROPY_STEP
+    run.record.entropy_coef = adapted_entropy_coef(run.record.entropy_coef, entropy, target=settings.target, step=step)

@@ -22,6 +22,8 @@ CASES = [
   ("gspo", {"kl.target": 0.1}, "kl.target"),
   ("grpo", {"kl.horizon": 100}, "kl.horizon"),
   ("grpo", {"kl.target": 0.1, "kl.horizon": 6}, "kl.horizon"),
+  ("gspo", {"entropy.target": 0.1}, "entropy.target"),
+  ("gspo", {"entropy.step": 0.1}, "entropy.step"),
   ("gspo", {"advantage.estimator": "gae"}, "advantage.estimator"),
   ("ppo", {"advantage.estimator": "returns", "critic.init": None, "critic.learning_rate": None, "critic.value_warmup_steps": None},
    "advantage.estimator"),
