@@ -6,9 +6,9 @@ Paper: The art of scaling reinforcement learning compute for LLMs (ScaleRL), arX
   objective.weights         "prompt_mean": every prompt weighs the same, whatever its lengths
   advantage.estimator       "batch_scaled": the group's mean, the whole batch's deviation
   learner.skip_zero_advantages
-                            True: groups of equal rewards are left out of the updates. The paper also
-                            takes them out of the denominators; here they stay, which only scales
-                            the gradient
+                            True: groups of equal rewards are left out of the updates. The paper
+                            also takes them out of the denominators; here they stay, which only
+                            scales the gradient
   task.curriculum           "problem": the paper drops prompts once 90 % of their samples are right;
                             here such prompts are drawn seldom
   rollout.staleness         1: the next rollouts are drawn while the learner updates

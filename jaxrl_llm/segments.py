@@ -147,7 +147,7 @@ def sequence_sum(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) 
 def prompt_mean(
   mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None, groups: Int[Array, "B T"] | None = None
 ) -> Float[Array, "B T"]:
-  """Returns weights w = m / (K·n): a mean over the tokens of each prompt's samples, then over prompts.
+  """Returns weights w = m / (K·n): a mean over each prompt's tokens, then over prompts.
 
   n is the number of counted tokens in the group of samples of the token's prompt, and K the number
   of prompts with a counted token. The samples of a prompt may lie in any rows.

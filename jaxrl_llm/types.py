@@ -158,10 +158,12 @@ class TrainBatch(NamedTuple):
       responses share; 0 means none. None if no row shares a prompt.
     images: Pictures that the rows show; None for a language model. Tokens then have positions in
       time, height and width.
-    old_entropy: Entropy of the policy at the start of this rollout batch's updates at each token, in
-      nats; None if nothing selects tokens by it.
-    selected: 1 at tokens that the objective treats differently, by `Objective.prepare`; else 0. None
-      for an objective that selects none, or not yet.
+    old_entropy: Entropy at each token of the policy at the start of this rollout batch's updates,
+      in nats; None if nothing selects tokens by it.
+    replies: 1 at tokens of an environment's replies, which the step may imitate; else 0. None if it
+      does not.
+    selected: 1 at tokens that the objective treats differently, by `Objective.prepare`; else 0.
+      None for an objective that selects none, or not yet.
     groups: Number of the prompt that each token's sequence is a sample of, from 1, the same in all
       rows; 0 for padding. None if no weight depends on it.
   """
@@ -185,6 +187,7 @@ class TrainBatch(NamedTuple):
   selected: Float[Array, "B T"] | None = None
   old_entropy: Float[Array, "B T"] | None = None
   entropy_coefs: Float[Array, "B T"] | None = None
+  replies: Float[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):
@@ -278,8 +281,8 @@ PenaltyFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 WeighFn = Callable[..., Float[Array, "B T"]]
 """`(mask, segments) -> weights`: called once, on the whole global batch, before any split.
 
-One that also reads the prompts, `(mask, segments, groups) -> weights`, has an attribute `needs` that
-contains "groups". `segments.token_weights` calls either.
+One that also reads the prompts, `(mask, segments, groups) -> weights`, has an attribute `needs`
+that contains "groups". `segments.token_weights` calls either.
 """
 
 TokenLossFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]

@@ -313,6 +313,8 @@ FIELDS: dict[str, Field] = {
   "learner.skip_zero_advantages": Field(False, SWITCH,
     "Leave responses whose advantages are all zero out of the updates: the same loss and gradient for less work. "
     "Token metrics then cover only the other responses."),
+  "learner.echo_coef": Field(0.0, NOT_NEGATIVE,
+    "Weight of the cross-entropy of an environment's replies (ECHO), in the mean over the tokens of all replies; 0: none."),
   "learner.row_buckets": Field(None, COUNTS,
     "Rows of a packed mini-batch, which takes the smallest number that holds its sequences."),
   "learner.old_logprobs": Field("sampler", one_of("sampler", "learner"), "Source of the old policy's log-probabilities."),

@@ -139,6 +139,12 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
     "False, because a response without an advantage has a gradient here (a divergence, entropy, the critic, a pull to the old policy or a "
     "router's own loss), or its advantage is not known before the learner's pass"),
+  Refusal("learner.echo_coef", lambda c, x: c.learner.echo_coef > 0 and c.environment.name is None,
+    "0, because environment.name is None: there are no replies"),
+  Refusal("learner.echo_coef", lambda c, x: c.learner.echo_coef > 0 and c.learner.skip_zero_advantages,
+    "0, because learner.skip_zero_advantages leaves out responses, and their replies with them; or skip_zero_advantages=False"),
+  Refusal("learner.echo_coef", lambda c, x: c.learner.echo_coef > 0 and (c.rollout.top_k > 0 or c.rollout.top_p < 1),
+    "0, because with rollout.top_k or rollout.top_p a reply can be impossible: its cross-entropy would be infinite; or no such filter"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.corrected.prepare is not None,
     "False, because the tokens of such responses are part of the statistic by which this objective or correction selects tokens"),
   Refusal("learner.old_logprobs",

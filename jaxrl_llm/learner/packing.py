@@ -25,6 +25,7 @@ class Trajectory(NamedTuple):
     pictures: Pictures of the prompt; None without any.
     group: Number of the prompt that the sequence is a sample of; None if not needed. `pack` numbers
       the prompts of a batch anew.
+    replies: 1 if a token is part of an environment's reply, else 0; None if not needed.
   """
 
   tokens: Int[np.ndarray, " t"]
@@ -35,6 +36,7 @@ class Trajectory(NamedTuple):
   num_prompt: int | None = None
   pictures: Pictures | None = None
   group: int | None = None
+  replies: Float[np.ndarray, " t"] | None = None
 
 
 class Unit(NamedTuple):
@@ -294,6 +296,8 @@ def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = No
   """
   ints = {name: np.zeros(layout.shape, np.int32) for name in ("tokens", "positions", "segments", "prefixes", "groups")}
   floats = {name: np.zeros(layout.shape, np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
+  if sequences and sequences[0].replies is not None:
+    floats["replies"] = np.zeros(layout.shape, np.float32)
   prompts: dict[int | None, int] = {}
   for sequence in sequences:
     prompts.setdefault(sequence.group, len(prompts) + 1)

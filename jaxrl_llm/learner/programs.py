@@ -138,16 +138,17 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
       rows_at_once=at_once,
       trainable=trained,
       router_coefs=router_coefs(config),
+      echo_coef=learner.echo_coef,
     )
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
     return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
 
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts, room=room_in_rows(config, shape))
-  adaptive, replays = adaptive_coefs(config), bool(config.moe.replay)
+  options, replays = step_options(config), bool(config.moe.replay)
   packed = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
   if learner.skip_zero_advantages:
     packed = [batch._replace(importance=batch.mask) for batch in packed]
-  rl_batches = [needed_by_step(batch, objective.needs, **adaptive) for batch in packed]
+  rl_batches = [needed_by_step(batch, objective.needs, **options) for batch in packed]
   shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, rows_at_once=at_once)
   # Params are donated: RL reuses the memory of the warm start.
@@ -174,9 +175,13 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
   )
 
 
-def adaptive_coefs(config: ConfigDict) -> dict[str, bool]:
-  """Returns which coefficients change from step to step, as arguments of `needed_by_step`."""
-  return {"adaptive_kl": config.kl.target is not None, "adaptive_entropy": config.entropy.target is not None}
+def step_options(config: ConfigDict) -> dict[str, bool]:
+  """Returns what the RL update reads beside the objective's needs.
+
+  The result holds arguments of `needed_by_step`.
+  """
+  adaptive = {"adaptive_kl": config.kl.target is not None, "adaptive_entropy": config.entropy.target is not None}
+  return adaptive | {"echoes": config.learner.echo_coef > 0}
 
 
 def rows_at_once(config: ConfigDict, mesh: Mesh) -> int | None:

@@ -12,10 +12,13 @@ from jaxtyping import Array, Float, PyTree
 from jaxrl_llm.devices.offload import is_on_host, offloaded
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.params import combine, partition
-from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics, token_weights
+from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics, token_mean, token_weights
 from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TokenTerm, TrainBatch, TrainState
 
 TrainStepFn = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
+
+ECHO = "echo"
+"""Name of the terms of the replies' cross-entropy among the metrics of tokens."""
 
 LogprobsFn = Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
 """Log-probabilities and entropy of each token whose mask is above 0.
@@ -112,6 +115,11 @@ def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, 
   return total, jax.tree.map(jax.lax.stop_gradient, metrics)
 
 
+def with_replies(batch: TrainBatch) -> TrainBatch:
+  """Returns a batch whose mask also counts the tokens of replies."""
+  return batch if batch.replies is None else batch._replace(mask=jnp.maximum(batch.mask, batch.replies))
+
+
 def split_rows(tree: PyTree, num_micro_batches: int) -> PyTree:
   """Splits rows into m micro-batches along a new first axis.
 
@@ -150,6 +158,7 @@ def make_train_step(
   name: str = "actor",
   trainable: PyTree | None = None,
   router_coefs: Mapping[str, float] = MappingProxyType({}),
+  echo_coef: float = 0.0,
 ) -> TrainStepFn:
   """Makes a train step, which is one optimizer update.
 
@@ -169,6 +178,8 @@ def make_train_step(
     trainable: Params tree with True for each weight that is trained; the others have neither
       gradient nor moments. None trains all.
     router_coefs: Weight of each router loss that `outputs_fn` returns.
+    echo_coef: Weight of the mean cross-entropy of `TrainBatch.replies` over the global batch
+      (ECHO), in nats per token. The objective does not see replies.
 
   Returns:
     `(state, batch) -> (state, metrics)`, to be jitted with the state donated.
@@ -187,11 +198,13 @@ def make_train_step(
   # nothing per step.
   refusing = lambda reason: {"custom_message": f"{name}: {reason}", "exception_type": ValueError}
 
-  def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
-    outputs = outputs_fn(combine(trained, frozen), batch)
+  def loss_fn(
+    trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"], echo_weights: Float[Array, "B T"] | None
+  ):
+    outputs = outputs_fn(combine(trained, frozen), with_replies(batch))
     # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
-      seen = batch._replace(routing=None, images=None)
+      seen = batch._replace(routing=None, images=None, replies=None)
       losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), seen)
     numbers = [batch.mask, weights, outputs.logprobs, losses]
     chex.assert_equal_shape(
@@ -202,19 +215,25 @@ def make_train_step(
     if name == "actor" and batch.sampler_logprobs is not None:
       metrics = metrics | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
     # A loss outside the mask must not even be multiplied by its zero weight: 0 · inf is NaN.
-    return jnp.sum(jnp.where(weights > 0, weights * losses, 0)), metrics
+    loss = jnp.sum(jnp.where(weights > 0, weights * losses, 0))
+    if echo_weights is not None:
+      surprise = jnp.where(echo_weights > 0, -echo_weights * outputs.logprobs, 0)
+      loss, metrics = loss + echo_coef * jnp.sum(surprise), metrics | {ECHO: jax.lax.stop_gradient(surprise)}
+    return loss, metrics
 
-  def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
+  def accumulate(
+    trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"], echo_weights: Float[Array, "B T"] | None
+  ):
     grad_fn, num_micro_batches = jax.value_and_grad(loss_fn, has_aux=True), count_micro_batches(batch, rows_at_once)
     if num_micro_batches == 1:
-      return grad_fn(trained, frozen, batch, weights)
+      return grad_fn(trained, frozen, batch, weights, echo_weights)
 
     def body(total, micro_batch):
       (loss, metrics), grads = grad_fn(trained, frozen, *micro_batch)
       return jax.tree.map(jnp.add, total, (loss, grads)), metrics
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
-    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights), num_micro_batches))
+    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights, echo_weights), num_micro_batches))
     return (loss, join_rows(metrics)), grads
 
   def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
@@ -225,7 +244,9 @@ def make_train_step(
     batch = batch if objective.prepare is None else objective.prepare(batch)
     weights = token_weights(objective, batch.mask, batch.segments, batch.groups)
     trained, frozen = partition(state.params, trainable)
-    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights)
+    echo_weights = None if batch.replies is None else token_mean(batch.replies, batch.segments)
+    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights, echo_weights)
+    echo = token_metrics.pop(ECHO, None)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
@@ -242,6 +263,8 @@ def make_train_step(
       f"{name}/lr": jnp.asarray(learning_rate(applied), jnp.float32),
       ("train/skipped" if name == "actor" else f"{name}/skipped"): 1 - finite.astype(jnp.float32),
     }
+    if echo is not None:  # Replies are not in the mask, over which other metrics are reduced.
+      metrics |= {"echo/nll": jnp.sum(echo), "echo/num_tokens": jnp.sum(batch.replies)}
     updated_state = TrainState(
       params=combine(keep(updated, trained), frozen),
       opt_state=keep(opt_state, state.opt_state),

@@ -43,9 +43,9 @@ def corrected(
 ) -> Objective:
   """Wraps an objective in the corrections that are enabled.
 
-  The order from the inside out is top_entropy, off_policy_mask, geometric_rejection, one of tis, mis and icepop,
-  bypass. Weights multiply, so only the place of bypass matters: as the outermost, it sets what all
-  others see as π_old. The settings come from a config, so they may have any type.
+  The order from the inside out is top_entropy, off_policy_mask, geometric_rejection, one of tis,
+  mis and icepop, bypass. Weights multiply, so only the place of bypass matters: as the outermost,
+  it sets what all others see as π_old. The settings come from a config, so they may have any type.
 
   Args:
     objective: Objective to wrap.

@@ -122,6 +122,7 @@ def trajectories(
   *,
   pictures: Sequence[Pictures | None] | None = None,
   group_size: int | None = None,
+  replies: bool = False,
 ) -> list[Trajectory]:
   """Makes the trajectories of a rollout batch on the host, with zero advantages.
 
@@ -131,6 +132,7 @@ def trajectories(
     pictures: Pictures of each sequence's prompt, None for one without any; None if there are none.
     group_size: Number of samples per prompt, to number the prompts; None leaves them without
       numbers.
+    replies: Whether to mark the tokens of an environment's replies.
   """
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
@@ -153,6 +155,7 @@ def trajectories(
         num_prompt=len(prompt),
         pictures=None if pictures is None else pictures[row],
         group=None if group_size is None else row // group_size + 1,
+        replies=np.concatenate([zeros, (1 - own) * counted[row]]).astype(np.float32) if replies else None,
       )
     )
   return result

@@ -16,7 +16,7 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
-from jaxrl_llm.learner.programs import adaptive_coefs
+from jaxrl_llm.learner.programs import step_options
 from jaxrl_llm.objectives.penalties import adapted_coef, adapted_entropy_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
@@ -86,7 +86,8 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
     of_prompts = gallery.pictures(batch.examples[:: batch.group_size], run.state.params)
     pictures = [own for own in of_prompts for _ in range(batch.group_size)]
   group_size = batch.group_size if "groups" in run.experiment.needs else None
-  drawn = trajectories.trajectories(batch.rollouts, batch.counted, pictures=pictures, group_size=group_size)
+  options = dict(pictures=pictures, group_size=group_size, replies=run.config.learner.echo_coef > 0)
+  drawn = trajectories.trajectories(batch.rollouts, batch.counted, **options)
   sequences = packing.split(drawn, num_updates)
   minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
   layouts = [arrange(run, x) for x in minibatches]
@@ -136,7 +137,7 @@ def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> pa
 
 
 def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
-  """Adds the learner's outputs that updates need: log π_old, its entropy, log π_ref, values, routes.
+  """Adds the learner's outputs that updates need: log π_old, entropy, log π_ref, values, routes.
 
   They come from the learner before its updates. Only what is read is computed.
 
@@ -335,7 +336,7 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
       batch = batch._replace(kl_coefs=everywhere(run.record.kl_coef))
     if config.entropy.target is not None:
       batch = batch._replace(entropy_coefs=everywhere(run.record.entropy_coef))
-    batch = needed_by_step(batch, experiment.objective.needs, **adaptive_coefs(config))
+    batch = needed_by_step(batch, experiment.objective.needs, **step_options(config))
     run.state, policy_metrics = experiment.learner.rl_step(run.state, batch)
     metrics |= policy_metrics
   if measured is not None:

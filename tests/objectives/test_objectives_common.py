@@ -262,7 +262,7 @@ def lay_out(batch, layout):
   """Lays out the batch's responses among sevens, each behind an uncounted prompt token."""
   shape, places = LAYOUTS[layout]
   laid_out = {
-    key: np.full(shape, 0 if key in ("mask", "tokens", "segments") else 7, x.dtype) for key, x in batch.items()
+    key: np.full(shape, 0 if key in ("mask", "tokens", "segments", "replies") else 7, x.dtype) for key, x in batch.items()
   }
   for number, (row, (b, t)) in enumerate(places.items(), start=1):
     end = t + LENGTHS[row]
@@ -302,7 +302,7 @@ def table_outputs(params, batch):
   return PolicyOutputs(**{field: table.astype(batch.advantages.dtype)[batch.tokens] for field, table in params.items()})
 
 
-def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_options):
+def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_options, outputs=table_outputs, **options):
   """Runs one update of `make_train_step` and returns its gradients by token number and metrics."""
   laid_out = lay_out(numbered(batch), layout)
   tables = {field: np.zeros(8 * 16 + 1, np.float32) for field in DIFFERENTIATED}
@@ -315,7 +315,7 @@ def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_opti
     state = jax.device_put(state, mesh_lib.replicated(mesh))
     train_batch = mesh_lib.place_rows(mesh, train_batch)
     assert len(train_batch.mask.sharding.device_set) == num_devices
-  step = make_train_step(table_outputs, objective, KEEP_GRADIENT, learning_rate=lambda _: 1.0, rows_at_once=rows_at_once)
+  step = make_train_step(outputs, objective, KEEP_GRADIENT, learning_rate=lambda _: 1.0, rows_at_once=rows_at_once, **options)
   state, metrics = jax.device_get(jax.jit(step, compiler_options=compiler_options)(state, train_batch))
   assert metrics["train/skipped"] == 0
   return {field: grad[1:].reshape(8, 16) for field, grad in state.opt_state.items()}, metrics
@@ -408,7 +408,7 @@ def test_a_mean_over_prompts_knows_no_rows_micro_batches_or_devices(
 
 
 def test_shares_of_a_prompts_samples(x64, batch, evaluate):
-  """One sample of each prompt has no advantage, so each prompt's other samples have a share of their own."""
+  """One sample of a prompt has no advantage, so its other samples have a share of their own."""
   none = [1, 5]
   batch["advantages"][none] = 0
   consecutive = np.repeat([1, 1, 2, 2, 3, 3, 4, 4], 16).reshape(8, 16)
@@ -421,6 +421,33 @@ def test_shares_of_a_prompts_samples(x64, batch, evaluate):
   rest = evaluate("dapo", batch | rest, wanted=(), **OF_PROMPTS).grads["logprobs"]
   np.testing.assert_allclose(shares[:, None] * rest, whole, rtol=1e-12, atol=0)
   assert shares[0] != shares[2] and np.any(whole != 0)
+
+
+# An environment's replies.
+
+
+def outputs_under_the_mask(params, batch):
+  """Returns zeros outside the mask, as the model does."""
+  return jax.tree.map(lambda x: jnp.where(batch.mask > 0, x, 0), table_outputs(params, batch))
+
+
+def test_replies_are_imitated_by_a_mean_of_their_own(x64, batch, compiler_options):
+  """The holes of the mask are replies, most of them to a response without a counted token."""
+  batch = in_single_precision(batch)
+  replies = np.zeros((8, 16))
+  for hole in HOLES:
+    replies[hole] = 1
+  objective = only_metrics(make("dapo"), lambda metric: metric == "actor/pg_loss")
+  how = dict(compiler_options=compiler_options, outputs=outputs_under_the_mask)
+  plain, before = update(objective, batch, "padded on the left", rows_at_once=None, num_devices=1, **how)
+  batch |= {"replies": replies}
+  surprise = -np.mean(batch["logprobs"][replies > 0])
+  for layout, rows_at_once, num_devices in (("packed, wide", 1, 1), ("one a row, many rows", 8, 8)):
+    grads, metrics = update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=num_devices, echo_coef=0.1, **how)
+    np.testing.assert_allclose(grads["logprobs"], plain["logprobs"] - 0.1 * replies / len(HOLES), rtol=1.2e-7, atol=1e-9)
+    assert metrics["actor/pg_loss"] == pytest.approx(before["actor/pg_loss"], rel=1e-12)
+    assert metrics["actor/loss"] == pytest.approx(before["actor/loss"] + 0.1 * surprise, rel=1e-12)
+    assert metrics["echo/nll"] == pytest.approx(surprise, rel=1e-12) and metrics["echo/num_tokens"] == len(HOLES)
 
 
 # Tokens selected by a statistic over the whole batch.
@@ -468,7 +495,7 @@ def test_selections_chain_and_follow_a_bypass(batch):
   [("clip_cov", {"cov_share": 0.3, "cov_low": 0.1}), ("kl_cov", {"cov_share": 0.3})],
 )
 def test_the_selection_is_that_of_the_whole_batch(x64, batch, evaluate, compiler_options, name, settings):
-  """A micro-batch of one row that selected for itself would hold back at least one token of each."""
+  """Micro-batches of one row that selected for themselves would select at least one token each."""
   batch, num_tokens = in_single_precision(batch), int(np.sum(batch["mask"]))
   expected = evaluate(name, batch, **settings)
   assert expected.metrics["actor/selected_fraction"] == int(0.3 * num_tokens) / num_tokens
