@@ -14,7 +14,7 @@ SMALLEST_ENTROPY = 1e-6
 def gtpo_advantages(
   rewards: ArrayLike, entropy: ArrayLike, mask: ArrayLike, group_size: int, *, entropy_share: float = 0.1, right_above: float = 0.5
 ) -> Float[Array, "N R"]:
-  """Returns advantages by entropy: uncertain tokens of right responses gain, certain wrong ones lose.
+  """Returns advantages that favour uncertain tokens if right, and punish certain ones if wrong.
 
   right: r_{i,t} = 1 + share·d_t·H_{i,t}/Σ_k H_{k,t},  over the d_t right responses with a token t
   wrong: r_{j,t} = −1 − share·h_t·(1/H_{j,t})/Σ_k (1/H_{k,t}),  over the h_t wrong ones

@@ -39,8 +39,9 @@ CASES = [
   ("dro", {"learner.skip_zero_advantages": True}, "learner.skip_zero_advantages"),
   ("kl_cov", {"learner.skip_zero_advantages": True}, "learner.skip_zero_advantages"),
   ("gspo", {"learner.echo_coef": 0.1}, "learner.echo_coef"),
-  ("tools", {"learner.echo_coef": 0.1, "rollout.top_k": 5}, "learner.echo_coef"),
-  ("tools", {"learner.echo_coef": 0.1, "learner.skip_zero_advantages": True}, "learner.echo_coef"),
+  ("gspo", {"learner.echo_coef": 0.1, "rollout.top_k": 5, "task.name": "products", "environment.name": "calculator"}, "learner.echo_coef"),
+  ("gspo", {"learner.echo_coef": 0.1, "learner.skip_zero_advantages": True, "task.name": "products", "environment.name": "calculator"},
+   "learner.echo_coef"),
   ("gspo", {"correction.tis": 2.0}, "learner.old_logprobs"),
   ("minirl", {"learner.old_logprobs": "sampler"}, "learner.old_logprobs"),
   ("reinforce", {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),
@@ -107,6 +108,9 @@ def test_every_row_of_the_table_has_a_case():
 
 
 LEGAL = [
+  ("gspo", {"learner.echo_coef": 0.1, "task.name": "products", "environment.name": "calculator"}),
+  ("dapo", {"objective.weights": "prompt_mean", "correction.top_entropy": 0.2, "advantage.estimator": "gtpo"}),
+  ("gspo", {"objective.entropy_coef": 0.01, "entropy.target": 0.3, "entropy.step": 0.01}),
   ("grpo", {"objective.kl_estimator": "k1"}),
   ("grpo", {"kl.target": 0.1, "kl.horizon": 100}),
   ("gspo", {"objective.clip_high": 0.05}),
