@@ -5,7 +5,8 @@ Paper: DAPO: an open-source LLM reinforcement learning system at scale, arXiv:25
 The recipe has five switches. Each is a field of its own, so that an ablation can turn them one by
 one. The value in brackets switches a part off.
 
-  objective.weights         "token_mean": every token of the batch weighs the same
+  objective.weights         "token_mean": every token of the batch weighs the same, as in verl;
+                            "prompt_mean" is the paper's equation, in which every prompt does
                             ["sequence_mean"]
   objective.clip_high       0.28, with a lower clip of 0.2 [0.2]
   reward.overlong_buffer    a penalty that grows over the last fifth of the token budget, as in the

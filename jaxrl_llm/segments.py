@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.types import Metrics, TokenMetrics, WeighFn
+from jaxrl_llm.types import Metrics, Objective, TokenMetrics, WeighFn
 
 
 def segment_sum(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
@@ -115,7 +115,8 @@ def token_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) ->
 
   Note:
     The paper's equation divides by the tokens of one prompt's group, inside the expectation over
-    prompts. Here, as in verl and TRL, the whole batch has one denominator.
+    prompts, which is `prompt_mean`. Here, as in verl and TRL, the whole batch has one denominator,
+    so that a prompt with long responses weighs more.
   """
   del segments
   return mask / jnp.maximum(jnp.sum(mask), 1)
@@ -143,6 +144,52 @@ def sequence_sum(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) 
   return mask / num_sequences(mask, segments)
 
 
+def prompt_mean(
+  mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None, groups: Int[Array, "B T"] | None = None
+) -> Float[Array, "B T"]:
+  """Returns weights w = m / (K·n): a mean over each prompt's tokens, then over prompts.
+
+  n is the number of counted tokens in the group of samples of the token's prompt, and K the number
+  of prompts with a counted token. The samples of a prompt may lie in any rows.
+
+  Args:
+    mask: 1 if a token counts.
+    segments: Not read.
+    groups: Prompt of each token, a number from 0 to B·T.
+
+  Raises:
+    ValueError: If there are no groups.
+
+  Example:
+    >>> prompt_mean(jnp.ones((1, 4)), None, jnp.array([[1, 1, 1, 2]])).tolist()
+    [[0.1666666716337204, 0.1666666716337204, 0.1666666716337204, 0.5]]
+
+  References:
+    DAPO, arXiv:2503.14476, 2025, eqs. 8 and 12; MiniMax-M1 (CISPO), arXiv:2506.13585, 2025, eq. 4;
+    ScaleRL, arXiv:2510.13786, 2025, which compares the weights.
+  """
+  del segments
+  if groups is None:
+    raise ValueError("groups: found None, expected an array [B, T], because weights is 'prompt_mean'")
+  # There are no more prompts than slots, and one bin a slot keeps the shape free of the packing.
+  sums = jax.ops.segment_sum(mask.ravel(), groups.ravel(), num_segments=mask.size + 1)
+  num_tokens = jnp.maximum(sums[groups], 1)
+  return mask / (num_tokens * jnp.maximum(jnp.sum(mask / num_tokens), 1))
+
+
+prompt_mean.needs = frozenset({"groups"})
+
+
+def token_weights(
+  objective: Objective, mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None, groups: Int[Array, "B T"] | None = None
+) -> Float[Array, "B T"]:
+  """Returns an objective's weights of all tokens of the global batch.
+
+  `objective.weigh` gets the groups only if the objective needs them.
+  """
+  return objective.weigh(mask, segments, groups) if "groups" in objective.needs else objective.weigh(mask, segments)
+
+
 def constant(max_tokens: int) -> WeighFn:
   """Makes weights w = m / (N·max_tokens), which do not depend on the length of any response.
 
@@ -163,33 +210,41 @@ def constant(max_tokens: int) -> WeighFn:
 def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Float[Array, ""]:
   """Returns the q-quantile of the selected entries, with `jnp.quantile`'s linear interpolation.
 
-  The order statistics are found bit by bit, because the order of floats is that of their bits. This
-  takes one count per bit, 32 for float32, and devices exchange one number per count; a sort would
-  gather all entries on every device. No selected entry may be NaN. The quantile of no entries is
-  NaN.
+  No selected entry may be NaN. The quantile of no entries is NaN.
 
   Example:
     >>> float(quantile(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), 0.75))
     2.5
+  """
+  position = q * (jnp.sum(inside) - 1)
+  low, high = (order_statistic(x, inside, rank(position)) for rank in (jnp.floor, jnp.ceil))
+  return low + (position - jnp.floor(position)) * (high - low)
+
+
+def order_statistic(x: Float[Array, "B T"], inside: Bool[Array, "B T"], rank: Array) -> Float[Array, ""]:
+  """Returns the selected entry that has `rank` of them below it, counted from 0.
+
+  It is found bit by bit, because the order of floats is that of their bits. This takes one count
+  per bit, 32 for float32, and devices exchange one number per count; a sort would gather all
+  entries on every device. No selected entry may be NaN. The statistic of no entries is NaN.
+
+  Example:
+    >>> float(order_statistic(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), 1))
+    1.0
   """
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   unsigned = jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32
   width = 8 * jnp.dtype(unsigned).itemsize
   bits, top = jax.lax.bitcast_convert_type(x, unsigned), unsigned(1 << (width - 1))
   keys = jnp.where(bits >= top, ~bits, bits | top)  # Integers in the same order as the floats.
-  position = q * (jnp.sum(inside) - 1)
 
-  def ranked(rank: Float[Array, ""]) -> Float[Array, ""]:
-    # The largest key with at most `rank` entries below it: the entry of that rank, counted from 0.
-    def refine(i, key):
-      trial = key | (top >> i.astype(unsigned))
-      return jnp.where(jnp.sum(inside & (keys < trial)) <= rank, trial, key)
+  # The largest key with at most `rank` entries below it: the entry of that rank.
+  def refine(i, key):
+    trial = key | (top >> i.astype(unsigned))
+    return jnp.where(jnp.sum(inside & (keys < trial)) <= rank, trial, key)
 
-    key = jax.lax.fori_loop(0, width, refine, unsigned(0))
-    return jax.lax.bitcast_convert_type(jnp.where(key >= top, key ^ top, ~key), x.dtype)
-
-  low, high = ranked(jnp.floor(position)), ranked(jnp.ceil(position))
-  return low + (position - jnp.floor(position)) * (high - low)
+  key = jax.lax.fori_loop(0, width, refine, unsigned(0))
+  return jax.lax.bitcast_convert_type(jnp.where(key >= top, key ^ top, ~key), x.dtype)
 
 
 def reduce_metrics(metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Metrics:

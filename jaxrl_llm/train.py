@@ -12,7 +12,7 @@ from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import pipelining
 from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
-from jaxrl_llm.run.learn import adapt_kl, arrange, end_imitation, learn_from, token_scores
+from jaxrl_llm.run.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.sample import assess, evaluate, judge_metrics, launch, move_weights, refill, wait
 from jaxrl_llm.run.start import Run, start_run
@@ -124,6 +124,7 @@ def reinforce(run: Run) -> None:
     learned = learn_from(run, batch, step, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
     row = learned.metrics | draw_metrics | refill_metrics | judge_metrics(run) | run.phases.timing
     adapt_kl(run, row)
+    adapt_entropy(run, row)
     row |= summary_lib.step_performance(row, learned.num_tokens)
     row |= {"rollout/staleness": step - current.version, "perf/compiles": run.compiled.count}
     record.rl_steps, record.tokens = step + 1, record.tokens + learned.num_tokens

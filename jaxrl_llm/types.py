@@ -185,12 +185,22 @@ class TrainBatch(NamedTuple):
       penalties (`objectives.corrections`); None means 1.
     kl_coefs: Adaptive coefficient of the KL penalty at each token, which replaces the objective's
       own; None keeps the objective's own.
+    entropy_coefs: Adaptive coefficient of the entropy bonus at each token, which replaces the
+      objective's own; None keeps the objective's own.
     routing: Experts that each token must visit instead of the router's choice, -1 for the live
       router; None uses the live router everywhere.
     prefixes: Index of the segment that precedes a token's own, such as a prompt that several
       responses share; 0 means none. None if no row shares a prompt.
     images: Pictures that the rows show; None for a language model. Tokens then have positions in
       time, height and width.
+    old_entropy: Entropy at each token of the policy at the start of this rollout batch's updates,
+      in nats; None if nothing selects tokens by it.
+    replies: 1 at tokens of an environment's replies, which the step may imitate; else 0. None if it
+      does not.
+    selected: 1 at tokens that the objective treats differently, by `Objective.prepare`; else 0.
+      None for an objective that selects none, or not yet.
+    groups: Number of the prompt that each token's sequence is a sample of, from 1, the same in all
+      rows; 0 for padding. None if no weight depends on it.
   """
 
   tokens: Int[Array, "B T"]
@@ -208,6 +218,11 @@ class TrainBatch(NamedTuple):
   routing: Int[Array, "B T L K"] | None = None
   prefixes: Int[Array, "B T"] | None = None
   images: Images | None = None
+  groups: Int[Array, "B T"] | None = None
+  selected: Float[Array, "B T"] | None = None
+  old_entropy: Float[Array, "B T"] | None = None
+  entropy_coefs: Float[Array, "B T"] | None = None
+  replies: Float[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):
@@ -218,12 +233,14 @@ class GateContext(NamedTuple):
     old_logprobs: Log-probabilities under the policy that the ratio is relative to.
     mask: 1 if a token counts, else 0.
     segments: Sequence of each token, or None for one sequence per row.
+    selected: 1 at tokens that the objective selects; None if it selects none.
   """
 
   logprobs: Float[Array, "B T"]
   old_logprobs: Float[Array, "B T"]
   mask: Float[Array, "B T"]
   segments: Int[Array, "B T"] | None = None
+  selected: Float[Array, "B T"] | None = None
 
 
 class StopReason(IntEnum):
@@ -296,8 +313,12 @@ GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], GateContext], Token
 PenaltyFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 """`(outputs, batch) -> (per-token loss to add, token metrics)`."""
 
-WeighFn = Callable[[Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
-"""`(mask, segments) -> weights`: called once, on the whole global batch, before any split."""
+WeighFn = Callable[..., Float[Array, "B T"]]
+"""`(mask, segments) -> weights`: called once, on the whole global batch, before any split.
+
+One that also reads the prompts, `(mask, segments, groups) -> weights`, has an attribute `needs`
+that contains "groups". `segments.token_weights` calls either.
+"""
 
 TokenLossFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 """`(outputs, batch) -> (per-token loss, token metrics)`; never reduces."""
@@ -310,8 +331,9 @@ class Objective(NamedTuple):
     weigh: Function that returns the weights of all tokens of the global batch.
     token_loss: Function that returns the loss of each token, to be minimised.
     needs: Optional fields of `TrainBatch` and `PolicyOutputs` that `token_loss` reads, among
-      `old_logprobs`, `sampler_logprobs`, `ref_logprobs`, `entropy` and `comparison`. The training
-      loop computes only these.
+      `old_logprobs`, `sampler_logprobs`, `ref_logprobs`, `entropy` and `comparison`; `groups`,
+      which `weigh` reads; or `old_entropy`, which `prepare` reads. The training loop computes only
+      these.
     value_loss: Loss of the values of a critic with its own parameters; None for a method without a
       critic. `token_loss` adds the same term by itself if `PolicyOutputs.values` is given, i.e. if
       policy and critic share their parameters.
@@ -324,6 +346,10 @@ class Objective(NamedTuple):
       sampler.
     imitates: Whether the objective makes tokens likelier whatever their advantages, as imitation
       does.
+    prepare: Function of the global batch that is called once, before any split, and returns it with
+      what `token_loss` reads of a statistic over all of it. `token_loss` calls it by itself on a
+      batch that is not prepared. None if there is no such statistic.
+    teaches_without_advantage: Whether the policy term moves tokens whose advantage is 0.
   """
 
   weigh: WeighFn
@@ -334,3 +360,5 @@ class Objective(NamedTuple):
   ratio_level: str | None = None
   corrects_mismatch: bool = False
   imitates: bool = False
+  prepare: Callable[[TrainBatch], TrainBatch] | None = None
+  teaches_without_advantage: bool = False

@@ -43,7 +43,10 @@ OWN_METRICS = {
   "dppo": ["actor/pg_clipfrac"],
 }
 # All other configs are named after their objective.
-OBJECTIVE_OF = {"tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce", "opd": "dapo"}
+OBJECTIVE_OF = {
+  "tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce", "scale_rl": "cispo",
+  "opd": "dapo",
+}
 
 
 @pytest.mark.parametrize("name", NAMES)

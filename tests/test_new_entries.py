@@ -141,6 +141,7 @@ def test_a_config_need_not_list_the_settings_of_a_new_objective():
 TRAITS = {
   "ppo": "token", "dapo": "token", "gmpo": "token", "sapo": "token", "minirl": "token", "dppo_kl": "token", "minpro": "token",
   "gspo": "sequence", "gspo_token": "sequence", "luspo": "sequence", "rloo": "product", "vespo": "product", "reinforce": None, "sft": None,
+  "dro": "token", "clip_cov": "token",
 }  # fmt: skip
 
 

@@ -58,6 +58,20 @@ def test_weights_by_hand():
 
 
 WEIGHTS = {"token_mean": seg.token_mean, "sequence_mean": seg.sequence_mean, "sequence_sum": seg.sequence_sum, "constant": seg.constant(7)}
+GROUPS = np.array([[2, 2, 2, 1, 1, 1, 1, 0], [1, 2, 2, 3, 3, 2, 2, 0]])
+# Prompt 1 has 4 counted tokens, prompt 2 has 3 and prompt 3 has 1.
+
+
+def test_prompt_mean_by_hand():
+  num_tokens = np.array([[3, 3, 3, 4, 4, 4, 4, 1], [4, 3, 3, 1, 1, 3, 3, 1]])
+  weights = seg.prompt_mean(jnp.asarray(MASK), None, jnp.asarray(GROUPS))
+  np.testing.assert_allclose(weights, MASK / num_tokens / 3, rtol=1e-6)
+  # Order, padding, numbers and prompts without a counted token do not matter.
+  wide = seg.prompt_mean(jnp.pad(MASK[::-1], ((1, 2), (3, 5))), None, jnp.pad(np.array([0, 9, 4, 7])[GROUPS[::-1]], ((1, 2), (3, 5))))
+  np.testing.assert_allclose(wide[1:3, 3:11][::-1], weights, rtol=1e-6)
+  alone = seg.prompt_mean(jnp.asarray(MASK) * (GROUPS == 2), None, jnp.asarray(GROUPS))
+  np.testing.assert_allclose(alone, seg.token_mean(jnp.asarray(MASK) * (GROUPS == 2), None), rtol=1e-6)
+  assert np.all(seg.prompt_mean(jnp.zeros(MASK.shape), None, jnp.asarray(GROUPS)) == 0)
 
 
 @pytest.mark.parametrize("weigh", WEIGHTS.values(), ids=WEIGHTS)

@@ -201,6 +201,15 @@ def test_an_adaptive_coefficient_moves_towards_its_target(run_of):
   np.testing.assert_allclose(fixed, 0.5, rtol=1e-6)
 
 
+@pytest.mark.exhaustive
+def test_an_adaptive_entropy_coefficient_moves_by_one_step_an_rl_step(run_of):
+  """The entropy is far below the first target and above the second, at which the bonus ends."""
+  low = column(run_of(objective__entropy_coef=0.01, entropy__target=50.0, num_steps=3), "actor/entropy_coef")
+  np.testing.assert_allclose(low, 0.01 + 0.005 * np.arange(3), rtol=1e-5)
+  high = column(run_of(objective__entropy_coef=0.01, entropy__target=1e-6, entropy__step=0.006, num_steps=3), "actor/entropy_coef")
+  np.testing.assert_allclose(high, [0.01, 0.004, 0.0], rtol=1e-5, atol=1e-9)
+
+
 @pytest.mark.slow
 def test_nothing_compiles_after_the_second_step(tmp_path):
   """Every shape occurs, most of them for the first time late in the run.

@@ -167,6 +167,10 @@ show.curves(show.FAMILIES, lowest=-1.15)
 # * Capped weights (`cispo`, `minpro`) never cut a gradient off; the cap, 5, lies beyond the axis.
 #   Trust regions (`dppo_*`, `cppo`) measure probabilities rather than ratios, so their edges move
 #   with $\pi_\mathrm{old}$: a rare token may become many times as likely.
+# * `dro` has neither a ratio in its weight nor a clip: a square pulls the token back, a little more
+#   the further it has moved. `clip_cov` and `kl_cov` are shown without the few tokens that they
+#   select from a whole batch by the covariance of log-probability and advantage; those are left
+#   out, or pulled back.
 # * `sft` reads no advantage. It makes every token more likely, so its $C$ is $-1$ for $A < 0$. It
 #   is the warm start, written as one more objective.
 
@@ -245,12 +249,14 @@ show.smooth_limit()
 show.weighings([2, 4, 8, 16, 32, 64], max_tokens=64)
 
 # %% [markdown]
-# **Figure 7. Four ways to weight** a batch of six responses of 2 to 64 tokens, one of each length.
+# **Figure 7. Five ways to weight** a batch of six responses of 2 to 64 tokens, one of each length,
+# two to a prompt.
 # Under the *sequence mean* (GRPO) every response counts equally, so a token of a long response
 # counts little: a long wrong answer is penalised less per token than a short one. The *token mean*
 # (DAPO) and the *constant* (Dr. GRPO) give all tokens the same weight; the former depends on the
-# lengths of the other responses, the latter does not. The *sequence sum* (MiniRL, LUSPO) is the
-# constant without its scale.
+# lengths of the other responses, the latter does not. The *prompt mean* stands between the two
+# means: it is DAPO's own equation, in which every prompt counts equally and every token of a
+# prompt's responses does. The *sequence sum* (MiniRL, LUSPO) is the constant without its scale.
 
 # %% [markdown]
 # ## Use an objective
@@ -294,7 +300,9 @@ f"loss {loss:.3f}, gates {metrics['sapo/gate_pos']:.4f} (A > 0) and {metrics['sa
 # [2511.20347](https://arxiv.org/abs/2511.20347) · MiniRL
 # [2512.01374](https://arxiv.org/abs/2512.01374) · VESPO
 # [2602.10693](https://arxiv.org/abs/2602.10693) · DPPO
-# [2602.04879](https://arxiv.org/abs/2602.04879). Measured versions of figures 3 to 6, with
+# [2602.04879](https://arxiv.org/abs/2602.04879) · DRO
+# [2405.19107](https://arxiv.org/abs/2405.19107) · Clip-Cov and KL-Cov
+# [2505.22617](https://arxiv.org/abs/2505.22617). Measured versions of figures 3 to 6, with
 # verdicts: [objective shapes](../ablations/objective_shapes/README.md).
 #
 # Next: [how to read a run](02_read_a_run.ipynb).

@@ -17,6 +17,7 @@ from experiments.ablations.objective_shapes.coefficients import coefficients, cu
 from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, two_sided
 from experiments.notebooks.pictures import Picture, Table, picture
 from jaxrl_llm import objectives
+from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import Objective
 
 FAMILIES = {
@@ -26,6 +27,7 @@ FAMILIES = {
   "smooth": ("sapo", "custom", "maspo", "vespo"),
   "capped weight": ("cispo", "minpro"),
   "trust region": ("dppo_tv", "dppo_kl", "cppo"),
+  "few tokens, or a pull": ("clip_cov", "kl_cov", "dro"),
 }
 """All objectives, by the kind of their gate.
 
@@ -60,17 +62,21 @@ def _slots(summary: str) -> list[str]:
 def weighings(lengths: Sequence[int], max_tokens: int) -> Picture:
   """Draws the weight of one token under each weighting, against the length of its response.
 
+  Two consecutive responses belong to one prompt.
+
   Args:
     lengths: Lengths of the responses of a batch, in tokens.
     max_tokens: Budget of a response, in tokens.
   """
-  names = {"token mean": "dapo", "sequence mean": "grpo", "sequence sum": "reinforce", "constant": "dr_grpo"}
+  names = {"token mean": "dapo", "prompt mean": "dapo", "sequence mean": "grpo", "sequence sum": "reinforce", "constant": "dr_grpo"}
+  settings = {"constant": {"max_tokens": max_tokens}, "prompt mean": {"weights": "prompt_mean"}}
   mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.float32)
+  prompts = jnp.broadcast_to(jnp.arange(len(lengths))[:, None] // 2, mask.shape)
   by_name = {}
   for label, name in names.items():
-    made = objectives.make(name, **({"max_tokens": max_tokens} if label == "constant" else {}))
-    by_name[label] = np.asarray(made.weigh(jnp.asarray(mask), None))
-  alt = "Weight of a token and of a whole response against the length of the response, for four weightings."
+    made = objectives.make(name, **settings.get(label, {}))
+    by_name[label] = np.asarray(token_weights(made, jnp.asarray(mask), None, prompts))
+  alt = "Weight of a token and of a whole response against the length of the response, for five weightings."
   return picture(_weighings, by_name, lengths, height=2.2, alt=alt)
 
 

@@ -5,10 +5,13 @@ A batch has N sequences, G consecutive ones per prompt, with R response slots ea
 | method | advantages |
 | --- | --- |
 | GRPO, Dr. GRPO, GSPO, SAPO | `group_advantages` |
-| RLOO | `leave_one_out_advantages` |
+| RLOO, RLOO-N | `leave_one_out_advantages` |
+| MaxRL | `maxrl_advantages` |
+| Lite PPO, ScaleRL | `batch_scaled_advantages` |
 | Pass@k Training | `pass_at_k_advantages` |
 | GDPO | `per_reward_advantages` |
 | GRPO with process supervision | `step_advantages` |
+| GTPO | `gtpo_advantages` |
 | REINFORCE++ | `whiten(returns_to_go(token_rewards(rewards, mask, kl, kl_coef), mask), mask)` |
 | PPO | `generalized_advantages(token_rewards(rewards, mask, kl, kl_coef), values, mask)`, then `whiten` |
 | VAPO | as for PPO, with `lam=length_adaptive_lambda(mask)` |
@@ -17,16 +20,21 @@ All functions compute in at least float32, and in float64 if an input is float64
 jit and never read values outside the mask. A NaN inside the mask reaches the result.
 """
 
+from jaxrl_llm.advantages.entropy import gtpo_advantages
 from jaxrl_llm.advantages.group import group_advantages, leave_one_out_advantages, pass_at_k_advantages, per_reward_advantages
+from jaxrl_llm.advantages.scales import batch_scaled_advantages, maxrl_advantages
 from jaxrl_llm.advantages.statistics import explained_variance, whiten
 from jaxrl_llm.advantages.temporal import generalized_advantages, length_adaptive_lambda, returns_to_go, step_advantages, token_rewards
 
 __all__ = [
+  "batch_scaled_advantages",
   "explained_variance",
   "generalized_advantages",
   "group_advantages",
+  "gtpo_advantages",
   "leave_one_out_advantages",
   "length_adaptive_lambda",
+  "maxrl_advantages",
   "pass_at_k_advantages",
   "per_reward_advantages",
   "returns_to_go",

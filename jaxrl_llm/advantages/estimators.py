@@ -28,6 +28,8 @@ class Evidence(NamedTuple):
     step_rewards: Reward of the step that ends at each token; None if the task has no verifier of
       steps.
     step_ends: True if a step ends at the token.
+    old_entropy: Entropy of the policy that drew the tokens at each of them, in nats; None if the
+      estimator does not read it.
   """
 
   rewards: Float[Array, " N"]
@@ -39,6 +41,7 @@ class Evidence(NamedTuple):
   values: Float[Array, "N R"] | None = None
   step_rewards: Float[Array, "N R"] | None = None
   step_ends: Bool[Array, "N R"] | None = None
+  old_entropy: Float[Array, "N R"] | None = None
 
 
 class Credit(NamedTuple):
@@ -97,6 +100,18 @@ def _leave_one_out(evidence, group_size):
   return adv.leave_one_out_advantages(_penalised(evidence), group_size, valid=evidence.valid), None
 
 
+def _rloo_n(evidence, group_size, *, min_valid):
+  return adv.leave_one_out_advantages(_penalised(evidence), group_size, valid=evidence.valid, min_valid=min_valid), None
+
+
+def _maxrl(evidence, group_size):
+  return adv.maxrl_advantages(evidence.rewards, group_size, valid=evidence.valid), None
+
+
+def _batch_scaled(evidence, group_size):
+  return adv.batch_scaled_advantages(_penalised(evidence), group_size, valid=evidence.valid), None
+
+
 def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
   return adv.pass_at_k_advantages(_penalised(evidence), group_size, k=pass_k, normalize_std=normalize_std), None
 
@@ -108,6 +123,11 @@ def _per_reward(evidence, group_size, *, normalize_std):
 
 def _steps(evidence, group_size, *, normalize_std):
   return adv.step_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, group_size, normalize_std=normalize_std), None
+
+
+def _gtpo(evidence, group_size, *, entropy_share, right_above):
+  rewards, entropy, mask = evidence.rewards, evidence.old_entropy, evidence.mask
+  return adv.gtpo_advantages(rewards, entropy, mask, group_size, entropy_share=entropy_share, right_above=right_above), None
 
 
 def _returns(evidence, group_size, *, gamma):
@@ -129,12 +149,22 @@ ESTIMATORS = {
   "group": Estimator(_group, {"normalize_std": True}),
   # RLOO.
   "leave_one_out": Estimator(_leave_one_out, {}),
+  # RLOO-N: a group of fewer rewards is left out.
+  "rloo_n": Estimator(_rloo_n, {"min_valid": 3}),
+  # MaxRL: relative to the group's mean. A divergence would make rewards of 0 negative.
+  "maxrl": Estimator(_maxrl, {}, takes_kl=False),
+  # Lite PPO, ScaleRL: the group's mean, the batch's standard deviation.
+  "batch_scaled": Estimator(_batch_scaled, {}),
   # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
   # GDPO: each reward is normalised separately.
   "per_reward": Estimator(_per_reward, {"normalize_std": True}, takes_kl=False),
   # GRPO with process supervision: the rewards of the steps that have not ended yet.
   "steps": Estimator(_steps, {"normalize_std": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False, whole_groups=True),
+  # GTPO: tokens of right responses by their entropy, those of wrong ones by its inverse.
+  "gtpo": Estimator(
+    _gtpo, {"entropy_share": 0.1, "right_above": 0.5}, frozenset({"old_entropy"}), takes_kl=False, compares_groups=False
+  ),
   # REINFORCE++, with `whiten`.
   "returns": Estimator(_returns, {"gamma": 1.0}, compares_groups=False),
   # PPO; VAPO with `length_alpha`, which then replaces `lam`.

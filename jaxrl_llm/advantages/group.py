@@ -96,7 +96,9 @@ def group_advantages(
   return advantages.reshape(-1)
 
 
-def leave_one_out_advantages(rewards: ArrayLike, group_size: int, *, valid: ArrayLike | None = None) -> Float[Array, " N"]:
+def leave_one_out_advantages(
+  rewards: ArrayLike, group_size: int, *, valid: ArrayLike | None = None, min_valid: int = 2
+) -> Float[Array, " N"]:
   """Returns each reward minus the mean reward of the other samples of its prompt.
 
   A_i = R_i − Σ_{j≠i} R_j / (G − 1) = G/(G − 1)·(R_i − mean R)
@@ -106,6 +108,8 @@ def leave_one_out_advantages(rewards: ArrayLike, group_size: int, *, valid: Arra
     group_size: Number of samples per prompt, G ≥ 2.
     valid: True for a sample that has a reward, [N], as in `group_advantages`. None if all are
       valid.
+    min_valid: Smallest number of valid samples that a group learns from, from 2 to G (RLOO-N). The
+      baseline of a smaller group is left out as too noisy.
 
   Returns:
     The advantages. The baseline does not contain the sample's own reward, so the policy gradient is
@@ -113,8 +117,8 @@ def leave_one_out_advantages(rewards: ArrayLike, group_size: int, *, valid: Arra
     in its group.
 
   Raises:
-    ValueError: If a group has one sample and thus no others, or the rewards do not fall into whole
-      groups.
+    ValueError: If a group has one sample and thus no others, the rewards do not fall into whole
+      groups, or `min_valid` is out of range.
 
   Example:
     >>> leave_one_out_advantages(jnp.array([3., 0., 0.]), 3).tolist()
@@ -125,8 +129,9 @@ def leave_one_out_advantages(rewards: ArrayLike, group_size: int, *, valid: Arra
     arXiv:2402.14740, 2024.
   """
   whole_number("group_size", group_size, low=2, because=", because a group of one has no others")
+  whole_number("min_valid", min_valid, low=2, high=group_size)
   advantages, count = centred_groups(rewards, group_size, valid)
-  return (count / jnp.maximum(count - 1, 1) * advantages).reshape(-1)
+  return jnp.where(count < min_valid, 0, count / jnp.maximum(count - 1, 1) * advantages).reshape(-1)
 
 
 def pass_at_k_advantages(

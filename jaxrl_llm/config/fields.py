@@ -44,6 +44,7 @@ SECTIONS = {
   "advantage": "How rewards become advantages; None is the estimator's own default.",
   "critic": "Read if advantage.estimator is 'gae'.",
   "kl": "An adaptive coefficient, of the KL penalty in the loss or in the reward.",
+  "entropy": "An adaptive coefficient of the entropy bonus.",
   "correction": "For a sampler that differs from the learner, and for stale rollouts; see `objectives.corrections`.",
   "teacher": "A frozen model with the same tokenizer, which the policy learns from.",
   "model": "The decoder, and which of its weights are trained.",
@@ -92,6 +93,11 @@ FIELDS: dict[str, Field] = {
   "objective.w_min": Field(None, judged(float), "Weight of the last token's shift; the first token's is 1."),
   "objective.budget": Field(None, judged(float), "Shift of probability per token that a response may spend."),
   "objective.tis_cap": Field(None, judged(float), "Largest weight of a token's mismatch between learner and sampler."),
+  "objective.pull": Field(None, judged(float), "Loss per squared nat of log-ratio, halved, of the quadratic gate."),
+  "objective.cov_share": Field(None, judged(float), "Share of the batch's tokens that are selected by their covariance."),
+  "objective.cov_low": Field(None, judged(float), "Smallest covariance of log-probability and advantage of a token that may be detached."),
+  "objective.cov_high": Field(None, judged(float), "Largest covariance of a token that may be detached."),
+  "objective.cov_kl_coef": Field(None, judged(float), "Loss per nat of distance from the old policy, at selected tokens."),
   "objective.anchor": Field(None, judged(str), "Policy that divergence is measured from: 'old' or 'sampler'."),
   "objective.ratio": Field(None, judged(str), "Ratio of `custom`: a key of `ratios.RATIOS`."),
   "objective.gate": Field(None, judged(str), "Gate of `custom`: a key of `gates.GATES`; its settings are those above."),
@@ -106,6 +112,10 @@ FIELDS: dict[str, Field] = {
 
   "advantage.estimator": Field("group", TEXT, "A key of `advantages.estimators.ESTIMATORS`; some read the fields below."),
   "advantage.normalize_std": Field(None, SWITCH, "Divide by the group's standard deviation; False is Dr. GRPO's."),
+  "advantage.min_valid": Field(None, at_least(2, "a baseline is made of the other samples"),
+    "Smallest number of a group's samples with a reward that RLOO-N learns from."),
+  "advantage.entropy_share": Field(None, ABOVE_ZERO, "Weight of the entropy in GTPO's rewards of tokens, beside 1 for the outcome."),
+  "advantage.right_above": Field(None, NUMBER, "Reward above which a response counts as right in GTPO."),
   "advantage.pass_k": Field(None, COUNT, "The k of Pass@k Training."),
   "advantage.gamma": Field(None, UNIT, "Discount per token."),
   "advantage.lam": Field(None, UNIT, "GAE's lambda for the policy's advantages."),
@@ -121,6 +131,10 @@ FIELDS: dict[str, Field] = {
   "kl.target": Field(None, ABOVE_ZERO, "Divergence from the reference to keep, in nats per token."),
   "kl.horizon": Field(None, COUNT, "Sequences over which the coefficient may change by its own size."),
 
+  "entropy.target": Field(None, ABOVE_ZERO,
+    "Entropy of the policy to keep, in nats per token; objective.entropy_coef is the first coefficient."),
+  "entropy.step": Field(None, ABOVE_ZERO, "Change of the coefficient per RL step. None: 0.005."),
+
   "correction.tis": Field(None, judged(float), "Cap of the truncated importance weights."),
   "correction.mis": Field(None, judged(float), "Largest importance weight; weights above it are 0."),
   "correction.level": Field(None, judged(str), "Level of tis and mis: 'token' or 'sequence'."),
@@ -128,6 +142,7 @@ FIELDS: dict[str, Field] = {
   "correction.geometric_rejection": Field(None, judged(tuple), "(low, high) for a sequence's geometric mean."),
   "correction.off_policy_mask": Field(None, judged(float), "Nats per token; drops stale sequences with A < 0."),
   "correction.off_policy_anchor": Field(None, judged(str), "Policy that staleness is measured from: 'old' or 'sampler'."),
+  "correction.top_entropy": Field(None, judged(float), "Share of the tokens that is learned from, those of the largest entropy."),
   "correction.bypass": Field(False, judged(bool), "Use the sampler's log-probabilities as those of the old policy."),
 
   "teacher.path": Field(None, TEXT,
@@ -257,7 +272,8 @@ FIELDS: dict[str, Field] = {
   "environment.settings": Field(None, LINES, "Environment verifiers:ID: settings of its own config as a JSON object."),
   "environment.teacher": Field(None, TEXT,
     "Environment verifiers:ID: MODULE:FUNCTION that plays the training problems for the warm start, (messages, tools, seed) -> text."),
-  "environment.lessons": Field(None, COUNT, "Environment verifiers:ID: times that the teacher plays each problem, with other seeds. None: 1."),
+  "environment.lessons": Field(None, COUNT,
+    "Environment verifiers:ID: number of times that the teacher plays each problem, with other seeds. None: 1."),
 
   "sandbox.backend": Field("off", TEXT, "A key of `sandbox.BACKENDS`, 'auto', or 'off': refuse to run programs."),
   "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none."),
@@ -312,6 +328,8 @@ FIELDS: dict[str, Field] = {
   "learner.skip_zero_advantages": Field(False, SWITCH,
     "Leave responses whose advantages are all zero out of the updates: the same loss and gradient for less work. "
     "Token metrics then cover only the other responses."),
+  "learner.echo_coef": Field(0.0, NOT_NEGATIVE,
+    "Weight of the cross-entropy of an environment's replies (ECHO), in the mean over the tokens of all replies; 0: none."),
   "learner.row_buckets": Field(None, COUNTS,
     "Rows of a packed mini-batch, which takes the smallest number that holds its sequences."),
   "learner.old_logprobs": Field("sampler", one_of("sampler", "learner"), "Source of the old policy's log-probabilities."),

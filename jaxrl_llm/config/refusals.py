@@ -49,7 +49,9 @@ class Chosen(NamedTuple):
   def teaches_without_advantage(self, c: ConfigDict) -> bool:
     """Returns whether a response can have a gradient though its advantages are zero."""
     of_loss = self.penalised or "entropy" in self.objective.needs or not self.objective.correctable
-    return of_loss or c.teacher.path is not None or self.reads_values or c.reward.kl_coef > 0 or c.moe.balance_coef > 0 or c.moe.z_coef > 0
+    of_loss = of_loss or self.objective.teaches_without_advantage or c.moe.balance_coef > 0 or c.moe.z_coef > 0
+    of_loss = of_loss or c.teacher.path is not None
+    return of_loss or self.reads_values or "old_entropy" in self.estimator.needs or c.reward.kl_coef > 0
 
   @property
   def sequence_band(self) -> float:
@@ -133,6 +135,9 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("kl.horizon",
     lambda c, x: c.kl.target is not None and (c.kl.horizon or 10_000) <= 0.2 * c.rollout.num_prompts * c.rollout.group_size,
     "more than 0.2 x rollout.num_prompts x rollout.group_size, or one step could flip the coefficient's sign"),
+  Refusal("entropy.target", lambda c, x: c.entropy.target is not None and "entropy" not in x.objective.needs,
+    "None, because objective.entropy_coef is not above 0: there is no coefficient to start from"),
+  Refusal("entropy.step", lambda c, x: c.entropy.step is not None and c.entropy.target is None, "None, because entropy.target is None"),
   Refusal("advantage.estimator", lambda c, x: x.reads_values and x.objective.value_loss is None,
     "another one, or an objective with a critic ({critic_objectives}, with objective.value_coef), because this estimator reads values and "
     "this objective trains none"),
@@ -140,11 +145,23 @@ REFUSALS: tuple[Refusal, ...] = (
     "{value_estimators}, because this objective trains a critic (objective.value_coef) that no other estimator reads"),
   Refusal("advantage.lam", lambda c, x: c.advantage.lam is not None and c.advantage.length_alpha is not None,
     "None, because advantage.length_alpha takes its place"),
+  Refusal("advantage.min_valid",
+    lambda c, x: "min_valid" in x.estimator.defaults
+    and (c.advantage.min_valid or x.estimator.defaults["min_valid"]) > c.rollout.group_size,
+    "at most rollout.group_size (None is 3), or no group would be learned from"),
   Refusal("advantage.pass_k", lambda c, x: c.advantage.pass_k is not None and c.advantage.pass_k > c.rollout.group_size,
     "at most rollout.group_size"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
-    "False, because a response without an advantage has a gradient here: a divergence, entropy, a teacher, the critic or a router's own "
-    "loss"),
+    "False, because a response without an advantage has a gradient here (a divergence, entropy, a teacher, the critic, a pull to the old "
+    "policy or a router's own loss), or its advantage is not known before the learner's pass"),
+  Refusal("learner.echo_coef", lambda c, x: c.learner.echo_coef > 0 and c.environment.name is None,
+    "0, because environment.name is None: there are no replies"),
+  Refusal("learner.echo_coef", lambda c, x: c.learner.echo_coef > 0 and c.learner.skip_zero_advantages,
+    "0, because learner.skip_zero_advantages leaves out responses, and their replies with them; or skip_zero_advantages=False"),
+  Refusal("learner.echo_coef", lambda c, x: c.learner.echo_coef > 0 and (c.rollout.top_k > 0 or c.rollout.top_p < 1),
+    "0, because with rollout.top_k or rollout.top_p a reply can be impossible: its cross-entropy would be infinite; or no such filter"),
+  Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.corrected.prepare is not None,
+    "False, because the tokens of such responses are part of the statistic by which this objective or correction selects tokens"),
   Refusal("learner.old_logprobs",
     lambda c, x: c.learner.old_logprobs == "sampler" and (x.corrected.corrects_mismatch or c.correction.geometric_rejection is not None),
     "'learner', because with the sampler's log-probabilities for log π_old there is no mismatch to correct"),

@@ -116,7 +116,7 @@ def footprint(
   room = programs.room_in_rows(config, shape)
   options = dict(routes=programs.replayed_routes(config, shape), shares=learner.share_prompts, room=room)
   batch = abstract_batch(mesh, rows, learner.row_tokens, **options)
-  batch = needed_by_step(batch, objective.needs, adaptive_kl=config.kl.target is not None)
+  batch = needed_by_step(batch, objective.needs, **programs.step_options(config))
 
   held = {"weights": bytes_of(state.params), "optimizer moments": bytes_of((state.opt_state, state.step))}
   if "ref_logprobs" in needs and shape.lora is None:

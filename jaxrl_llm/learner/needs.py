@@ -24,25 +24,40 @@ def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
   return frozenset(needs)
 
 
-def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool) -> TrainBatch:
+def needed_by_step(
+  batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool, adaptive_entropy: bool = False, echoes: bool = False
+) -> TrainBatch:
   """Keeps the optional arrays that the policy's update reads.
 
   Args:
     batch: Batch with every optional array.
     needs: Optional fields that the objective reads.
     adaptive_kl: Whether the coefficient of the KL penalty changes from step to step.
+    adaptive_entropy: Whether that of the entropy bonus does.
+    echoes: Whether the update imitates replies.
   """
   return batch._replace(
     ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
     kl_coefs=batch.kl_coefs if adaptive_kl and "ref_logprobs" in needs else None,
+    entropy_coefs=batch.entropy_coefs if adaptive_entropy else None,
+    replies=batch.replies if echoes else None,
+    groups=batch.groups if "groups" in needs else None,
+    old_entropy=batch.old_entropy if "old_entropy" in needs else None,
     returns=None,
     old_values=None,
   )
 
 
-def needed_by_critic(batch: TrainBatch) -> TrainBatch:
-  """Keeps the optional arrays that the critic's update reads."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None, routing=None)
+def needed_by_critic(batch: TrainBatch, needs: frozenset[str]) -> TrainBatch:
+  """Keeps the optional arrays that the critic's update reads.
+
+  Args:
+    batch: Batch with every optional array.
+    needs: Optional fields that the objective reads.
+  """
+  groups = batch.groups if "groups" in needs else None
+  gone = ("ref_logprobs", "kl_coefs", "entropy_coefs", "sampler_logprobs", "routing", "old_entropy", "replies")
+  return batch._replace(**dict.fromkeys(gone), groups=groups)
 
 
 def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
@@ -55,7 +70,8 @@ def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
 
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   """Keeps the optional arrays for passes that only compute log-probabilities or values."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None, importance=None)
+  gone = ("ref_logprobs", "kl_coefs", "returns", "old_values", "importance", "groups", "old_entropy", "entropy_coefs", "replies")
+  return batch._replace(**dict.fromkeys(gone))
 
 
 def abstract_batch(
@@ -76,10 +92,17 @@ def abstract_batch(
   sharding = mesh_lib.token_sharding(mesh)
   ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)
   floats = jax.ShapeDtypeStruct((rows, row_tokens), jnp.float32, sharding=sharding)
-  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs")
+  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values")
+  names += ("kl_coefs", "old_entropy", "entropy_coefs", "replies")
   routing = None if routes is None else jax.ShapeDtypeStruct((rows, row_tokens, *routes), jnp.int16, sharding=sharding)
   batch = TrainBatch(
-    tokens=ints, positions=ints, segments=ints, routing=routing, prefixes=ints if shares else None, **dict.fromkeys(names, floats)
+    tokens=ints,
+    positions=ints,
+    segments=ints,
+    routing=routing,
+    prefixes=ints if shares else None,
+    groups=ints,
+    **dict.fromkeys(names, floats),
   )
   if room is None:
     return batch

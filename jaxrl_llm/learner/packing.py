@@ -23,6 +23,9 @@ class Trajectory(NamedTuple):
     routing: Experts that each token visited during sampling, -1 if unknown; None if not recorded.
     num_prompt: Number of tokens of the prompt. None: those before the first that counts.
     pictures: Pictures of the prompt; None without any.
+    group: Number of the prompt that the sequence is a sample of; None if not needed. `pack` numbers
+      the prompts of a batch anew.
+    replies: 1 if a token is part of an environment's reply, else 0; None if not needed.
   """
 
   tokens: Int[np.ndarray, " t"]
@@ -32,6 +35,8 @@ class Trajectory(NamedTuple):
   routing: Int[np.ndarray, "t L K"] | None = None
   num_prompt: int | None = None
   pictures: Pictures | None = None
+  group: int | None = None
+  replies: Float[np.ndarray, " t"] | None = None
 
 
 class Unit(NamedTuple):
@@ -289,8 +294,13 @@ def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = No
   Raises:
     ValueError: If a row has more pictures than there is room for.
   """
-  ints = {name: np.zeros(layout.shape, np.int32) for name in ("tokens", "positions", "segments", "prefixes")}
+  ints = {name: np.zeros(layout.shape, np.int32) for name in ("tokens", "positions", "segments", "prefixes", "groups")}
   floats = {name: np.zeros(layout.shape, np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
+  if sequences and sequences[0].replies is not None:
+    floats["replies"] = np.zeros(layout.shape, np.float32)
+  prompts: dict[int | None, int] = {}
+  for sequence in sequences:
+    prompts.setdefault(sequence.group, len(prompts) + 1)
   routing = None
   if sequences and sequences[0].routing is not None:
     routing = np.full((*layout.shape, *sequences[0].routing.shape[1:]), -1, np.int16)
@@ -300,12 +310,15 @@ def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = No
     own = np.arange(len(slots)) >= shared
     ints["segments"][row, slots] = np.where(own, segment, prefix)
     ints["prefixes"][row, slots] = np.where(own, prefix, 0)
+    ints["groups"][row, slots] = prompts[sequence.group]
     for name, array in floats.items():
       array[row, slots] = getattr(sequence, name)
     if routing is not None:
       routing[row, slots] = sequence.routing
   if not layout.shares:
     ints["prefixes"] = None
+  if not sequences or sequences[0].group is None:
+    ints["groups"] = None
   batch = TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"], routing=routing)
   return batch if room is None else _with_pictures(batch, sequences, layout, room)
 

@@ -67,10 +67,12 @@ class Logprobs(NamedTuple):
   Attributes:
     logprobs: Log-probability of each token under the sampling distribution.
     routing: Experts that each token visited, replayed routes included; None for a dense model.
+    entropy: Entropy of that distribution at each token, in nats; None if nothing reads it.
   """
 
   logprobs: Float[Array, "B T"]
   routing: Int[Array, "B T L K"] | None = None
+  entropy: Float[Array, "B T"] | None = None
 
 
 class Programs(NamedTuple):
@@ -85,7 +87,8 @@ class Programs(NamedTuple):
     warm_step: Supervised update.
     rl_step: RL update; with `teacher.gkd_coef`, the teacher's params are a third argument.
     logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
-    token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without `kl_coefs`.
+    token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without adaptive
+      coefficients.
     routes: Programs for the routes of a mixture of experts; None for a dense model.
     features: `(params, patches) -> features [I S F D]` of `pictures_at_once` pictures by a frozen
       tower; None if the tower is trained or there are no pictures.
@@ -150,16 +153,17 @@ def make_programs(
       trainable=trained,
       router_coefs=router_coefs(config),
       streams=streams,
+      echo_coef=learner.echo_coef,
     )
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
     return compiled_for(jitted, [(abstract_state, batch, *others) for batch in batches])
 
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts, room=room_in_rows(config, shape))
-  adaptive_kl, replays = config.kl.target is not None, bool(config.moe.replay)
+  options, replays = step_options(config), bool(config.moe.replay)
   packed = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
   if learner.skip_zero_advantages:
     packed = [batch._replace(importance=batch.mask) for batch in packed]
-  rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in packed]
+  rl_batches = [needed_by_step(batch, objective.needs, **options) for batch in packed]
   shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
   taught = None
   if teacher is not None:
@@ -178,7 +182,9 @@ def make_programs(
       imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets or ()]
     ),
     rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches, compared=taught if config.teacher.gkd_coef else None),
-    logprobs=make_logprobs(config, mesh, model, abstract_state.params, filter_logits),
+    logprobs=make_logprobs(
+      config, mesh, model, abstract_state.params, filter_logits, measures_entropy="old_entropy" in needs
+    ),
     token_scores=compiled_for(
       jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]
     ),
@@ -192,6 +198,15 @@ def make_programs(
 def comparison_of(section: ConfigDict) -> Comparer:
   """Returns the comparison of policy and teacher that a config's section `teacher` asks for."""
   return comparer(beta=1.0 if section.gkd_beta is None else section.gkd_beta, temperature=section.temperature)
+
+
+def step_options(config: ConfigDict) -> dict[str, bool]:
+  """Returns what the RL update reads beside the objective's needs.
+
+  The result holds arguments of `needed_by_step`.
+  """
+  adaptive = {"adaptive_kl": config.kl.target is not None, "adaptive_entropy": config.entropy.target is not None}
+  return adaptive | {"echoes": config.learner.echo_coef > 0}
 
 
 def rows_at_once(config: ConfigDict, mesh: Mesh) -> int | None:
@@ -215,11 +230,11 @@ def outputs_fn(
 
 
 def make_logprobs(
-  config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable
+  config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable, *, measures_entropy: bool = False
 ) -> Callable[[Params, TrainBatch], Logprobs]:
   """Makes the log-probability pass over packed rows, for log π_old and log π_ref.
 
-  `params` are abstract.
+  `params` are abstract. `measures_entropy` adds the entropy at each token.
   """
   learner, outputs_of, at_once = config.learner, outputs_fn(config, model, filter_logits), rows_at_once(config, mesh)
 
@@ -229,7 +244,7 @@ def make_logprobs(
   def logprobs_of_micro_batch(params: Params, batch: TrainBatch) -> Logprobs:
     outputs = outputs_of(params, batch)
     routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
-    return Logprobs(outputs.logprobs, routes)
+    return Logprobs(outputs.logprobs, routes, outputs.entropy if measures_entropy else None)
 
   # R2's routes are those that this pass records.
   routes = replayed_routes(config, model.config) if config.moe.replay == "R3" else None
@@ -308,7 +323,7 @@ def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objecti
     init=jax.jit(init, out_shardings=shardings),
     abstract_state=abstract_state,
     values=compiled_for(values, [(abstract_state.params, needed_by_logprobs(batch)) for batch in batches]),
-    step=compiled_for(jitted, [(abstract_state, needed_by_critic(batch)) for batch in batches]),
+    step=compiled_for(jitted, [(abstract_state, needed_by_critic(batch, objective.needs)) for batch in batches]),
   )
 
 

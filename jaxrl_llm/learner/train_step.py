@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxrl_llm.devices.offload import is_on_host, offloaded
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.params import combine, partition
-from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics
+from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics, token_mean, token_weights
 from jaxrl_llm.types import (
   Comparer,
   Forward,
@@ -28,6 +28,9 @@ from jaxrl_llm.types import (
 
 TrainStepFn = Callable[..., tuple[TrainState, Metrics]]
 """`(state, batch, *others) -> (state, metrics)`; the others are for the step's `outputs_fn`."""
+
+ECHO = "echo"
+"""Name of the terms of the replies' cross-entropy among the metrics of tokens."""
 
 LogprobsFn = Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
 """Log-probabilities and entropy of each token whose mask is above 0.
@@ -131,6 +134,11 @@ def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, 
   return total, jax.tree.map(jax.lax.stop_gradient, metrics)
 
 
+def with_replies(batch: TrainBatch) -> TrainBatch:
+  """Returns a batch whose mask also counts the tokens of replies."""
+  return batch if batch.replies is None else batch._replace(mask=jnp.maximum(batch.mask, batch.replies))
+
+
 def split_rows(tree: PyTree, num_micro_batches: int) -> PyTree:
   """Splits rows into m micro-batches along a new first axis.
 
@@ -170,6 +178,7 @@ def make_train_step(
   trainable: PyTree | None = None,
   router_coefs: Mapping[str, float] = MappingProxyType({}),
   streams: Sequence[Objective] = (),
+  echo_coef: float = 0.0,
 ) -> TrainStepFn:
   """Makes a train step, which is one optimizer update.
 
@@ -191,6 +200,8 @@ def make_train_step(
     router_coefs: Weight of each router loss that `outputs_fn` returns.
     streams: Further objectives, whose losses add up. Each has weights of its own, and thus a
       denominator of its own.
+    echo_coef: Weight of the mean cross-entropy of `TrainBatch.replies` over the global batch
+      (ECHO), in nats per token. The objective does not see replies.
 
   Returns:
     `(state, batch, *others) -> (state, metrics)`, to be jitted with the state donated. The others,
@@ -213,11 +224,14 @@ def make_train_step(
   # A loss outside the mask must not even be multiplied by its zero weight: 0 · inf is NaN.
   total = lambda weights, losses: jnp.sum(jnp.where(weights > 0, weights * losses, 0))
 
-  def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, all_weights: list[Float[Array, "B T"]], *others):
-    outputs, (weights, *of_streams) = outputs_fn(combine(trained, frozen), batch, *others), all_weights
+  def loss_fn(
+    trained: Params, frozen: Params, batch: TrainBatch, all_weights: list[Float[Array, "B T"]],
+    echo_weights: Float[Array, "B T"] | None, *others,
+  ):  # fmt: skip
+    outputs, (weights, *of_streams) = outputs_fn(combine(trained, frozen), with_replies(batch), *others), all_weights
     # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
-      seen = batch._replace(routing=None, images=None)
+      seen = batch._replace(routing=None, images=None, replies=None)
       plain = outputs._replace(live_routing=None, router_losses=None)
       losses, metrics = objective.token_loss(plain._replace(comparison=None), seen)
       terms = [stream.token_loss(plain, seen) for stream in streams]
@@ -230,19 +244,25 @@ def make_train_step(
     if name == "actor" and batch.sampler_logprobs is not None:
       metrics = metrics | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
     loss = sum((total(*x) for x in zip(of_streams, (further for further, _ in terms), strict=True)), total(weights, losses))
+    if echo_weights is not None:
+      surprise = jnp.where(echo_weights > 0, -echo_weights * outputs.logprobs, 0)
+      loss, metrics = loss + echo_coef * jnp.sum(surprise), metrics | {ECHO: jax.lax.stop_gradient(surprise)}
     return loss, [metrics, *(of_stream for _, of_stream in terms)]
 
-  def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
+  def accumulate(
+    trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]],
+    echo_weights: Float[Array, "B T"] | None, *others,
+  ):  # fmt: skip
     grad_fn, num_micro_batches = jax.value_and_grad(loss_fn, has_aux=True), count_micro_batches(batch, rows_at_once)
     if num_micro_batches == 1:
-      return grad_fn(trained, frozen, batch, weights, *others)
+      return grad_fn(trained, frozen, batch, weights, echo_weights, *others)
 
     def body(total, micro_batch):
       (loss, metrics), grads = grad_fn(trained, frozen, *micro_batch, *others)
       return jax.tree.map(jnp.add, total, (loss, grads)), metrics
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
-    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights), num_micro_batches))
+    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights, echo_weights), num_micro_batches))
     return (loss, join_rows(metrics)), grads
 
   def train_step(state: TrainState, batch: TrainBatch, *others: Params) -> tuple[TrainState, Metrics]:
@@ -250,9 +270,12 @@ def make_train_step(
     text = batch._replace(images=None)
     chex.assert_tree_shape_prefix(text, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask"))
     chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
-    weights = [each.weigh(batch.mask, batch.segments) for each in (objective, *streams)]
+    batch = batch if objective.prepare is None else objective.prepare(batch)
+    weights = [token_weights(each, batch.mask, batch.segments, batch.groups) for each in (objective, *streams)]
     trained, frozen = partition(state.params, trainable)
-    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights, *others)
+    echo_weights = None if batch.replies is None else token_mean(batch.replies, batch.segments)
+    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights, echo_weights, *others)
+    echo = token_metrics[0].pop(ECHO, None)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
@@ -271,6 +294,8 @@ def make_train_step(
       f"{name}/lr": jnp.asarray(learning_rate(applied), jnp.float32),
       ("train/skipped" if name == "actor" else f"{name}/skipped"): 1 - finite.astype(jnp.float32),
     }
+    if echo is not None:  # Replies are not in the mask, over which other metrics are reduced.
+      metrics |= {"echo/nll": jnp.sum(echo), "echo/num_tokens": jnp.sum(batch.replies)}
     updated_state = TrainState(
       params=combine(keep(updated, trained), frozen),
       opt_state=keep(opt_state, state.opt_state),

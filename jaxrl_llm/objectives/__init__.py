@@ -10,16 +10,19 @@ from typing import Any
 
 from jaxrl_llm.objectives.arrays import value
 from jaxrl_llm.objectives.cispo import cispo
+from jaxrl_llm.objectives.clip_cov import clip_cov
 from jaxrl_llm.objectives.cppo import cppo
 from jaxrl_llm.objectives.custom import custom
 from jaxrl_llm.objectives.dapo import dapo
 from jaxrl_llm.objectives.divergence import divergence
 from jaxrl_llm.objectives.dppo import dppo_kl, dppo_tv
 from jaxrl_llm.objectives.dr_grpo import dr_grpo
+from jaxrl_llm.objectives.dro import dro
 from jaxrl_llm.objectives.gmpo import gmpo
 from jaxrl_llm.objectives.grpo import grpo
 from jaxrl_llm.objectives.gspo import gspo
 from jaxrl_llm.objectives.gspo_token import gspo_token
+from jaxrl_llm.objectives.kl_cov import kl_cov
 from jaxrl_llm.objectives.luspo import luspo
 from jaxrl_llm.objectives.maspo import maspo
 from jaxrl_llm.objectives.minirl import minirl
@@ -57,6 +60,9 @@ OBJECTIVES = {
   "cppo": cppo,
   "minpro": minpro,
   "maspo": maspo,
+  "dro": dro,
+  "clip_cov": clip_cov,
+  "kl_cov": kl_cov,
   "custom": custom,
   "sft": sft,
 }
@@ -86,7 +92,7 @@ def make(name: str, **hyperparameters: Any) -> Objective:
       ...
     ValueError: unknown objective 'gsop' (did you mean 'gspo'?); known: ppo, grpo, dr_grpo, dapo, \
 gspo, gspo_token, sapo, reinforce, rloo, reinforce_plus_plus, cispo, gmpo, minirl, luspo, vespo, \
-dppo_tv, dppo_kl, cppo, minpro, maspo, custom, sft
+dppo_tv, dppo_kl, cppo, minpro, maspo, dro, clip_cov, kl_cov, custom, sft
   """
   if not isinstance(name, str) or name not in OBJECTIVES:
     raise ValueError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}; known: {', '.join(OBJECTIVES)}")

@@ -10,14 +10,15 @@ from jaxrl_llm.objectives.base import policy_objective, weights_by_name
 from jaxrl_llm.objectives.gates import GATES
 from jaxrl_llm.objectives.penalties import entropy_bonus, kl_penalty
 from jaxrl_llm.objectives.settings import Rule, checked, gate_settings
-from jaxrl_llm.types import GateFn, Objective, PenaltyFn, RatioFn
+from jaxrl_llm.types import GateFn, Objective, PenaltyFn, RatioFn, TrainBatch
 
 SHARED = """\
   kl_coef: Loss per nat of divergence from the reference; if positive, the objective needs
     `ref_logprobs`.
   kl_estimator: Key of `penalties.KL_ESTIMATORS`.
   entropy_coef: Reward per nat of entropy; if positive, the objective needs `entropy`.
-  weights: Weighting of tokens: "token_mean", "sequence_mean", "sequence_sum" or "constant".
+  weights: Weighting of tokens: "token_mean", "prompt_mean", "sequence_mean", "sequence_sum" or
+    "constant".
   max_tokens: Generation budget in tokens, for weights="constant" only.
 
 Returns:
@@ -33,7 +34,8 @@ class Slots(NamedTuple):
   """Parts that distinguish an algorithm from the others.
 
   Attributes:
-    ratio, gate, value_loss, anchor: Arguments of `base.policy_objective`.
+    ratio, gate, value_loss, anchor, prepare, teaches_without_advantage: Arguments of
+      `base.policy_objective`.
     correction: Off-policy correction that is part of the algorithm (see `corrections`), as a
       function of the objective; None for no correction.
   """
@@ -42,6 +44,8 @@ class Slots(NamedTuple):
   gate: GateFn
   value_loss: PenaltyFn | None = None
   anchor: str | None = "old"
+  prepare: Callable[[TrainBatch], TrainBatch] | None = None
+  teaches_without_advantage: bool = False
   correction: Callable[[Objective], Objective] | None = None
 
 
@@ -105,6 +109,8 @@ def algorithm(
         needs=needs,
         value_loss=slots.value_loss,
         anchor=slots.anchor,
+        prepare=slots.prepare,
+        teaches_without_advantage=slots.teaches_without_advantage,
       )
       return objective if slots.correction is None else slots.correction(objective)
 

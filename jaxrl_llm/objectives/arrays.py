@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxrl_llm.segments import reduce_metrics
+from jaxrl_llm.segments import reduce_metrics, token_weights
 from jaxrl_llm.types import Metrics, Objective, PolicyOutputs, TrainBatch
 
 
@@ -30,6 +30,7 @@ def value(
   values: ArrayLike | None = None,
   returns: ArrayLike | None = None,
   old_values: ArrayLike | None = None,
+  groups: ArrayLike | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
   """Computes the loss and the metrics of a whole batch.
 
@@ -55,6 +56,8 @@ def value(
     values: Values of the critic, [B, T].
     returns: Targets of the critic, [B, T].
     old_values: Values of the critic at rollout time, [B, T].
+    groups: Prompt that each token's sequence is a sample of, [B, T], any integers; for
+      weights="prompt_mean" only.
 
   Returns:
     The loss, to be minimised, and scalar metrics; `actor/loss` is the loss.
@@ -94,11 +97,18 @@ def value(
   segments = jnp.ones(shape, jnp.int32) if segments is None else _shaped("segments", segments, shape)
   if not jnp.issubdtype(segments.dtype, jnp.integer):
     raise ValueError(f"segments: found {segments.dtype}, expected integers")
+  if groups is not None:
+    groups = _shaped("groups", groups, shape)
+    if not jnp.issubdtype(groups.dtype, jnp.integer):
+      raise ValueError(f"groups: found {groups.dtype}, expected integers")
+    # Numbers any integers from 0.
+    groups = jnp.unique(groups, return_inverse=True, size=groups.size)[1].reshape(shape)
 
   zeros = jnp.zeros(shape, jnp.int32)
   outputs = PolicyOutputs(**{name: floats.pop(name, None) for name in PolicyOutputs._fields})
-  batch = TrainBatch(tokens=zeros, positions=zeros, segments=segments.astype(jnp.int32), mask=mask, **floats)
-  weights = objective.weigh(batch.mask, batch.segments)
+  batch = TrainBatch(tokens=zeros, positions=zeros, segments=segments.astype(jnp.int32), mask=mask, groups=groups, **floats)
+  batch = batch if objective.prepare is None else objective.prepare(batch)
+  weights = token_weights(objective, batch.mask, batch.segments, batch.groups)
   losses, token_metrics = objective.token_loss(outputs, batch)
   loss = jnp.sum(weights * losses)
   metrics = reduce_metrics(token_metrics, batch.mask, weights)

@@ -1,19 +1,29 @@
 """Shared parts of policy objectives: clean inputs, ratio x gate x weights, penalties, metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.ratios import bounded_log_ratio
-from jaxrl_llm.segments import constant, once_per_sequence, segment_mean, segment_sum, sequence_mean, sequence_sum, token_mean
+from jaxrl_llm.segments import (
+  constant,
+  once_per_sequence,
+  prompt_mean,
+  segment_mean,
+  segment_sum,
+  sequence_mean,
+  sequence_sum,
+  token_mean,
+)
 from jaxrl_llm.types import GateContext, GateFn, Objective, PenaltyFn, PolicyOutputs, RatioFn, TokenMetrics, TokenTerm, TrainBatch, WeighFn
 
 STATISTICS = ("mean", "min", "max", "p99")
 
 WEIGHTS = {
   "token_mean": lambda max_tokens: token_mean,
+  "prompt_mean": lambda max_tokens: prompt_mean,
   "sequence_mean": lambda max_tokens: sequence_mean,
   "sequence_sum": lambda max_tokens: sequence_sum,
   "constant": constant,
@@ -51,7 +61,8 @@ def on_mask(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[PolicyOutputs, T
   def clean(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
     return jnp.where(counted, x, 0).astype(jnp.promote_types(x.dtype, jnp.float32))
 
-  floats = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "importance", "kl_coefs")
+  floats = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values")
+  floats += ("importance", "kl_coefs", "entropy_coefs", "selected")
   present = {field: x for field in floats if (x := getattr(batch, field)) is not None}
   return jax.tree.map(clean, outputs), batch._replace(**jax.tree.map(clean, present))
 
@@ -72,6 +83,8 @@ def policy_objective(
   needs: frozenset[str] = frozenset(),
   value_loss: PenaltyFn | None = None,
   anchor: str | None = "old",
+  prepare: Callable[[TrainBatch], TrainBatch] | None = None,
+  teaches_without_advantage: bool = False,
 ) -> Objective:
   """Composes an objective: loss = Σ w·(−k·gate(ratio(log π − log π_old), A) + penalties).
 
@@ -86,6 +99,8 @@ def policy_objective(
     anchor: Policy that the ratio compares with: "old" for the learner's at the start of the rollout
       batch's updates, "sampler" for the sampler's. With None the loss needs neither, but metrics
       still compare with `old_logprobs`.
+    prepare: Selection of tokens on the whole global batch (see `selections`), for the gate.
+    teaches_without_advantage: Whether the gate moves tokens whose advantage is 0.
 
   Returns:
     The objective, with these metrics:
@@ -113,9 +128,11 @@ def policy_objective(
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     if anchor == "sampler":
       batch = batch._replace(old_logprobs=required(batch.sampler_logprobs, "sampler_logprobs", "the anchor is the sampler's policy"))
+    if prepare is not None and batch.selected is None:
+      batch = prepare(batch)
     outputs, batch = on_mask(outputs, batch)
     log_ratio = bounded_log_ratio(outputs.logprobs, batch.old_logprobs)
-    context = GateContext(outputs.logprobs, batch.old_logprobs, batch.mask, batch.segments)
+    context = GateContext(outputs.logprobs, batch.old_logprobs, batch.mask, batch.segments, batch.selected)
     surrogate, gate_metrics = gate(ratio(log_ratio, batch.mask, batch.segments), batch.advantages, context)
     loss = -surrogate
     if batch.importance is not None:
@@ -134,10 +151,12 @@ def policy_objective(
   return Objective(
     weigh=weigh,
     token_loss=token_loss,
-    needs=frozenset(needs) | anchored,
+    needs=frozenset(needs) | anchored | getattr(weigh, "needs", frozenset()),
     value_loss=value_loss,
     correctable=True,
     ratio_level=getattr(ratio, "level", "token"),
+    prepare=prepare,
+    teaches_without_advantage=teaches_without_advantage,
   )
 
 
@@ -157,7 +176,8 @@ def critic_objective(objective: Objective) -> Objective:
     loss, metrics = objective.value_loss(outputs, batch)
     return jnp.where(batch.mask > 0, loss, 0), jax.lax.stop_gradient(metrics)
 
-  return Objective(weigh=objective.weigh, token_loss=token_loss, needs=frozenset({"values", "returns", "old_values"}))
+  needs = frozenset({"values", "returns", "old_values"}) | (objective.needs & {"groups"})
+  return Objective(weigh=objective.weigh, token_loss=token_loss, needs=needs)
 
 
 def ratio_metrics(log_ratio: Float[Array, "B T"], batch: TrainBatch) -> TokenMetrics:

@@ -24,8 +24,8 @@ def cispo(*, clip_high: float = 4.0, clip_low: float = 1.0) -> Slots:
       for the cap of 5.
 
   Note:
-    Eq. 4 of MiniMax-M1 divides by the tokens of one prompt's group, as DAPO's does; the denominator
-    here is verl's, all tokens of the batch.
+    Eq. 4 of MiniMax-M1 divides by the tokens of one prompt's group, as DAPO's does, which is
+    weights="prompt_mean". The default is verl's denominator, all tokens of the batch.
 
     MiniMax did not publish its cap. TRL's `epsilon_high` is the cap itself, so 5.0 there is
     clip_high=4.0 here, and TRL never caps from below. verl's convention is the one used here, but

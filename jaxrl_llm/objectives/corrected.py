@@ -23,6 +23,7 @@ RULES = {
   "off_policy_mask": (lambda x: x is None or (is_finite(x) and x >= 0), "None or a finite number of nats per token >= 0"),
   "off_policy_anchor": (lambda x: x in ("old", "sampler"), "'old' or 'sampler'"),
   "bypass": (lambda x: isinstance(x, bool), "True or False"),
+  "top_entropy": (lambda x: x is None or (is_number(x) and 0 < x < 1), "None or a number > 0 and < 1, the share of tokens to keep"),
 }
 """Rule of each setting of `corrected`: the test that it must pass, and the same test in words."""
 
@@ -38,12 +39,13 @@ def corrected(
   off_policy_mask: Any = None,
   off_policy_anchor: Any = "old",
   bypass: Any = False,
+  top_entropy: Any = None,
 ) -> Objective:
   """Wraps an objective in the corrections that are enabled.
 
-  The order from the inside out is off_policy_mask, geometric_rejection, one of tis, mis and icepop,
-  bypass. Weights multiply, so only the place of bypass matters: as the outermost, it sets what all
-  others see as π_old. The settings come from a config, so they may have any type.
+  The order from the inside out is top_entropy, off_policy_mask, geometric_rejection, one of tis,
+  mis and icepop, bypass. Weights multiply, so only the place of bypass matters: as the outermost,
+  it sets what all others see as π_old. The settings come from a config, so they may have any type.
 
   Args:
     objective: Objective to wrap.
@@ -54,6 +56,7 @@ def corrected(
     off_policy_mask: Threshold delta, in nats per token.
     off_policy_anchor: Anchor of `off_policy_mask`, "old" or "sampler".
     bypass: Whether the sampler's policy is used as π_old.
+    top_entropy: Share of the tokens that is kept, those of the largest entropy.
 
   Returns:
     The wrapped objective, or the objective itself if no correction is enabled.
@@ -73,7 +76,7 @@ def corrected(
 it would be ignored
   """
   settings = dict(tis=tis, mis=mis, level=level, icepop=icepop, geometric_rejection=geometric_rejection)
-  settings |= dict(off_policy_mask=off_policy_mask, off_policy_anchor=off_policy_anchor, bypass=bypass)
+  settings |= dict(off_policy_mask=off_policy_mask, off_policy_anchor=off_policy_anchor, bypass=bypass, top_entropy=top_entropy)
   problems = [f"{name}: found {x!r}, expected {RULES[name][1]}" for name, x in settings.items() if not RULES[name][0](x)]
   # Only legal settings can be compared with one another.
   problems = problems or _conflicts(objective, settings)
@@ -86,6 +89,7 @@ it would be ignored
     "mis": {"cap": mis, "level": level},
     "icepop": dict(zip(("low", "high"), icepop or (), strict=False)),
     "bypass": {},
+    "top_entropy": {"share": top_entropy},
   }
   for name, wrap in CORRECTIONS.items():
     if _is_on(settings[name]):

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.objectives.base import on_mask, required
 from jaxrl_llm.objectives.ratios import bounded_log_ratio, product_ratio, token_ratio
+from jaxrl_llm.objectives.selections import top_entropy
 from jaxrl_llm.segments import once_per_sequence, segment_mean, segment_sum
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
@@ -221,10 +222,19 @@ def bypass(objective: Objective) -> Objective:
     )
     return objective.token_loss(outputs, batch._replace(old_logprobs=sampler_logprobs))
 
-  return objective._replace(token_loss=token_loss, needs=objective.needs - {"old_logprobs"} | {"sampler_logprobs"})
+  def prepare(batch: TrainBatch) -> TrainBatch:
+    prepared = objective.prepare(batch._replace(old_logprobs=batch.sampler_logprobs))
+    return prepared._replace(old_logprobs=batch.old_logprobs)
+
+  return objective._replace(
+    token_loss=token_loss,
+    needs=objective.needs - {"old_logprobs"} | {"sampler_logprobs"},
+    prepare=None if objective.prepare is None else prepare,
+  )
 
 
 CORRECTIONS = {
+  "top_entropy": top_entropy,
   "off_policy_mask": off_policy_mask,
   "geometric_rejection": geometric_rejection,
   "tis": tis,

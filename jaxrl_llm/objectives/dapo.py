@@ -26,8 +26,8 @@ would ignore it
 
   Note:
     Eqs. 8 and 12 of the paper divide by the tokens of one prompt's group, inside the expectation
-    over prompts. The denominator here is that of verl's implementation, all tokens of the batch, so
-    that a prompt with long responses weighs more.
+    over prompts, which is weights="prompt_mean". The default is the denominator of verl's
+    implementation, all tokens of the batch, so that a prompt with long responses weighs more.
 
     The other parts of the method, dynamic sampling and the soft overlong penalty, belong to the
     rollout and the reward.

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
 
 
@@ -31,7 +32,8 @@ def gate_weight(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch)
     >>> gate_weight(gspo(), PolicyOutputs(-ones + 0.1), batch).tolist()
     [[0.0, 0.0]]
   """
-  weights = objective.weigh(batch.mask, batch.segments)
+  batch = batch if objective.prepare is None else objective.prepare(batch)
+  weights = token_weights(objective, batch.mask, batch.segments, batch.groups)
   sampler = batch.old_logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
 
   def loss(logprobs: Float[Array, "B T"], old: Float[Array, "B T"], drawn: Float[Array, "B T"], advantages: Float[Array, "B T"]):

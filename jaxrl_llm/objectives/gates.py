@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.gate_statistics import clip_metrics, gate_metrics
-from jaxrl_llm.objectives.score_gates import capped_weight, divergence_ball, gamma_weight, prefix_budget
+from jaxrl_llm.objectives.score_gates import capped_weight, divergence_ball, gamma_weight, prefix_budget, quadratic_pull
 from jaxrl_llm.segments import segment_mean
 from jaxrl_llm.types import GateContext, GateFn, TokenTerm
 
@@ -82,6 +82,46 @@ def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | 
       metrics["actor/pg_clipfrac_lower"] = beyond.astype(ratio.dtype)
       ended |= beyond
     return bounded * advantages, metrics | gate_metrics(jnp.where(ended, 0, ratio))
+
+  return gate
+
+
+def without_selected(gate: GateFn) -> GateFn:
+  """Wraps a gate to leave out the tokens that the objective selects.
+
+  0 at selected tokens, else the gate's surrogate
+
+  Returns:
+    The gate, with the metrics of the wrapped one and `actor/selected_fraction`.
+  """
+
+  def wrapped(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
+    surrogate, metrics = gate(log_ratio, advantages, context)
+    selected = context.selected > 0
+    metrics = {name: jnp.where(selected, 0, x) if name.startswith("gate/") else x for name, x in metrics.items()}
+    return jnp.where(selected, 0, surrogate), metrics | {"actor/selected_fraction": context.selected}
+
+  return wrapped
+
+
+def pulled_selected(cov_kl_coef: float = 1.0) -> GateFn:
+  """Applies plain importance sampling, and pulls selected tokens back to the old policy.
+
+  r·A, minus cov_kl_coef·|log r| at selected tokens
+
+  Args:
+    cov_kl_coef: Loss per nat of distance from the old policy, at selected tokens.
+
+  Returns:
+    The gate, with the metrics of `gate_metrics` for r, and `actor/selected_fraction`.
+  """
+
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
+    ratio = jnp.exp(log_ratio)
+    # The slope of jnp.abs at 0 is 1; on-policy there is no pull.
+    distance = jax.lax.stop_gradient(jnp.sign(log_ratio)) * log_ratio
+    surrogate = ratio * advantages - cov_kl_coef * context.selected * distance
+    return surrogate, gate_metrics(ratio) | {"actor/selected_fraction": context.selected}
 
   return gate
 
@@ -269,5 +309,6 @@ GATES = {
   "tv_ball": functools.partial(divergence_ball, "tv"),
   "kl_ball": functools.partial(divergence_ball, "kl", delta_low=0.05, delta_high=0.05),
   "prefix_budget": prefix_budget,
+  "quadratic": quadratic_pull,
 }
 """Gate factories by name; the defaults of their settings are the constants of the papers."""

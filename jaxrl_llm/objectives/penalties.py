@@ -1,10 +1,11 @@
-"""Terms that add to the policy loss, KL estimators, and the controller of the KL coefficient.
+"""Terms that add to the policy loss, KL estimators, and the controllers of their coefficients.
 
 Each penalty factory returns a function `(outputs, batch) -> (per-token loss, metrics)`.
 
 Penalties see arrays that are 0 outside the mask (see `base.on_mask`). Metrics named `..._loss`
 include the coefficient, so that they add up to `actor/loss`. `kl_estimate` serves a KL penalty in
-the reward. `adapted_coef` adapts its coefficient, or that of `kl_penalty`.
+the reward. `adapted_coef` adapts its coefficient, or that of `kl_penalty`; `adapted_entropy_coef`
+that of `entropy_bonus`.
 """
 
 import math
@@ -194,8 +195,12 @@ def entropy_bonus(coef: float) -> PenaltyFn:
 
   −coef·H(π), H in nats
 
+  Args:
+    coef: Reward per nat of entropy. If the batch has `entropy_coefs`, they replace it.
+
   Returns:
-    The penalty, with the metric `actor/entropy_loss` (coefficient and sign included).
+    The penalty, with the metrics `actor/entropy_loss` (coefficient and sign included) and
+    `actor/entropy_coef`.
 
   Raises:
     ValueError: If the penalty is called without the entropy.
@@ -205,11 +210,41 @@ def entropy_bonus(coef: float) -> PenaltyFn:
   """
 
   def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
-    del batch
-    loss = -coef * required(outputs.entropy, "entropy", f"entropy_coef is {coef}")
-    return loss, {"actor/entropy_loss": loss}
+    entropy = required(outputs.entropy, "entropy", f"entropy_coef is {coef}")
+    coefs = jnp.full_like(entropy, coef) if batch.entropy_coefs is None else batch.entropy_coefs
+    return -coefs * entropy, {"actor/entropy_loss": -coefs * entropy, "actor/entropy_coef": coefs}
 
   return penalty
+
+
+def adapted_entropy_coef(coef: float, entropy: float, *, target: float, step: float) -> float:
+  """Computes the next coefficient of an entropy bonus, to hold the measured entropy at a target.
+
+  max(0, coef + step) if the entropy is below its target, max(0, coef − step) if it is above
+
+  Args:
+    coef: Current coefficient.
+    entropy: Entropy measured under this coefficient, in nats per token.
+    target: Entropy to hold, in nats per token.
+    step: Change of the coefficient per RL step.
+
+  Returns:
+    The next coefficient. A non-finite entropy leaves it unchanged.
+
+  Example:
+    >>> adapted_entropy_coef(0.25, 0.1, target=0.2, step=0.125), adapted_entropy_coef(0.25, 0.3, target=0.2, step=0.5)
+    (0.375, 0.0)
+
+  References:
+    Skywork Open Reasoner 1 Technical Report, arXiv:2505.22312, 2025, section 4.5.
+
+  Note:
+    The paper also switches the bonus off as long as the entropy is above the target. Here it fades
+    by one step per RL step.
+  """
+  if not math.isfinite(entropy) or entropy == target:
+    return float(coef)
+  return float(max(0.0, coef + (step if entropy < target else -step)))
 
 
 def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:

@@ -72,6 +72,40 @@ def capped_weight(clip_high: float = 4.0, clip_low: float = 1.0) -> GateFn:
   return gate
 
 
+def quadratic_pull(pull: float = 0.05) -> GateFn:
+  """Pulls every token back to the old policy, in proportion to its log-ratio.
+
+  A·log π − (pull/2)·(log r)²
+
+  Args:
+    pull: Loss per squared nat of log-ratio, halved.
+
+  Returns:
+    The gate, with the metrics of `gate_metrics` for C = 1 − pull·log r/A, 1 where A is 0, and
+    `gate/pull`, the square with its factor.
+
+  Example:
+    >>> logprobs = jnp.log(jnp.array([[.5, .5]]))
+    >>> context = GateContext(logprobs, logprobs, jnp.ones((1, 2)))
+    >>> _, metrics = quadratic_pull(0.5)(jnp.array([[1., 0.]]), jnp.ones((1, 2)), context)
+    >>> metrics["gate/min"].tolist()
+    [[0.5, 1.0]]
+
+  References:
+    Offline Regularised Reinforcement Learning for Large Language Models Alignment (DRO),
+      arXiv:2405.19107, 2024.
+  """
+
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
+    square = pull / 2 * jnp.square(log_ratio)
+    moves = advantages != 0
+    coefficient = jnp.where(moves, 1 - pull * log_ratio / jnp.where(moves, advantages, 1), 1)
+    metrics = gate_metrics(coefficient) | {"gate/pull": square}
+    return advantages * context.logprobs - square, metrics
+
+  return gate
+
+
 def gamma_weight(k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0) -> GateFn:
   """Weighs tokens by the shape of a gamma density: 1 on-policy, 0 far away on both sides.
 

@@ -36,13 +36,14 @@ def _is_count(x: Any) -> bool:
   return isinstance(x, numbers.Integral) and not isinstance(x, bool) and int(x) > 0
 
 
-def _choice(choices: Iterable[str]) -> Rule:
+def one_of(choices: Iterable[str]) -> Rule:
+  """Returns the rule of a setting that takes one of several names."""
   return lambda x: isinstance(x, str) and x in choices, "one of " + ", ".join(map(repr, choices))
 
 
 def name_or_function(choices: Iterable[str]) -> Rule:
   """Returns the rule of a slot that takes a function or the name of one."""
-  is_name, words = _choice(choices)
+  is_name, words = one_of(choices)
   return lambda x: callable(x) or is_name(x), f"{words}, or a function"
 
 
@@ -54,7 +55,7 @@ _CAP = (lambda x: is_number(x) and x >= 1, "a number >= 1, so that a ratio of 1 
 RULES = {
   "ratio": name_or_function(RATIOS),
   "gate": name_or_function(GATES),
-  "anchor": _choice(("old", "sampler")),
+  "anchor": one_of(("old", "sampler")),
   "clip_low": (lambda x: is_number(x) and 0 <= x <= 1, "a number from 0 to 1, since a ratio is never below 0"),
   "clip_high": _BOUND,
   "dual_clip": (lambda x: x is None or (is_finite(x) and x > 1), "None or a finite number > 1"),
@@ -76,12 +77,17 @@ RULES = {
   "w_min": (lambda x: is_number(x) and 0 < x <= 1, "a number > 0 and <= 1, the weight of the first token"),
   "budget": _COEFFICIENT,
   "tis_cap": _CAP,
+  "pull": _COEFFICIENT,
+  "cov_share": (lambda x: is_number(x) and 0 < x < 1, "a number > 0 and < 1, a share of the batch's tokens"),
+  "cov_low": (is_number, "a number"),
+  "cov_high": (is_number, "a number"),
+  "cov_kl_coef": _COEFFICIENT,
   "kl_coef": _COEFFICIENT,
-  "kl_estimator": _choice(KL_ESTIMATORS),
+  "kl_estimator": one_of(KL_ESTIMATORS),
   "entropy_coef": _COEFFICIENT,
   "value_coef": _COEFFICIENT,
   "value_clip": (lambda x: x is None or (is_finite(x) and x >= 0), "None or a finite number >= 0"),
-  "weights": _choice(WEIGHTS),
+  "weights": one_of(WEIGHTS),
   "max_tokens": (lambda x: x is None or _is_count(x), "None or a whole number of tokens > 0"),
 }
 """Rule of each hyper-parameter.
@@ -132,6 +138,8 @@ def _conflicts(settings: dict[str, Any], given: dict[str, Any], defaults: dict[s
       yield "max_tokens: found None, expected a whole number of tokens > 0, because weights is 'constant'"
     if weights != "constant" and given.get("max_tokens") is not None:
       yield f"max_tokens: found {max_tokens!r}, expected None, because weights is {weights!r} and would ignore it"
+  if "cov_high" in settings and settings["cov_low"] > settings["cov_high"]:
+    yield f"cov_low: found {settings['cov_low']!r}, expected at most cov_high={settings['cov_high']!r}"
   for name, coef in (("kl_estimator", "kl_coef"), ("value_clip", "value_coef")):
     if name in settings and settings[coef] == 0 and settings[name] != defaults[name]:
       yield f"{name}: found {settings[name]!r}, expected {defaults[name]!r}, because {coef} is 0 and would ignore it"

@@ -1,13 +1,18 @@
 """Supervised fine-tuning as an objective: the warm start before reinforcement learning."""
 
+import functools
+
 import jax
 
-from jaxrl_llm.objectives.base import on_mask, weights_by_name
-from jaxrl_llm.objectives.settings import checked
+from jaxrl_llm.objectives.base import WEIGHTS, on_mask, weights_by_name
+from jaxrl_llm.objectives.settings import checked, one_of
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
+# A demonstration is not one of several samples of a prompt.
+_WEIGHTS = [name for name, make in WEIGHTS.items() if not hasattr(make(1), "needs")]
 
-@checked
+
+@functools.partial(checked, rules={"weights": one_of(_WEIGHTS)})
 def sft(*, weights: str = "token_mean", max_tokens: int | None = None) -> Objective:
   """Builds the SFT objective: the negative log-likelihood of the counted tokens.
 

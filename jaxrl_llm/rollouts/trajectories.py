@@ -29,6 +29,7 @@ def evidence(
   old_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
   ref_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
   values: Sequence[Float[np.ndarray, "..."]] | None = None,
+  old_entropy: Sequence[Float[np.ndarray, "..."]] | None = None,
 ) -> Evidence:
   """Collects the inputs from which the advantages of a rollout batch are computed.
 
@@ -45,6 +46,7 @@ def evidence(
     old_logprobs, ref_logprobs: Values of log π_old and log π_ref at each sequence's tokens, prompt
       included; required by `kl`.
     values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
+    old_entropy: Entropy of the policy at each sequence's tokens, prompt included, if it is read.
   """
   mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
   parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards if not reward.monitors])
@@ -57,6 +59,8 @@ def evidence(
     inputs = inputs._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
   if values is not None:
     inputs = inputs._replace(values=_responses(values, mask))
+  if old_entropy is not None:
+    inputs = inputs._replace(old_entropy=_responses(old_entropy, mask))
   if step_rewards is not None or turn_weight is not None:
     gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
     for row, (completion, example) in enumerate(zip(batch.completions, batch.examples, strict=True)):
@@ -113,7 +117,12 @@ def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> 
 
 
 def trajectories(
-  rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None, *, pictures: Sequence[Pictures | None] | None = None
+  rollouts: Rollouts,
+  counted: Bool[np.ndarray, " N"] | None = None,
+  *,
+  pictures: Sequence[Pictures | None] | None = None,
+  group_size: int | None = None,
+  replies: bool = False,
 ) -> list[Trajectory]:
   """Makes the trajectories of a rollout batch on the host, with zero advantages.
 
@@ -121,6 +130,9 @@ def trajectories(
     rollouts: Rollouts on the host.
     counted: True for sequences whose tokens count; None counts all.
     pictures: Pictures of each sequence's prompt, None for one without any; None if there are none.
+    group_size: Number of samples per prompt, to number the prompts; None leaves them without
+      numbers.
+    replies: Whether to mark the tokens of an environment's replies.
   """
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
@@ -142,6 +154,8 @@ def trajectories(
         routing=None if rollouts.routing is None else rollouts.routing[row][np.concatenate([rollouts.prompt_mask[row], drawn])],
         num_prompt=len(prompt),
         pictures=None if pictures is None else pictures[row],
+        group=None if group_size is None else row // group_size + 1,
+        replies=np.concatenate([zeros, (1 - own) * counted[row]]).astype(np.float32) if replies else None,
       )
     )
   return result

@@ -16,15 +16,20 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
+from jaxrl_llm.learner.programs import step_options
 from jaxrl_llm.learner.teacher_programs import read_by_teacher
-from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
+from jaxrl_llm.objectives.penalties import adapted_coef, adapted_entropy_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.rollouts.rollout import written_mask
 from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run
-from jaxrl_llm.types import Metrics, TrainBatch, WeighFn
+from jaxrl_llm.segments import token_weights
+from jaxrl_llm.types import Metrics, Objective, TrainBatch
 from jaxrl_llm.workdir import summary
+
+ENTROPY_STEP = 0.005
+"""Change of an adaptive entropy coefficient per RL step, if the config names none."""
 
 
 class Learned(NamedTuple):
@@ -81,15 +86,20 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   if gallery is not None:
     of_prompts = gallery.pictures(batch.examples[:: batch.group_size], run.state.params)
     pictures = [own for own in of_prompts for _ in range(batch.group_size)]
-  sequences = packing.split(trajectories.trajectories(batch.rollouts, batch.counted, pictures=pictures), num_updates)
+  group_size = batch.group_size if "groups" in run.experiment.needs else None
+  options = dict(pictures=pictures, group_size=group_size, replies=run.config.learner.echo_coef > 0)
+  drawn = trajectories.trajectories(batch.rollouts, batch.counted, **options)
+  sequences = packing.split(drawn, num_updates)
   minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
   layouts = [arrange(run, x) for x in minibatches]
   packed = [packing.pack(x, layout, gallery and gallery.rows) for x, layout in zip(minibatches, layouts, strict=True)]
   if credit is not None:
-    weigh, written = jax.jit(run.experiment.objective.weigh), written_mask(batch.rollouts) & batch.counted[:, None]
+    written = written_mask(batch.rollouts) & batch.counted[:, None]
     of_updates = zip(np.split(written.astype(np.float32), num_updates), np.split(taken, num_updates), strict=True)
-    shares = [share_of_weight(weigh, *x) for x in of_updates]
-    packed = [x._replace(importance=np.full(x.mask.shape, share, np.float32)) for x, share in zip(packed, shares, strict=True)]
+    shares = [shares_of_weight(run.experiment.objective, *x, group_size=batch.group_size) for x in of_updates]
+    shares = [[np.full(len(x.tokens), x_share) for x, x_share in zip(*of, strict=True)] for of in zip(minibatches, shares, strict=True)]
+    laid = [packing.lay(share, layout) for share, layout in zip(shares, layouts, strict=True)]
+    packed = [x._replace(importance=importance) for x, importance in zip(packed, laid, strict=True)]
   computed = [with_logprobs(run, place_tokens(mesh, minibatch), step) for minibatch in packed]
   placed, route_metrics = [batch for batch, _ in computed], [metrics for _, metrics in computed]
   between()
@@ -131,7 +141,7 @@ def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> pa
 
 
 def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
-  """Adds the learner's outputs that updates need: log π_old, log π_ref, values, routes to replay.
+  """Adds the learner's outputs that updates need: log π_old, entropy, log π_ref, values, routes.
 
   They come from the learner before its updates. Only what is read is computed.
 
@@ -156,8 +166,11 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   is_current = config.rollout.staleness == 0 and config.rollout.spare_prompts == 0
   exact = config.learner.updates_per_rollout == 1 and is_current and in_float32 and "sampler_logprobs" not in needs
   recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
-  if recomputed or replay == "R2" or measures_routes(run, step):
+  measures_entropy = "old_entropy" in needs
+  if recomputed or measures_entropy or replay == "R2" or measures_routes(run, step):
     own = learner.logprobs(params, bare)
+    if measures_entropy:
+      batch = batch._replace(old_entropy=own.entropy)
     if recomputed:
       batch = batch._replace(old_logprobs=own.logprobs)
     if replay == "R2":
@@ -208,25 +221,31 @@ def only(items: Sequence[Any], kept: Bool[np.ndarray, " n"]) -> list[Any]:
   return list(itertools.compress(items, kept))
 
 
-def share_of_weight(weigh: WeighFn, mask: Float[np.ndarray, "N R"], taken: Bool[np.ndarray, " N"]) -> float:
-  """Returns the part of an update's token weights that falls on the sequences it is made of.
+def shares_of_weight(
+  objective: Objective, mask: Float[np.ndarray, "N R"], taken: Bool[np.ndarray, " N"], *, group_size: int
+) -> Float[np.ndarray, " n"]:
+  """Returns the part that each sequence of an update keeps of its weight in the update of all.
 
-  Sequences without an advantage add nothing to a loss, but count in its denominators. With this
-  share as `TrainBatch.importance`, an update without them has the same loss and gradient.
+  Sequences without an advantage add nothing to a loss, but count in its denominators. With these
+  shares as `TrainBatch.importance`, an update without them has the same loss and gradient.
 
   Args:
-    weigh: Weighting of the objective.
+    objective: Objective, which weighs the tokens.
     mask: 1 for the tokens that count, of all sequences of the update.
-    taken: True for the sequences that the update is made of.
+    taken: True for the n sequences that the update is made of.
+    group_size: Number of consecutive samples per prompt.
 
   Example:
-    >>> from jaxrl_llm.segments import token_mean
-    >>> share_of_weight(token_mean, np.float32([[1, 1], [1, 0], [1, 0]]), np.array([True, False, True]))
-    0.75
+    >>> from jaxrl_llm.objectives.dapo import dapo
+    >>> mask, taken = np.float32([[1, 1], [1, 0], [1, 0]]), np.array([True, False, True])
+    >>> shares_of_weight(dapo(), mask, taken, group_size=3).tolist()
+    [0.75, 0.75]
   """
-  alone = mask * taken[:, None]
-  among_all, by_themselves = (float(np.sum(np.asarray(weigh(jnp.asarray(x), None)) * alone)) for x in (mask, alone))
-  return among_all / by_themselves if by_themselves else 1.0
+  groups = jnp.broadcast_to(jnp.arange(len(mask))[:, None] // group_size, mask.shape)
+  objective = objective._replace(weigh=jax.jit(objective.weigh))
+  of_tokens = (token_weights(objective, jnp.asarray(x), None, groups) for x in (mask, mask * taken[:, None]))
+  among_all, by_themselves = (np.sum(np.asarray(x), axis=1)[taken] for x in of_tokens)
+  return np.where(by_themselves > 0, among_all / np.where(by_themselves > 0, by_themselves, 1), 1)
 
 
 def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[np.ndarray]]) -> Credit:
@@ -236,7 +255,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
     run: RL run.
     batch: Graded batch.
     learned: The learner's outputs that the advantages need, for each sequence: `old_logprobs`,
-      `ref_logprobs` and `values` of its tokens, prompt included.
+      `ref_logprobs`, `values` and `old_entropy` of its tokens, prompt included.
   """
   config, experiment, needs = run.config, run.experiment, run.experiment.needs
   in_reward, coef, metrics = config.reward.kl_coef > 0, run.record.kl_coef, {}
@@ -283,6 +302,8 @@ def add_credit(
     reads |= {"old_logprobs": lambda x: x.old_logprobs, "ref_logprobs": lambda x: x.ref_logprobs}
   if run.critic is not None:
     reads["values"] = lambda x: x.old_values
+  if "old_entropy" in ESTIMATORS[run.config.advantage.estimator].needs:
+    reads["old_entropy"] = lambda x: x.old_entropy
 
   def lifted(read):
     """Returns a packed array of every mini-batch, unpacked to one array per sequence."""
@@ -325,13 +346,14 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
     measured = needed_by_logprobs(batch._replace(routing=live_routes(run, batch)))
     before = experiment.learner.logprobs(run.state.params, measured).routing
   if run.critic is not None:
-    run.critic, metrics = experiment.learner.critic.step(run.critic, needed_by_critic(batch))
+    run.critic, metrics = experiment.learner.critic.step(run.critic, needed_by_critic(batch, experiment.objective.needs))
   if run.critic is None or step >= (config.critic.value_warmup_steps or 0):
-    adaptive_kl = config.kl.target is not None
-    if adaptive_kl:
-      coefs = np.full(batch.tokens.shape, run.record.kl_coef, np.float32)
-      batch = batch._replace(kl_coefs=place_tokens(experiment.mesh, coefs))
-    batch = needed_by_step(batch, experiment.objective.needs, adaptive_kl=adaptive_kl)
+    everywhere = lambda coef: place_tokens(experiment.mesh, np.full(batch.tokens.shape, coef, np.float32))
+    if config.kl.target is not None:
+      batch = batch._replace(kl_coefs=everywhere(run.record.kl_coef))
+    if config.entropy.target is not None:
+      batch = batch._replace(entropy_coefs=everywhere(run.record.entropy_coef))
+    batch = needed_by_step(batch, experiment.objective.needs, **step_options(config))
     others = [run.teacher] if config.teacher.gkd_coef else []
     run.state, policy_metrics = experiment.learner.rl_step(run.state, batch, *others)
     metrics |= policy_metrics
@@ -376,3 +398,11 @@ def adapt_kl(run: Run, row: dict[str, Any]) -> None:
     horizon=config.kl.horizon or 10_000,
     num_sequences=num_sequences,
   )
+
+
+def adapt_entropy(run: Run, row: dict[str, Any]) -> None:
+  """Moves an adaptive entropy coefficient, given the entropy during the step's updates."""
+  settings, entropy = run.config.entropy, row.get("actor/entropy")
+  if settings.target is not None and entropy is not None:  # None if the critic trained alone.
+    step = settings.step or ENTROPY_STEP
+    run.record.entropy_coef = adapted_entropy_coef(run.record.entropy_coef, entropy, target=settings.target, step=step)

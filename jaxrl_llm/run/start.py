@@ -104,7 +104,9 @@ def start_run(
     experiment = build_experiment(config)
     chosen, config = sizes.describe_sizes(config, experiment.config, experiment.lengths), experiment.config
     data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
-    own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
+    own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef)
+    entropy_coef = None if config.entropy.target is None else config.objective.entropy_coef
+    own |= dict(entropy_coef=entropy_coef, entropy_coef_began=entropy_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
     own["teacher"] = experiment.teacher and experiment.teacher.fingerprint()
     predicted = footprint(config, experiment.learner.model.config.vocab_size).peak / 1e9
     first = first_record(config, command, experiment.task, predicted_memory_gb=predicted, **own)
@@ -118,6 +120,8 @@ def start_run(
       record.batch_sizes = first.batch_sizes
       if record.kl_coef_began != kl_coef:  # The config has changed since.
         record.kl_coef = record.kl_coef_began = kl_coef
+      if record.entropy_coef_began != entropy_coef:
+        record.entropy_coef = record.entropy_coef_began = entropy_coef
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
     teacher, taught = None, experiment.learner.teacher
     if taught is not None:

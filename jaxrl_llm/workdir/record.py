@@ -45,6 +45,8 @@ class Record:
     teacher: Fingerprint of the teacher's weights; None without a teacher (RL).
     kl_coef: KL coefficient of the next RL step, which the adaptive controller changes (RL).
     kl_coef_began: KL coefficient of the config (RL).
+    entropy_coef, entropy_coef_began: The same for the entropy bonus, if its coefficient is adaptive
+      (RL).
     predicted_memory_gb: Estimated peak memory of a device, excluding that of the process itself
       (RL).
     batch_sizes: Numbers of prompts and demonstrations per step, the units of their iterators (RL).
@@ -74,6 +76,8 @@ class Record:
   teacher: str | None = None
   kl_coef: float | None = None
   kl_coef_began: float | None = None
+  entropy_coef: float | None = None
+  entropy_coef_began: float | None = None
   predicted_memory_gb: float | None = None
   batch_sizes: dict[str, int] | None = None
   alarms: dict[str, Any] | None = None
@@ -81,7 +85,10 @@ class Record:
   unknown: dict[str, Any] = field(default_factory=dict)
 
 
-_OF_ONE_JOB = ("teacher", "kl_coef", "kl_coef_began", "predicted_memory_gb", "batch_sizes", "alarms", "batch_pairs")
+_OF_ONE_JOB = (
+  "teacher", "kl_coef", "kl_coef_began", "entropy_coef", "entropy_coef_began", "predicted_memory_gb", "batch_sizes", "alarms",
+  "batch_pairs",
+)  # fmt: skip
 
 
 def record_to_json(record: Record) -> dict[str, Any]:

@@ -10,13 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import group_advantages, leave_one_out_advantages, pass_at_k_advantages, per_reward_advantages
+from jaxrl_llm.advantages import (
+  batch_scaled_advantages,
+  group_advantages,
+  leave_one_out_advantages,
+  maxrl_advantages,
+  pass_at_k_advantages,
+  per_reward_advantages,
+)
 from jaxrl_llm.objectives import make, value
 
 ESTIMATORS = {
   "group": group_advantages,
   "group_centred": lambda rewards, group_size: group_advantages(rewards, group_size, normalize_std=False),
   "leave_one_out": leave_one_out_advantages,
+  "batch_scaled": batch_scaled_advantages,
   "pass_at_1": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=1),
   "pass_at_2": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=2, eps=0.0),
   "pass_at_2_centred": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=2, normalize_std=False),
@@ -137,7 +145,7 @@ def test_equal_rewards_give_no_advantage_in_any_estimator(name, group_size):
   assert np.all(a[[0, 2]] == 0) and np.any(a[1] != 0) and a.dtype == np.float32
 
 
-@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"per_reward"}))
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"per_reward", "batch_scaled"}))
 def test_in_every_estimator_a_nan_stays_in_its_group(name):
   rewards = np.array([1, 0, 0.5, np.nan, 1, 2, 0, 1, 1], np.float32)
   a = np.asarray(JITTED[name](rewards, 3)).reshape(3, 3)
@@ -178,6 +186,55 @@ def test_expected_gradient_by_enumeration(x64, estimate, factor, baseline):
     advantages = np.asarray(estimate(rewards[list(group)] + baseline, 3))
     total += np.prod(policy[list(group)]) * np.mean([a * score[i] for a, i in zip(advantages, group)], axis=0)
   np.testing.assert_allclose(total, factor * true, rtol=1e-10)
+
+
+def test_maxrl_matches_a_loop(x64):
+  rng = np.random.default_rng(9)
+  rewards = np.concatenate([rng.random(5), [0.0] * 5, [1, 0, 0, 0, 0], [0.7] * 5, [-1.0, 0.5, 0, 0, 0]])
+  expected = []
+  for group in rewards.reshape(-1, 5):
+    mean = sum(group) / 5
+    expected += [(r - mean) / mean if mean > 0 else 0.0 for r in group]
+  actual = np.asarray(maxrl_advantages(rewards, 5))
+  np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-14)
+  assert np.all(actual.reshape(-1, 5)[[1, 3, 4]] == 0) and actual[10] == 4
+  spoilt = np.asarray(maxrl_advantages(np.where(np.arange(25) == 7, np.nan, rewards), 5)).reshape(-1, 5)
+  assert np.all(np.isnan(spoilt[1])) and np.all(np.isfinite(spoilt[[0, 2, 3, 4]]))
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+def test_the_expected_gradient_of_maxrl_is_that_of_the_truncated_likelihood(x64, group_size):
+  """Over all groups of a bandit with one right arm, it is ∇ −Σ_k (1 − p)^k / k with k from 1 to G.
+
+  Groups without a right answer have no baseline, which is the rest of the difference.
+  """
+  logits = jnp.array([0.3, -0.7, 1.1])
+  policy, right = np.asarray(jax.nn.softmax(logits)), np.array([0.0, 1.0, 0.0])
+  truncated = lambda x: -sum((1 - jax.nn.softmax(x)[1]) ** k / k for k in range(1, group_size + 1))
+  score, total = np.eye(3) - policy, 0.0
+  for group in itertools.product(range(3), repeat=group_size):
+    advantages = np.asarray(maxrl_advantages(right[list(group)], group_size))
+    total += np.prod(policy[list(group)]) * np.mean([a * score[i] for a, i in zip(advantages, group)], axis=0)
+  wrong_only = [np.prod(policy[list(g)]) * np.mean([score[i] for i in g], axis=0) for g in itertools.product((0, 2), repeat=group_size)]
+  expected = np.asarray(jax.grad(truncated)(logits)) + sum(wrong_only)
+  np.testing.assert_allclose(total, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_the_batch_s_deviation_matches_a_loop(x64):
+  rewards = np.concatenate([np.random.default_rng(10).standard_normal(8) * [1, 1, 1, 1, 9, 9, 9, 9], [0.1] * 4])
+  centred = [r - sum(group) / 4 for group in rewards.reshape(-1, 4) for r in group]
+  deviation = math.sqrt(sum(x * x for x in centred) / 11)
+  actual = batch_scaled_advantages(rewards, 4, eps=1e-3)
+  np.testing.assert_allclose(actual[:8], [x / (deviation + 1e-3) for x in centred[:8]], rtol=1e-10)
+  assert np.all(actual[8:] == 0) and np.all(np.isnan(batch_scaled_advantages(np.array([1.0, np.nan, 3, 4]), 2)))
+
+
+def test_a_group_with_too_few_rewards_is_left_out():
+  rewards, valid = np.float32([3, 1, 2, 0, 4, 9]), np.array([True] * 4 + [False, True])
+  np.testing.assert_allclose(leave_one_out_advantages(rewards, 3, valid=valid, min_valid=3), [1.5, -1.5, 0, 0, 0, 0], atol=1e-6)
+  np.testing.assert_allclose(leave_one_out_advantages(rewards, 3, valid=valid, min_valid=2), [1.5, -1.5, 0, -9, 0, 9], atol=1e-6)
+  with pytest.raises(ValueError, match="^min_valid: found 4, expected a whole number from 2 to 3"):
+    leave_one_out_advantages(rewards, 3, valid=valid, min_valid=4)
 
 
 def best_of_subsets(rewards, k, eps, normalize_std):
@@ -289,6 +346,8 @@ WITH_VALID = {
   "group": group_advantages,
   "group_centred": lambda rewards, group_size, **kwargs: group_advantages(rewards, group_size, normalize_std=False, **kwargs),
   "leave_one_out": leave_one_out_advantages,
+  "maxrl": lambda rewards, group_size, **kwargs: maxrl_advantages(rewards + 1, group_size, **kwargs),
+  "batch_scaled": batch_scaled_advantages,
   "per_reward": lambda rewards, group_size, **kwargs: per_reward_advantages([rewards, rewards**2], [1.0, 0.3], group_size, **kwargs),
 }
 

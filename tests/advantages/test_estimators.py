@@ -19,21 +19,28 @@ def evidence(rng) -> Evidence:
   parts = rng.normal(size=(2, 6)).astype(np.float32)
   draw = lambda: rng.normal(size=mask.shape).astype(np.float32)
   ends = (mask > 0) & (rng.random(mask.shape) < 0.6)
-  return Evidence(parts.sum(0), parts, mask, kl=np.abs(draw()), kl_coef=np.float32(0.3), values=draw(), step_rewards=draw(), step_ends=ends)
+  optional = dict(values=draw(), step_rewards=draw(), step_ends=ends, old_entropy=np.abs(draw()))
+  return Evidence(parts.sum(0), parts, mask, kl=np.abs(draw()), kl_coef=np.float32(0.3), **optional)
 
 
 def bare(evidence: Evidence, name: str) -> Evidence:
   """Keeps the evidence that the estimator reads, without a divergence in the reward."""
   keep = {"rewards", "parts", "mask"} | ESTIMATORS[name].needs
-  return Evidence(**{field: getattr(evidence, field) for field in keep})
+  # The smallest number of rewards of a group matters only if one is missing.
+  valid = np.array([True] * 5 + [False]) if "min_valid" in ESTIMATORS[name].defaults else None
+  return Evidence(**{field: getattr(evidence, field) for field in keep}, valid=valid)
 
 
 SETTINGS = {
   "group": {"normalize_std": False},
   "leave_one_out": {},
+  "rloo_n": {"min_valid": 2},
+  "maxrl": {},
+  "batch_scaled": {},
   "pass_at_k": {"pass_k": 3, "normalize_std": False},
   "per_reward": {"normalize_std": False},
   "steps": {"normalize_std": False},
+  "gtpo": {"entropy_share": 0.7, "right_above": -0.3},
   "returns": {"gamma": 0.5},
   "gae": {"gamma": 0.5, "lam": 0.3, "critic_lam": 0.2, "length_alpha": 0.4},
 }
@@ -81,6 +88,29 @@ def test_estimators_that_cannot_take_a_divergence_do_not_read_it(evidence):
   for estimator in ESTIMATORS.values():
     if not estimator.takes_kl:
       assert "_penalised" not in (source := inspect.getsource(estimator.estimate)) and "_per_token" not in source
+
+
+def test_gtpo_matches_a_loop(x64, rng):
+  rewards, entropy = np.array([1.0, 1, 0, 0, 0, 1, 1, 1]), rng.uniform(0.1, 2, (8, 4))
+  mask = (np.arange(4) < np.array([4, 2, 3, 4, 1, 4, 2, 3])[:, None]).astype(float)
+  mask[3, 1] = 0
+  shaped = np.zeros((8, 4))
+  for i, t in np.argwhere(mask):
+    same = [k for k in range(i // 4 * 4, i // 4 * 4 + 4) if mask[k, t] and rewards[k] == rewards[i]]
+    sign, power = (1, 1) if rewards[i] else (-1, -1)
+    shaped[i, t] = sign * (1 + 0.3 * len(same) * entropy[i, t] ** power / sum(entropy[k, t] ** power for k in same))
+  expected = np.zeros((8, 4))
+  for sign in (1, -1):
+    where = shaped * sign > 0
+    expected[where] = (shaped[where] - shaped[where].mean()) / np.sqrt(shaped[where].var(ddof=1) + 1e-8)
+  actual = adv.gtpo_advantages(rewards, entropy, mask, 4, entropy_share=0.3)
+  np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-13)
+  spoilt = np.where(mask > 0, entropy, np.nan)  # Values outside the mask are not read.
+  np.testing.assert_array_equal(adv.gtpo_advantages(rewards, spoilt, mask, 4, entropy_share=0.3), actual)
+  certain = np.asarray(adv.gtpo_advantages(rewards, np.zeros((8, 4)), mask, 4))
+  assert np.all(np.isfinite(certain))
+  with pytest.raises(ValueError, match=r"^rewards: found shape \(8,\), expected \[N\] with N a multiple of group_size = 3"):
+    adv.gtpo_advantages(rewards, entropy, mask, 3)
 
 
 def test_gae_by_hand():

@@ -21,11 +21,13 @@ BAD = {
   values.NOT_NEGATIVE: (-1e-9, float("inf"), float("nan")),
   values.FRACTION: (1.0, -0.1, float("nan")),
   values.UNIT: (1.1, -0.1, float("nan")),
+  values.NUMBER: (float("inf"), float("nan")),
   values.COUNTS: ((), (0,), (8, -8), (1.5,)),
 }
 BAD_BY_FIELD = {
   "seed": (-1, 2**32),
   "rollout.group_size": (1, 0),
+  "advantage.min_valid": (1, 0),
   "rollout.top_p": (0.0, 1.1, float("nan")),
   "alarms.window": (0, 15),
   "learner.old_logprobs": ("", "teacher"),

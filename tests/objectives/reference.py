@@ -14,6 +14,7 @@ import math
 import pathlib
 import random
 import re
+import struct
 from typing import Any, NamedTuple
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "jaxrl_llm" / "objectives" / "golden.json"
@@ -45,13 +46,16 @@ PAPERS: dict[str, dict[str, Any]] = {
   "cppo": COMMON | {"delta": 0.15, "w_min": 0.8, "budget": 0.02, "anchor": "sampler", "weights": "token_mean"},
   "minpro": COMMON | {"clip_high": 4.0, "weights": "token_mean"},
   "maspo": COMMON | {"sigma": 1.0, "alpha": 0.3, "beta": 0.03, "weights": "token_mean"},
+  "dro": COMMON | {"pull": 0.05, "weights": "sequence_sum"},
+  "clip_cov": HARD | {"clip_low": 0.2, "clip_high": 0.2, "cov_share": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "weights": "token_mean"},
+  "kl_cov": COMMON | {"cov_kl_coef": 1.0, "cov_share": 2e-4, "weights": "token_mean"},
   "sft": {"weights": "token_mean", "max_tokens": None},
   "custom": COMMON
   | {"ratio": "token", "gate": "hard", "weights": "token_mean", "anchor": "old", "value_coef": 0.0, "value_clip": None}
   # None stands for the constant of the gate's paper, below.
   | dict.fromkeys(
     "clip_low clip_high dual_clip tau_pos tau_neg log_clip_low log_clip_high sigma alpha beta k_pos lambda_pos k_neg lambda_neg "
-    "delta_low delta_high ratio_cap delta w_min budget".split()
+    "delta_low delta_high ratio_cap delta w_min budget pull".split()
   ),
 }
 
@@ -64,6 +68,7 @@ GATE_PAPERS = {
   "tv_ball": {"delta_low": 0.15, "delta_high": 0.15, "ratio_cap": 20.0},
   "kl_ball": {"delta_low": 0.05, "delta_high": 0.05, "ratio_cap": 20.0},
   "prefix_budget": {"delta": 0.15, "w_min": 0.8, "budget": 0.02},
+  "quadratic": {"pull": 0.05},
 }
 """Values that `custom` uses for settings of a gate that are None."""
 
@@ -88,6 +93,9 @@ METHODS = {
   "cppo": ("token", "prefix_budget"),
   "minpro": ("prefix_min", "capped"),
   "maspo": ("token", "gaussian"),
+  "dro": ("token", "quadratic"),
+  "clip_cov": ("token", "hard"),
+  "kl_cov": ("token", "none"),
 }
 """Ratio and gate of each objective, as keys of `RATIOS` and `GATES`; `custom` has its own."""
 
@@ -359,6 +367,14 @@ def gaussian(s, q, bounds):
   return terms
 
 
+def quadratic(s, q, bounds):
+  """Computes A·log π − (pull/2)·z²."""
+  return [
+    Term(a * logprob - s["pull"] / 2 * x * x, by_log_ratio=-s["pull"] * x, by_logprob=a)
+    for x, a, logprob in zip(q.log_ratio, q.advantages, q.logprobs)
+  ]
+
+
 GATES = {
   "none": none,
   "hard": hard,
@@ -369,7 +385,52 @@ GATES = {
   "kl_ball": binary_kl,
   "prefix_budget": prefix_budget,
   "gaussian": gaussian,
+  "quadratic": quadratic,
 }
+
+# ---------------------------------------------------------------------------------------------------------------------------------------
+# Selections: (settings, tokens of the batch by place, bounds) -> set of places
+# ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def covariances(old, advantages):
+  """Computes (log π_old − mean)·(A − mean) of each token of the batch."""
+  mean_old, mean_advantage = (math.fsum(xs.values()) / len(xs) for xs in (old, advantages))
+  return {place: (old[place] - mean_old) * (advantages[place] - mean_advantage) for place in old}
+
+
+def word(x):
+  """Returns the bits of a float32."""
+  return struct.unpack("<I", struct.pack("<f", x))[0]
+
+
+def chance(*xs):
+  """Hashes numbers: FNV-1a over their words, and the finaliser of MurmurHash3."""
+  state = 0x811C9DC5
+  for x in xs:
+    state = (state ^ word(x)) * 0x01000193 % 2**32
+  state = (state ^ state >> 16) * 0x85EBCA6B % 2**32
+  state = (state ^ state >> 13) * 0xC2B2AE35 % 2**32
+  return (state ^ state >> 16) >> 8
+
+
+def random_in_band(s, old, advantages, bounds):
+  """Selects tokens in a band of covariances, in the order of their hashes."""
+  covs = covariances(old, advantages)
+  inside = [p for p, c in covs.items() if not bounds.above(s["cov_low"], c) and not bounds.above(c, s["cov_high"])]
+  inside.sort(key=lambda p: chance(old[p], advantages[p]))
+  return set(inside[: max(1, math.floor(s["cov_share"] * len(covs)))])
+
+
+def largest(s, old, advantages, bounds):
+  """Selects the tokens of the largest covariances."""
+  covs = covariances(old, advantages)
+  ordered, number = sorted(covs, key=lambda p: -covs[p]), max(1, math.floor(s["cov_share"] * len(covs)))
+  bounds.above(covs[ordered[number - 1]], covs[ordered[number]])
+  return {p for p in ordered[:number] if bounds.above(covs[p], 0)}
+
+
+SELECTIONS = {"clip_cov": random_in_band, "kl_cov": largest}
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
 # Penalties and the whole loss
@@ -406,13 +467,21 @@ def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[f
   places = [[(b, t) for t, m in enumerate(row) if m] for b, row in enumerate(mask)]
   places = [seq for seq in places if seq]
   num_tokens = sum(map(len, places))
+  of_prompts: dict[int, int] = {}
+  for seq in places:
+    b, t = seq[0]
+    of_prompts[GROUPS[b][t]] = of_prompts.get(GROUPS[b][t], 0) + len(seq)
   grad = [[0.0] * len(row) for row in mask]
   value_grad = [[0.0] * len(row) for row in mask]
-  losses, clips = [], []
+  losses, clips, selected = [], [], set()
+  if name in SELECTIONS:
+    of_tokens = ({(b, t): inputs[field][b][t] for seq in places for b, t in seq} for field in ("old_logprobs", "advantages"))
+    selected = SELECTIONS[name](s, *of_tokens, bounds)
 
   for seq in places:
     weight = {
       "token_mean": 1 / num_tokens,
+      "prompt_mean": 1 / len(of_prompts) / of_prompts[GROUPS[seq[0][0]][seq[0][1]]],
       "sequence_mean": 1 / len(places) / len(seq),
       "sequence_sum": 1 / len(places),
       "constant": 1 / len(places) / (s.get("max_tokens") or 1),
@@ -435,6 +504,12 @@ def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[f
     log_ratio_at = RATIOS[ratio](s, z_at, z_at, advantages, bounds)[0]
     terms = GATES[gate](s, Tokens(lp, lp_at, anchor, advantages, log_ratio, log_ratio_at), bounds)
     clips += clipped if clipped else [term.clipped for term in terms]
+    for i, place in enumerate(seq):
+      if place in selected and "cov_kl_coef" in s:
+        distance, slope = abs(z[i]), math.copysign(1.0, z[i])
+        terms[i] = Term(terms[i].value - s["cov_kl_coef"] * distance, terms[i].by_log_ratio - s["cov_kl_coef"] * slope)
+      elif place in selected:
+        terms[i] = Term(0.0)
     for i, term in enumerate(terms):
       importance = 1.0
       if "tis_cap" in s:
@@ -476,6 +551,9 @@ MASK = [
   [0, 0, 0, 0, 0, 0],
   [1, 1, 1, 1, 1, 1],
 ]
+GROUPS = [[1] * 6, [2] * 6, [1] * 6, [3] * 6, [2] * 6]
+"""Prompt of each token's response, in every batch."""
+
 MARGIN = 1e-5
 """Minimum distance of every case from a bound, in the bound's own units.
 
@@ -546,6 +624,7 @@ REGULARISED = {
   "ppo": "k1", "grpo": "k2", "dr_grpo": "k3", "dapo": "k1+", "gspo": "k3+", "gspo_token": "weighted_k3", "sapo": "k1", "reinforce": "k2",
   "rloo": "k3", "reinforce_plus_plus": "k2", "cispo": "k3+", "gmpo": "k1+", "minirl": "weighted_k3", "luspo": "k2", "vespo": "k3",
   "dppo_tv": "weighted_k3", "dppo_kl": "k1", "cppo": "k2", "minpro": "k3", "maspo": "k1+", "custom": "k3+",
+  "dro": "k2", "clip_cov": "k1", "kl_cov": "k3",
 }  # fmt: skip
 """KL estimator of each objective's case with penalties; together the cases have all estimators."""
 
@@ -559,13 +638,13 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     *({"kl_coef": 0.3, "kl_estimator": estimator} for estimator in ("k1+", "weighted_k3")),
   ],
   "dr_grpo": [{"max_tokens": 7}, {"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.3}],
-  "dapo": [{"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 1.2}],
+  "dapo": [{"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 1.2}, {"weights": "prompt_mean"}],
   "gspo": [{"clip_low": 0.05, "clip_high": 0.1, "weights": "token_mean"}, {"clip_low": 0.1, "clip_high": 0.05, "dual_clip": 1.15}],
   "gspo_token": [{"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.15}],
   "sapo": [{"tau_pos": 3.0, "tau_neg": 0.5}],
   "rloo": [{"clip_low": 0.5, "clip_high": 1.0, "dual_clip": 3.0}],
   "reinforce_plus_plus": [{"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.5}],
-  "cispo": [{"clip_low": 0.3, "clip_high": 0.5}],
+  "cispo": [{"clip_low": 0.3, "clip_high": 0.5}, {"weights": "prompt_mean"}],
   "gmpo": [{"log_clip_low": 0.1, "log_clip_high": 0.2}],
   "minirl": [{"tis_cap": 1.05, "clip_low": 0.1, "clip_high": 0.1, "dual_clip": 1.3}],
   "luspo": [{"clip_low": 0.05, "clip_high": 0.1, "dual_clip": 1.15}],
@@ -575,6 +654,9 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
   "cppo": [{"delta": 0.068, "w_min": 0.59, "budget": 0.043}, {"anchor": "old"}],
   "minpro": [{"clip_high": 0.2}],
   "maspo": [{"sigma": 0.4, "alpha": 0.6, "beta": 0.2}],
+  "dro": [{"pull": 0.7}],
+  "clip_cov": [{"cov_share": 0.3, "cov_low": 0.05, "cov_high": 0.9, "clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.3}],
+  "kl_cov": [{"cov_share": 0.3, "cov_kl_coef": 0.4}],
   "sft": [{"weights": "sequence_mean"}, {"weights": "constant", "max_tokens": 7}],
   "custom": [
     {"ratio": "sequence", "gate": "soft", "weights": "sequence_mean"},
@@ -598,6 +680,7 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
   ("custom", {"gate": "tv_ball", "ratio_cap": 1.2}, "far"),
   ("custom", {"gate": "kl_ball", "anchor": "sampler"}, "far"),
   ("custom", {"gate": "prefix_budget", "w_min": 0.5}, "far"),
+  ("custom", {"gate": "quadratic", "pull": 0.5, "anchor": "sampler"}, "far"),
   ("custom", {"dual_clip": 1.5, "clip_low": 0.1}, "far"),
 ]
 """Cases on a single batch."""
@@ -628,6 +711,7 @@ def reads(name: str, settings: dict[str, Any]) -> list[str]:
   fields += ["sampler_logprobs"] if s.get("anchor") == "sampler" or "tis_cap" in s else []
   fields += ["ref_logprobs"] if s["kl_coef"] else []
   fields += ["entropy"] if s["entropy_coef"] else []
+  fields += ["groups"] if s["weights"] == "prompt_mean" else []
   return fields
 
 
@@ -639,13 +723,13 @@ def table() -> dict[str, Any]:
     # PPO also has cases without the critic, for implementations that keep it elsewhere.
     alone = [] if any(key.startswith("value_") for key in settings) else [[]]
     for critic in [*alone, *([["values", "old_values", "returns"]] if (PAPERS[name] | settings).get("value_coef") else [])]:
-      result = reference(name, settings, {field: inputs[batch][field] for field in fields + critic})
+      result = reference(name, settings, {field: inputs[batch][field] for field in fields + critic if field != "groups"})
       assert result.margin > MARGIN, f"{name} {settings} {batch}: a bound is only {result.margin:.1e} away"
       case = {"settings": settings, "inputs": batch, "reads": fields + critic, "loss": result.loss, "grad_logprobs": result.grad_logprobs}
       case |= {"grad_values": result.grad_values} if critic else {}
       case |= {} if result.clip_fraction is None else {"clip_fraction": result.clip_fraction}
       objectives[name]["cases"].append(case)
-  return {"format": 1, "inputs": inputs, "objectives": objectives}
+  return {"format": 1, "inputs": inputs, "groups": GROUPS, "objectives": objectives}
 
 
 def dumps(tree: Any) -> str:

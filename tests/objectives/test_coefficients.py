@@ -120,6 +120,7 @@ COEFFICIENTS = {
   "cppo": prefix_budget,
   "minpro": prefix_minimum,
   "maspo": gaussian,
+  "dro": lambda y, s: 1 - s.pull * y.z / y.a,
   "custom": lambda y, s: hard(np.exp(y.z), y.a, 0.2, 0.2),
   # The advantage is 1.
   "sft": lambda y, s: 1 / y.a,
@@ -146,6 +147,7 @@ NARROW = {
   "cppo": {"delta": 0.1, "w_min": 0.5, "budget": 0.05, "anchor": "old"},
   "minpro": {"clip_high": 0.1},
   "maspo": {"sigma": 0.3, "alpha": 0.5, "beta": 0.4},
+  "dro": {"pull": 0.5},
 }
 CASES = [(name, {}) for name in COEFFICIENTS] + list(NARROW.items())
 

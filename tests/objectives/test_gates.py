@@ -106,6 +106,10 @@ def reference(name, settings, tokens):
       elif name == "gaussian":
         sigma = s["sigma"] * mu ** -s["alpha"] * (1 + s["beta"] * a if a > 0 else 1 / (1 - s["beta"] * a))
         c, score = r * (math.exp(-((r - 1) ** 2) / (2 * sigma**2)) if a * (r - 1) > 0 else 1), False
+      elif name == "quadratic":
+        c = 1 - s["pull"] * tokens.log_ratio[i] / a
+        coefficient[i], surrogate[i] = c, a * lp - s["pull"] / 2 * tokens.log_ratio[i] ** 2
+        continue
       coefficient[i], surrogate[i] = c, c * a * (lp if score else 1)
   return coefficient, clipped, surrogate
 
@@ -122,6 +126,7 @@ CASES = [
   ("prefix_budget", {"delta": 0.3, "w_min": 0.1, "budget": 0.05}),
   ("gaussian", {"sigma": 1.0, "alpha": 0.3, "beta": 0.03}),
   ("gaussian", {"sigma": 0.2, "alpha": 0.1, "beta": 0.5}),
+  ("quadratic", {"pull": 0.5}),
 ]
 
 

@@ -10,7 +10,9 @@ from jaxrl_llm.advantages import group_advantages
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make, value
-from jaxrl_llm.run.learn import share_of_weight
+from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.objectives.selections import top_entropy
+from jaxrl_llm.run.learn import shares_of_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 from tests.marks import typical
 
@@ -21,6 +23,9 @@ SUPERVISED = ("sft",)
 
 # These differentiate the product of a response's ratios at each token, so the weights add up.
 SUM_OVER_RESPONSE = ("rloo",)
+
+# These leave out tokens that they select, even on-policy.
+DETACHING = ("clip_cov",)
 
 DIFFERENTIATED = ("logprobs", "entropy", "values")
 SCORES = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
@@ -51,6 +56,13 @@ def policies_meet(batch):
   return batch | scores | {"advantages": np.repeat(batch["advantages"][:, :1], 16, axis=1)}
 
 
+def selected(name, batch):
+  """Returns 1 at the tokens that an objective selects in a whole batch."""
+  fields = {field: jnp.asarray(batch[field]) for field in ("mask", "advantages", "old_logprobs")}
+  ids = jnp.asarray(batch["segments"], jnp.int32)
+  return np.asarray(make(name).prepare(TrainBatch(ids, ids, ids, **fields)).selected)
+
+
 def assert_same(actual, expected, rtol=0.0):
   np.testing.assert_allclose(actual.loss, expected.loss, rtol=rtol)
   assert actual.metrics.keys() == expected.metrics.keys()
@@ -73,6 +85,8 @@ def test_on_policy_the_gradient_is_reinforce(x64, batch, evaluate, everything_on
   if name in SUM_OVER_RESPONSE:
     weights = met["mask"] * weights.sum(axis=1, keepdims=True)
   expected = -weights * (1.0 if name in SUPERVISED else met["advantages"])
+  if name in DETACHING:
+    expected = expected * (1 - selected(name, met))
   actual = evaluate(name, met, **everything_on(name))
   np.testing.assert_allclose(actual.grads["logprobs"], expected, rtol=1e-13, atol=1e-17)
   assert np.any(expected != 0)
@@ -86,7 +100,9 @@ def test_without_advantages_there_is_no_gradient(x64, batch, evaluate, everythin
   assert np.all(groups == 0)
   unanimous = {"ref_logprobs": batch["logprobs"], "advantages": np.repeat(groups[:, None], 16, axis=1)}
   actual = evaluate(name, batch | unanimous, **everything_on(name))
-  assert all_finite(actual) and np.all(actual.grads["logprobs"] == 0) == (name not in SUPERVISED)
+  assert all_finite(actual) and np.all(actual.grads["logprobs"] == 0) == (
+    name not in SUPERVISED and not make(name).teaches_without_advantage
+  )
 
 
 @every_objective
@@ -98,10 +114,13 @@ def test_responses_without_an_advantage_count_only_in_the_denominators(x64, batc
   taken = np.ones(8, bool)
   taken[none] = False
   rest = evaluate(name, batch | {"mask": batch["mask"] * taken[:, None]}, wanted=(), **penalties_off(name)).grads["logprobs"]
-  share = share_of_weight(make(name).weigh, batch["mask"], taken)
-  assert 0 < share < 1
-  same = np.allclose(share * rest, whole, rtol=1e-12, atol=0)
-  assert same == make(name).correctable
+  shares = np.ones(8)
+  shares[taken] = shares_of_weight(make(name), batch["mask"], taken, group_size=2)
+  assert np.all(shares[: len(LENGTHS)][taken[: len(LENGTHS)] & (batch["mask"][: len(LENGTHS)].sum(axis=1) > 0)] < 1)
+  same = np.allclose(shares[:, None] * rest, whole, rtol=1e-12, atol=0)
+  objective = make(name)
+  # A selection of tokens may or may not be the same without them.
+  assert objective.prepare is not None or same == (objective.correctable and not objective.teaches_without_advantage)
 
 
 # The mask.
@@ -243,7 +262,7 @@ def lay_out(batch, layout):
   """Lays out the batch's responses among sevens, each behind an uncounted prompt token."""
   shape, places = LAYOUTS[layout]
   laid_out = {
-    key: np.full(shape, 0 if key in ("mask", "tokens", "segments") else 7, x.dtype) for key, x in batch.items()
+    key: np.full(shape, 0 if key in ("mask", "tokens", "segments", "replies") else 7, x.dtype) for key, x in batch.items()
   }
   for number, (row, (b, t)) in enumerate(places.items(), start=1):
     end = t + LENGTHS[row]
@@ -283,7 +302,7 @@ def table_outputs(params, batch):
   return PolicyOutputs(**{field: table.astype(batch.advantages.dtype)[batch.tokens] for field, table in params.items()})
 
 
-def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_options):
+def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_options, outputs=table_outputs, **options):
   """Runs one update of `make_train_step` and returns its gradients by token number and metrics."""
   laid_out = lay_out(numbered(batch), layout)
   tables = {field: np.zeros(8 * 16 + 1, np.float32) for field in DIFFERENTIATED}
@@ -296,7 +315,7 @@ def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_opti
     state = jax.device_put(state, mesh_lib.replicated(mesh))
     train_batch = mesh_lib.place_rows(mesh, train_batch)
     assert len(train_batch.mask.sharding.device_set) == num_devices
-  step = make_train_step(table_outputs, objective, KEEP_GRADIENT, learning_rate=lambda _: 1.0, rows_at_once=rows_at_once)
+  step = make_train_step(outputs, objective, KEEP_GRADIENT, learning_rate=lambda _: 1.0, rows_at_once=rows_at_once, **options)
   state, metrics = jax.device_get(jax.jit(step, compiler_options=compiler_options)(state, train_batch))
   assert metrics["train/skipped"] == 0
   return {field: grad[1:].reshape(8, 16) for field, grad in state.opt_state.items()}, metrics
@@ -352,6 +371,140 @@ def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, every
     objective, batch, "packed, wide", rows_at_once=1, num_devices=1, compiler_options=compiler_options
   )
   assert_same_update(actual, expected, ["actor/loss"])
+
+
+# Means over the samples of a prompt, which lie in any rows.
+
+PROMPTS = np.repeat([4, 4, 1, 4, 9, 1, 0, 0], 16).reshape(8, 16)
+OF_PROMPTS = {"weights": "prompt_mean", "clip_low": 0.1}
+
+
+def test_a_mean_over_prompts_is_the_mean_of_their_own_losses(x64, batch, evaluate):
+  of_each = [evaluate("dapo", batch | {"mask": batch["mask"] * (prompt == PROMPTS)}, clip_low=0.1) for prompt in (1, 4)]
+  actual = evaluate("dapo", batch | {"groups": PROMPTS}, **OF_PROMPTS)
+  np.testing.assert_allclose(actual.loss, np.mean([x.loss for x in of_each]), rtol=1e-12)
+  whole = evaluate("dapo", batch, clip_low=0.1)
+  assert abs(whole.loss - actual.loss) > 1e-3 and whole.metrics["ratio/mean"] == actual.metrics["ratio/mean"]
+  with pytest.raises(ValueError, match=r"^groups: found None, expected an array \[B, T\], because weights is 'prompt_mean'"):
+    evaluate("dapo", batch, **OF_PROMPTS)
+  with pytest.raises(ValueError, match="^groups: found float"):
+    evaluate("dapo", batch | {"groups": 1.0 * PROMPTS}, **OF_PROMPTS)
+
+
+@pytest.mark.parametrize(
+  ("layout", "rows_at_once", "num_devices"),
+  [("one a row, many rows", 8, 8), ("packed, wide", 1, 1), ("packed, last first", 2, 1), ("padded on the left", None, 8)],
+)
+def test_a_mean_over_prompts_knows_no_rows_micro_batches_or_devices(
+  x64, batch, evaluate, compiler_options, layout, rows_at_once, num_devices
+):
+  """The samples of the prompts lie in several rows, micro-batches and devices."""
+  batch = in_single_precision(batch)
+  expected = evaluate("dapo", batch | {"groups": PROMPTS}, **OF_PROMPTS)
+  objective = only_metrics(make("dapo", **OF_PROMPTS), lambda metric: metric == "actor/pg_loss")
+  how = dict(rows_at_once=rows_at_once, num_devices=num_devices, compiler_options=compiler_options)
+  actual = update(objective, batch | {"groups": PROMPTS}, layout, **how)
+  assert_same_update(actual, expected, ["actor/loss", "actor/pg_loss"])
+
+
+def test_shares_of_a_prompts_samples(x64, batch, evaluate):
+  """One sample of a prompt has no advantage, so its other samples have a share of their own."""
+  none = [1, 5]
+  batch["advantages"][none] = 0
+  consecutive = np.repeat([1, 1, 2, 2, 3, 3, 4, 4], 16).reshape(8, 16)
+  whole = evaluate("dapo", batch | {"groups": consecutive}, wanted=(), **OF_PROMPTS).grads["logprobs"]
+  taken = np.ones(8, bool)
+  taken[none] = False
+  shares = np.ones(8)
+  shares[taken] = shares_of_weight(make("dapo", **OF_PROMPTS), batch["mask"], taken, group_size=2)
+  rest = {"mask": batch["mask"] * taken[:, None], "groups": consecutive}
+  rest = evaluate("dapo", batch | rest, wanted=(), **OF_PROMPTS).grads["logprobs"]
+  np.testing.assert_allclose(shares[:, None] * rest, whole, rtol=1e-12, atol=0)
+  assert shares[0] != shares[2] and np.any(whole != 0)
+
+
+# An environment's replies.
+
+
+def outputs_under_the_mask(params, batch):
+  """Returns zeros outside the mask, as the model does."""
+  return jax.tree.map(lambda x: jnp.where(batch.mask > 0, x, 0), table_outputs(params, batch))
+
+
+def test_replies_are_imitated_by_a_mean_of_their_own(x64, batch, compiler_options):
+  """The holes of the mask are replies, most of them to a response without a counted token."""
+  batch = in_single_precision(batch)
+  replies = np.zeros((8, 16))
+  for hole in HOLES:
+    replies[hole] = 1
+  objective = only_metrics(make("dapo"), lambda metric: metric == "actor/pg_loss")
+  how = dict(compiler_options=compiler_options, outputs=outputs_under_the_mask)
+  plain, before = update(objective, batch, "padded on the left", rows_at_once=None, num_devices=1, **how)
+  batch |= {"replies": replies}
+  surprise = -np.mean(batch["logprobs"][replies > 0])
+  for layout, rows_at_once, num_devices in (("packed, wide", 1, 1), ("one a row, many rows", 8, 8)):
+    grads, metrics = update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=num_devices, echo_coef=0.1, **how)
+    np.testing.assert_allclose(grads["logprobs"], plain["logprobs"] - 0.1 * replies / len(HOLES), rtol=1.2e-7, atol=1e-9)
+    assert metrics["actor/pg_loss"] == pytest.approx(before["actor/pg_loss"], rel=1e-12)
+    assert metrics["actor/loss"] == pytest.approx(before["actor/loss"] + 0.1 * surprise, rel=1e-12)
+    assert metrics["echo/nll"] == pytest.approx(surprise, rel=1e-12) and metrics["echo/num_tokens"] == len(HOLES)
+
+
+# Tokens selected by a statistic over the whole batch.
+
+
+def test_the_tokens_of_largest_entropy_are_those_of_the_whole_batch(x64, batch, compiler_options):
+  batch = in_single_precision(batch)
+  counted, entropy = batch["mask"] > 0, np.where(batch["mask"] > 0, batch["entropy"][::-1] + 0.01 * batch["advantages"], np.nan)
+  kept = counted & (entropy >= np.quantile(entropy[counted], 0.7))
+  batch |= {"old_entropy": entropy}
+  objective = top_entropy(make("dapo"), share=0.3)
+  assert objective.needs == {"old_logprobs", "old_entropy"}
+  objective = only_metrics(objective, lambda metric: metric == "actor/kept_fraction")
+  one = dict(rows_at_once=None, num_devices=1, compiler_options=compiler_options)
+  plain = update(only_metrics(make("dapo"), lambda metric: False), batch, "padded on the left", **one)[0]["logprobs"]
+  for layout, rows_at_once in (("packed, wide", 1), ("padded on the left", None)):
+    grads, metrics = update(objective, batch, layout, **(one | {"rows_at_once": rows_at_once}))
+    np.testing.assert_allclose(grads["logprobs"], np.where(kept, plain, 0), rtol=1.2e-7, atol=1e-37)
+    assert metrics["actor/kept_fraction"] == pytest.approx(kept.sum() / counted.sum()) == pytest.approx(0.3, abs=0.05)
+  missing = TrainBatch(*3 * [jnp.ones((1, 1), int)], *3 * [jnp.ones((1, 1))])
+  with pytest.raises(ValueError, match=r"^old_entropy: found None, expected an array \[B, T\], because top_entropy"):
+    objective.prepare(missing)
+  with pytest.raises(ValueError, match="^objective: found one that ignores"):
+    top_entropy(make("sft"))
+
+
+def test_selections_chain_and_follow_a_bypass(batch):
+  batch["sampler_logprobs"] -= np.cos(np.arange(128.0)).reshape(8, 16)
+  fields = {name: jnp.asarray(batch[name], jnp.float32) for name in ("mask", "advantages", "old_logprobs", "sampler_logprobs")}
+  ids = jnp.ones((8, 16), jnp.int32)
+  whole = TrainBatch(ids, ids, ids, old_entropy=jnp.asarray(batch["entropy"], jnp.float32), **fields)
+  both = corrected(make("kl_cov", cov_share=0.2), top_entropy=0.5, bypass=True)
+  assert both.needs == {"sampler_logprobs", "old_entropy"}
+  prepared, sampled = both.prepare(whole), whole._replace(old_logprobs=whole.sampler_logprobs)
+  np.testing.assert_array_equal(prepared.selected, make("kl_cov", cov_share=0.2).prepare(sampled).selected)
+  assert np.any(prepared.selected != make("kl_cov", cov_share=0.2).prepare(whole).selected)
+  assert prepared.old_entropy is None and np.array_equal(prepared.old_logprobs, whole.old_logprobs)
+  assert np.sum(prepared.importance * whole.mask) == pytest.approx(np.sum(whole.mask) / 2, abs=1)
+  outputs = PolicyOutputs(jnp.asarray(batch["logprobs"], jnp.float32))
+  np.testing.assert_array_equal(both.token_loss(outputs, prepared)[0], both.token_loss(outputs, whole)[0])
+
+
+@pytest.mark.parametrize(
+  ("name", "settings"),
+  [("clip_cov", {"cov_share": 0.3, "cov_low": 0.1}), ("kl_cov", {"cov_share": 0.3})],
+)
+def test_the_selection_is_that_of_the_whole_batch(x64, batch, evaluate, compiler_options, name, settings):
+  """Micro-batches of one row that selected for themselves would select at least one token each."""
+  batch, num_tokens = in_single_precision(batch), int(np.sum(batch["mask"]))
+  expected = evaluate(name, batch, **settings)
+  assert expected.metrics["actor/selected_fraction"] == int(0.3 * num_tokens) / num_tokens
+  objective = only_metrics(make(name, **settings), lambda metric: metric == "actor/selected_fraction")
+  for layout, rows_at_once in (("packed, wide", 1), ("one a row, many rows", 2)):
+    actual = update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=1, compiler_options=compiler_options)
+    assert_same_update(actual, expected, ["actor/loss", "actor/selected_fraction"])
+  apart = update(objective._replace(prepare=None), batch, "packed, wide", rows_at_once=1, num_devices=1, compiler_options=compiler_options)
+  assert apart[1]["actor/selected_fraction"] != expected.metrics["actor/selected_fraction"], "the test would not see it"
 
 
 # Inputs that an objective needs. Tracing needs only shapes.

@@ -14,7 +14,7 @@ from jaxrl_llm.objectives.gates import GATES, unclipped
 from jaxrl_llm.objectives.penalties import KL_ESTIMATORS
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.settings import RULES, checked, gate_settings
-from jaxrl_llm.segments import token_mean
+from jaxrl_llm.segments import token_mean, token_weights
 from jaxrl_llm.types import Objective
 from tests.marks import few
 
@@ -45,6 +45,11 @@ TURNS = {
   "w_min": ({}, 0.1),
   "budget": ({}, 0.0),
   "tis_cap": ({}, 1.01),
+  "pull": ({}, 1.0),
+  "cov_share": ({"cov_low": -9.0}, 0.5),
+  "cov_low": ({"cov_share": 0.9}, -9.0),
+  "cov_high": ({"cov_share": 0.9, "cov_low": 0.0}, 0.1),
+  "cov_kl_coef": ({"cov_share": 0.5}, 3.0),
   "kl_coef": ({}, 0.5),
   "kl_estimator": ({"kl_coef": 0.5}, "k2"),
   "entropy_coef": ({}, 0.1),
@@ -83,7 +88,8 @@ def test_every_option_has_a_rule_and_a_turn():
 def test_every_option_changes_loss_or_gradient(make_batch, evaluate, name, option):
   batch = make_batch(lengths=(6, 3, 1, 5))
   before, turned = TURNS[option]
-  before = before | with_its_gate(name, option)
+  before = {key: x for key, x in before.items() if key in inspect.signature(OBJECTIVES[name]).parameters}
+  before |= with_its_gate(name, option)
   reference, changed = (parts(evaluate(name, batch, wanted=(), **before | new)) for new in ({}, {option: turned}))
   assert differ(changed, reference)
 
@@ -92,9 +98,10 @@ def test_every_option_changes_loss_or_gradient(make_batch, evaluate, name, optio
 def test_every_choice_of_weights_changes_the_weights(make_batch, name):
   """The weights are the whole third slot, and the loss is linear in them."""
   mask = jnp.asarray(make_batch(lengths=(6, 3, 1, 5))["mask"])
-  choices = [{"weights": weights} for weights in WEIGHTS if weights != "constant"]
+  groups = jnp.zeros(mask.shape, int).at[3].set(1)
+  choices = [{"weights": weights} for weights in WEIGHTS if weights != "constant" and (name, weights) != ("sft", "prompt_mean")]
   choices += [{"weights": "constant", "max_tokens": max_tokens} for max_tokens in (10, 20)]
-  by_choice = [make(name, **choice).weigh(mask, None) for choice in choices]
+  by_choice = [token_weights(make(name, **choice), mask, None, groups) for choice in choices]
   assert not any(np.allclose(a, b) for a, b in itertools.combinations(by_choice, 2))
   default = inspect.signature(OBJECTIVES[name]).parameters["weights"].default
   expected = weights_by_name(default, inspect.signature(OBJECTIVES[name]).parameters["max_tokens"].default)
@@ -139,6 +146,11 @@ WRONG = {
   "w_min": (0, 1.1, "1", True, float("nan"), None),
   "budget": COEFFICIENT,
   "tis_cap": CAP,
+  "pull": COEFFICIENT,
+  "cov_share": (0, 1, -0.1, "0.1", True, float("nan"), None),
+  "cov_low": ("1", True, float("nan"), None),
+  "cov_high": ("5", True, float("nan"), None),
+  "cov_kl_coef": COEFFICIENT,
   "kl_coef": COEFFICIENT,
   "kl_estimator": ("k4", "", None, 3, ["k3"]),
   "entropy_coef": COEFFICIENT,
@@ -172,6 +184,7 @@ def test_illegal_settings_are_named_with_found_and_expected(name, option):
     ("gspo", {"kl_estimator": "k1"}, "kl_estimator: found 'k1', expected 'k3', because kl_coef is 0"),
     ("grpo", {"kl_coef": 0, "kl_estimator": "k2"}, "kl_estimator: found 'k2'"),
     ("ppo", {"value_coef": 0, "value_clip": 0.1}, "value_clip: found 0.1, expected 0.2, because value_coef is 0"),
+    ("clip_cov", {"cov_low": 6.0}, "cov_low: found 6.0, expected at most cov_high=5.0"),
     ("custom", {"value_clip": 0.2}, "value_clip: found 0.2, expected None, because value_coef is 0"),
     ("custom", {"kl_estimator": "k1"}, "kl_estimator: found 'k1', expected 'k3', because kl_coef is 0"),
     ("custom", {"weights": "constant"}, "max_tokens: found None, expected a whole number"),

@@ -11,7 +11,16 @@ import pytest
 from jaxrl_llm.objectives.base import policy_objective
 from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.grpo import grpo
-from jaxrl_llm.objectives.penalties import KL_ESTIMATORS, KL_VALUES, adapted_coef, kl_estimate, kl_penalty, value_loss
+from jaxrl_llm.objectives.penalties import (
+  KL_ESTIMATORS,
+  KL_VALUES,
+  adapted_coef,
+  adapted_entropy_coef,
+  entropy_bonus,
+  kl_estimate,
+  kl_penalty,
+  value_loss,
+)
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.segments import reduce_metrics, token_mean
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
@@ -148,6 +157,16 @@ def test_coefficients_of_the_batch_replace_the_penalty_s_own(x64, estimator):
     np.testing.assert_allclose(actual, coefs / 0.5 * expected, rtol=1e-14)
   np.testing.assert_array_equal(adaptive[2]["actor/kl_coef"], coefs)
   np.testing.assert_array_equal(adaptive[2]["actor/ref_kl"], plain[2]["actor/ref_kl"])
+
+
+def test_entropy_coefficients_of_the_batch_replace_the_bonus_s_own():
+  outputs, coefs = PolicyOutputs(jnp.zeros((1, 4)), jnp.array([[1.0, 2.0, 3.0, 4.0]])), jnp.array([[0.0, 1.0, 2.0, 0.25]])
+  loss, metrics = entropy_bonus(0.5)(outputs, batch_of(OLD, REF, entropy_coefs=coefs))
+  np.testing.assert_allclose(loss, [[0, -2, -6, -1]])
+  np.testing.assert_array_equal(metrics["actor/entropy_coef"], coefs)
+  assert np.all(entropy_bonus(0.5)(outputs, batch_of(OLD, REF))[1]["actor/entropy_coef"] == 0.5)
+  next_coef = functools.partial(adapted_entropy_coef, target=1.0, step=0.125)
+  assert [next_coef(0.25, x) for x in (0.5, 1.0, 1.5, float("nan"))] == [0.375, 0.25, 0.125, 0.25] and next_coef(0.0625, 2.0) == 0
 
 
 @every_estimator

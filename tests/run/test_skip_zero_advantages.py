@@ -12,7 +12,12 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-  "weights", [pytest.param("sequence_mean", marks=pytest.mark.exhaustive), pytest.param("token_mean", marks=pytest.mark.slow)]
+  "weights",
+  [
+    pytest.param("sequence_mean", marks=pytest.mark.exhaustive),
+    pytest.param("token_mean", marks=pytest.mark.exhaustive),
+    pytest.param("prompt_mean", marks=pytest.mark.slow),
+  ],
 )
 def test_the_updates_are_the_same_and_smaller(weights, tmp_path):
   for name, skips in (("all", False), ("skipping", True)):

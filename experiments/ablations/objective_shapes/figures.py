@@ -15,7 +15,7 @@ ORDER = (
   "reinforce", "sft", "cispo", "minpro", "vespo", "maspo",
   "ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl",
   "gspo", "gspo_token", "luspo", "gmpo", "rloo", "cppo",
-  "dppo_tv", "dppo_kl", "sapo", "custom",
+  "dppo_tv", "dppo_kl", "sapo", "dro", "clip_cov", "kl_cov", "custom",
 )  # fmt: skip
 """Order of the methods, by family. Methods that are not listed come last."""
 

@@ -21,7 +21,7 @@ CONFIRMATORY = {"E2": "E2", "E3": "E3", "E12": "E12", "E13": "E13, bound on D", 
 
 HARD = (
   "ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "gspo", "gspo_token", "luspo", "gmpo", "rloo", "dppo_tv", "dppo_kl",
-  "cppo",
+  "cppo", "clip_cov",
 )  # fmt: skip
 SOFT = ("sapo", "custom")
 

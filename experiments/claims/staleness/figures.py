@@ -18,15 +18,17 @@ NAMES = {
   "cispo": "CISPO", "gmpo": "GMPO", "luspo": "LUSPO", "vespo": "VESPO", "dppo_tv": "DPPO, TV", "rloo": "RLOO, clipped",
   "reinforce_plus_plus": "REINFORCE++, base", "minirl": "MiniRL",
   "dppo_kl": "DPPO, KL", "cppo": "CPPO", "minpro": "MinPRO", "maspo": "MASPO",
+  "dro": "DRO, token", "clip_cov": "Clip-Cov", "kl_cov": "KL-Cov",
 }  # fmt: skip
 
 FAMILIES = {
-  "hard clip of the token": (BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl")),
+  "hard clip of the token": (BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "clip_cov")),
   "hard clip of the sequence": (ORANGE, ("gspo", "luspo", "rloo", "gmpo")),
   "soft gate": (GREEN, ("sapo", "maspo")),
   "weight without gradient": (PINK, ("cispo", "minpro", "vespo")),
   "ball around the old policy": (YELLOW, ("dppo_tv", "dppo_kl", "cppo")),
   "no ratio": (BLACK, ("reinforce",)),
+  "pull to the old policy": (SKY, ("dro", "kl_cov")),
 }
 """Colour and objectives of each way to treat stale data."""
 

@@ -25,6 +25,9 @@ Dr. GRPO and MiniRL, leave-one-out in RLOO, leave-one-out and whitened in REINFO
 baseline). DAPO draws no further groups. GSPO-token is GSPO where all tokens of a response have one
 advantage (E2), as here, and is left out.
 
+DRO, Clip-Cov and KL-Cov were added on 2026-11-26, when all other results were known. Their papers'
+shares of a batch's tokens select a single token of the 200 or so of an update here.
+
 Every trial makes the same number of updates of the same size; with N updates for each rollout batch
 it draws 192/N batches, N times as large: the same number of responses. Differences are paired: the
 same seed has the same warm start, problems and held-out samples. "mechanism not engaged" is the
@@ -77,6 +80,9 @@ OTHERS = {
   "cppo": Arm("cppo"),
   "minpro": Arm("minpro"),
   "maspo": Arm("maspo"),
+  "dro": Arm("dro"),
+  "clip_cov": Arm("clip_cov"),
+  "kl_cov": Arm("kl_cov"),
 }
 """Those that are drawn beside them: no rule but that of staleness reads them."""
 
