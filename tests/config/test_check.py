@@ -38,6 +38,7 @@ BAD_BY_FIELD = {
   "model.dtype": ("float16", ""),
   "model.param_dtype": ("float16", ""),
   "model.sampler_dtype": ("float16", ""),
+  "teacher.dtype": ("float16", ""),
   "learner.moments_dtype": ("float16", "int8"),
   "model.lora_targets": ((), ("(",), (3,)),
   "moe.replay": ("R1", "r2", ""),
