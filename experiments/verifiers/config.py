@@ -7,7 +7,9 @@ Hardware: 2 CPU cores.
 `reverse_text` reads the texts that `python -m experiments.verifiers.words runs/verifiers/words`
 writes. `scratchpad` needs no data. `alphabet_sort` and `hangman` load theirs from a hub.
 
-Score: `reverse_text` in docs/conversations.md; the others not yet measured.
+Score: held-out reward 0.58 (0.52 to 0.63) to 0.75 (0.68 to 0.82) for `reverse_text` and 0.21 (0.18
+to 0.25) to 0.27 (0.22 to 0.32) for `hangman`, seed 0; `scratchpad` learns nothing yet, and
+`alphabet_sort` has not been measured.
 """
 
 import json
@@ -17,14 +19,17 @@ from configs import common
 ENVIRONMENTS = {
   "reverse_text": dict(
     id="reverse_text", taskset={"dataset_name": "runs/verifiers/words"}, size=320, tokens=48, turns=1,
-    warm=160, prompts=32, updates=4, steps=40, learning_rate=2e-4,
+    warm=160, prompts=32, updates=4, steps=40, learning_rate=2e-4, eval_prompts=32,
   ),  # fmt: skip
   "scratchpad": dict(id="scratchpad", taskset={}, size=20, tokens=136, turns=3, lessons=16, warm=80, steps=24),
   "alphabet_sort": dict(
     id="alphabet_sort", taskset={"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}, size=192, tokens=560, turns=2,
     preset="nano", warm=150,
   ),  # fmt: skip
-  "hangman": dict(id="textarena", taskset={"game": "Hangman-v0"}, size=48, tokens=1400, turns=12, preset="nano", warm=60),
+  "hangman": dict(
+    id="textarena", taskset={"game": "Hangman-v0"}, size=320, tokens=1400, turns=12, preset="nano", warm=40, prompts=16, steps=20,
+    eval_prompts=32,
+  ),  # fmt: skip
 }
 """Environments by argument, with the settings of their data, and the sizes of a run."""
 
@@ -48,5 +53,5 @@ def get_config(arg: str = "reverse_text"):
   config.rollout.max_new_tokens = own["tokens"]
   config.rollout.prompt_buckets = config.learner.row_tokens = config.learner.row_buckets = None
   config.learner.updates_per_rollout = own.get("updates", 2)
-  config.eval.every, config.eval.num_prompts, config.eval.samples = config.num_steps, 16, 4
+  config.eval.every, config.eval.num_prompts, config.eval.samples = config.num_steps, own.get("eval_prompts", 16), 4
   return config
