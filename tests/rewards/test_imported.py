@@ -42,7 +42,7 @@ def test_imported(path, settings, expected):
   ("own_rewards", None, "expected an import path such as 'my_rewards:brevity'"),
   ("own_rewards.brevity", None, "expected an import path"),
   ("own rewards:brevity", None, "expected an import path"),
-  ("own_reward:brevity", None, "importing 'own_reward' raised ModuleNotFoundError: .*is its folder on PYTHONPATH"),
+  ("no_such_reward:brevity", None, "importing 'no_such_reward' raised ModuleNotFoundError: .*is its folder on PYTHONPATH"),
   ("needy_rewards:f", None, "raised ModuleNotFoundError: No module named 'surely_not_installed'$"),
   ("broken_rewards:f", None, "raised OSError: no file$"),
   ("own_rewards:brevty", None, "found no 'brevty' in the module, expected one of .*did you mean 'brevity'"),
