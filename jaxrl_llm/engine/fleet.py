@@ -195,7 +195,6 @@ def _splitter(model: Model, params: Params, meshes: Sequence[Mesh]) -> Callable[
     held = {shard.device: shard.data for shard in x.addressable_shards}
     return jax.make_array_from_single_device_arrays(x.shape, sharding, [held[device] for device in sharding.addressable_devices])
 
-
   def parts(params: Params) -> list[Params]:
     is_whole = lambda x, sharding: isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
     whole = params if all(jax.tree.leaves(jax.tree.map(is_whole, params, of_whole))) else gather(params)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int, Int16
 
+from jaxrl_llm.rollouts.partial import age_metrics, separate
 from jaxrl_llm.rollouts.playing import Conversation
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
@@ -62,19 +63,15 @@ def take(groups: TalkGroups, played: Sequence[Conversation], *, num_groups: int)
   Raises:
     ValueError: If fewer than `num_groups` groups are complete.
   """
-  rows = np.arange(len(played)).reshape(len(groups.examples), -1)
-  complete = np.array([talk.reason != StopReason.UNFINISHED for talk in played])[rows].all(axis=1)
-  if complete.sum() < num_groups:
-    raise ValueError(f"rollouts: found {complete.sum()} complete groups of {len(complete)}, expected {num_groups} or more to learn from")
-  used = complete & (np.cumsum(complete) <= num_groups)
-  kept, indices = rows[~used].reshape(-1), np.flatnonzero(~used)
+  reasons = np.array([talk.reason for talk in played])
+  used, kept, indices = separate(reasons, len(groups.examples), num_groups=num_groups)
   carried = TalkGroups(
     [groups.examples[i] for i in indices],
     [played[i] for i in kept],
     [groups.seeds[i] for i in kept],
     [groups.steps[i] for i in indices],
   )
-  return rows[used].reshape(-1), carried
+  return used, carried
 
 
 def metrics(groups: TalkGroups, played: Sequence[Conversation], rows: Int[np.ndarray, " m"], *, step: int) -> dict[str, float]:
@@ -86,12 +83,8 @@ def metrics(groups: TalkGroups, played: Sequence[Conversation], rows: Int[np.nda
     rows: Rows that `take` returned for them.
     step: Current RL step.
   """
-  group_size = len(played) // len(groups.examples)
-  ages = step - np.array(groups.steps)[rows[::group_size] // group_size]
-  return {
-    "rollout/carried_groups": float(np.sum(ages > 0)),
+  return age_metrics(groups.steps, rows, len(played) // len(groups.examples), step=step) | {
     "rollout/carried_tokens": sum(len(groups.talks[i].tokens) for i in rows) / max(sum(len(played[i].tokens) for i in rows), 1),
-    "rollout/max_age": float(ages.max()),
     "rollout/discarded_tokens": float(sum(talk.discarded_tokens for talk in played)),
   }
 

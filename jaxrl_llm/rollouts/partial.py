@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from jaxrl_llm.sampler import Partial, Requests, no_partial, to_partial
 from jaxrl_llm.types import Rollouts, StopReason
@@ -82,17 +82,30 @@ def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np
   Raises:
     ValueError: If fewer than `num_groups` groups are complete.
   """
-  complete = np.all(rollouts.reasons.reshape(len(groups.examples), -1) != StopReason.UNFINISHED, axis=1)
-  if complete.sum() < num_groups:
-    raise ValueError(
-      f"rollouts: found {complete.sum()} complete groups of {len(complete)}, expected {num_groups} or more to learn "
-      "from"
-    )
-  used = complete & (np.cumsum(complete) <= num_groups)
-  rows = np.arange(len(rollouts.tokens)).reshape(len(used), -1)
-  kept, indices = rows[~used].reshape(-1), np.flatnonzero(~used)
+  used, kept, indices = separate(np.asarray(rollouts.reasons), len(groups.examples), num_groups=num_groups)
   so_far = jax.tree.map(lambda x: np.asarray(x)[kept], to_partial(rollouts))
-  return rows[used].reshape(-1), Groups([groups.examples[i] for i in indices], so_far, [groups.steps[i] for i in indices])
+  return used, Groups([groups.examples[i] for i in indices], so_far, [groups.steps[i] for i in indices])
+
+
+def separate(
+  reasons: Integer[np.ndarray, " N"], total: int, *, num_groups: int
+) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " k"], Int[np.ndarray, " g"]]:
+  """Returns the rows of the first complete groups, the rows of the others, and these groups.
+
+  Args:
+    reasons: Stop reason of each row.
+    total: Number of groups of the rows.
+    num_groups: Number of groups to learn from.
+
+  Raises:
+    ValueError: If fewer than `num_groups` groups are complete.
+  """
+  rows = np.arange(len(reasons)).reshape(total, -1)
+  complete = np.all(reasons[rows] != StopReason.UNFINISHED, axis=1)
+  if complete.sum() < num_groups:
+    raise ValueError(f"rollouts: found {complete.sum()} complete groups of {total}, expected {num_groups} or more to learn from")
+  used = complete & (np.cumsum(complete) <= num_groups)
+  return rows[used].reshape(-1), rows[~used].reshape(-1), np.flatnonzero(~used)
 
 
 def metrics(groups: Groups, rollouts: Rollouts, rows: Int[np.ndarray, " m"], *, step: int) -> dict[str, float]:
@@ -104,14 +117,23 @@ def metrics(groups: Groups, rollouts: Rollouts, rows: Int[np.ndarray, " m"], *, 
     rows: Rows that `take` returned for them.
     step: Current RL step.
   """
-  group_size = len(rollouts.tokens) // len(groups.examples)
-  ages = step - np.array(groups.steps)[rows[::group_size] // group_size]
-  return {
-    "rollout/carried_groups": float(np.sum(ages > 0)),
+  return age_metrics(groups.steps, rows, len(rollouts.tokens) // len(groups.examples), step=step) | {
     # Only carried tokens are from older weights: the rest was drawn with this step's.
     "rollout/carried_tokens": float(groups.partial.lengths[rows].sum() / rollouts.mask[rows].sum()),
-    "rollout/max_age": float(ages.max()),
   }
+
+
+def age_metrics(steps: Sequence[int], rows: Int[np.ndarray, " m"], group_size: int, *, step: int) -> dict[str, float]:
+  """Returns metrics of the age of the groups that a step learns from, in RL steps.
+
+  `steps` has the step in which each group began, and `rows` are those of whole groups.
+
+  Example:
+    >>> age_metrics([3, 5, 5], np.array([0, 1, 4, 5]), 2, step=5)
+    {'rollout/carried_groups': 1.0, 'rollout/max_age': 2.0}
+  """
+  ages = step - np.array(steps)[rows[::group_size] // group_size]
+  return {"rollout/carried_groups": float(np.sum(ages > 0)), "rollout/max_age": float(ages.max())}
 
 
 def to_json(groups: Groups) -> dict[str, Any]:

@@ -113,7 +113,6 @@ class Talks(Player):
       if not talk.ended and not talk.repeats:
         talk.state = rules.environment.reset(talk.example)
     self._kept = list(self._talks)  # What has not been handed over.
-    self._num_left = size
     self._waiting = deque(talk for talk in self._talks if not talk.ended)
     for _ in range(min(rules.num_threads, size)):
       self._start(self._work)
@@ -375,13 +374,15 @@ class Talks(Player):
       if talk.ended:
         return
       talk.ended, talk.done = True, done
-      if self._job.enough is not None:
+      if self._job.enough is None:
+        # Nothing is cut, and looking at all others each time would take a tenth of a batch's time.
+        self._kept.remove(talk)
+        is_last = not self._kept
+      else:
         self._cutting.end(talk.sequence, talk.drawn)
-      self._num_left -= 1
-      is_last = not self._num_left
     if self._job.enough is not None:
       self._settle()
-    else:  # Nothing is cut. Looking at all others each time would take as long as drawing them.
+    else:
       self._finished.put(done)
       if is_last:
         self._end()

@@ -112,9 +112,9 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   phases.begin("update")
   placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in placed]
   updates = [update(run, minibatch, step) for minibatch in placed]
-  # One wait for all updates of the step.
   # The exact numbers of an update's comparison replace the teacher's estimates.
   of_updates = zip(teacher_metrics, updates, route_metrics, strict=True)
+  # One wait for all updates of the step.
   updates = [summary.to_floats(taught | metrics | routes) for taught, metrics, routes in of_updates]
 
   phases.begin("other")
