@@ -229,7 +229,7 @@ def order_statistic(x: Float[Array, "B T"], inside: Bool[Array, "B T"], rank: Ar
   entries on every device. No selected entry may be NaN. The statistic of no entries is NaN.
 
   Example:
-    >>> float(order_statistic(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), 1))
+    >>> float(order_statistic(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), jnp.array(1)))
     1.0
   """
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))

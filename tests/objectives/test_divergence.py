@@ -9,8 +9,10 @@ import pytest
 
 from jaxrl_llm.models.head import Teacher, compared_logprobs, token_logprobs
 from jaxrl_llm.objectives import divergence
+from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.sampler import make_filter
+from jaxrl_llm.types import TrainBatch
 
 MASK = np.array([[1, 0, 1], [0, 1, 1]])
 INDEX = np.arange(2 * 3 * 7).reshape(2, 3, 7)
@@ -67,6 +69,18 @@ def test_loss_and_gradient_equal_a_float64_loop_and_the_loss_that_of_trl(x64, te
     assert loss.dtype == np.float64 and abs(loss - expected) < 1e-10
     np.testing.assert_allclose(grad, expected_grad, atol=1e-10)
     assert abs(loss - TRL[beta][temperature != 1]) < 1e-6
+
+
+def test_the_expected_policy_gradient_of_a_teachers_advantages_lowers_the_reverse_kl(x64):
+  student, teacher = jnp.asarray(STUDENT[0, 0]), jnp.asarray(TEACHER[0, 0])
+  log_q, log_p = (jax.nn.log_softmax(x)[None] for x in (student, teacher))
+  # Each token of the vocabulary once, as if it had been drawn.
+  ints, zeros = jnp.zeros(log_q.shape, int), jnp.zeros(log_q.shape)
+  batch = TrainBatch(ints, ints, ints, mask=zeros + 1, advantages=zeros, old_logprobs=log_q)
+  advantages, _ = teacher_advantages(batch, log_p, zeros, coef=2.0)
+  expected = jax.grad(lambda z: jnp.sum(jnp.exp(log_q[0]) * advantages[0] * jax.nn.log_softmax(z)))(student)
+  of_kl = jax.grad(lambda z: divergence(z[None, None], teacher[None, None], jnp.ones((1, 1)), beta=1.0))(student)
+  np.testing.assert_allclose(expected, -2 * of_kl, atol=1e-12)
 
 
 @pytest.mark.parametrize("beta", BETAS)

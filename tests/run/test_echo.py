@@ -7,7 +7,11 @@ from tests.runs import column, run_here, tiny_config
 
 @pytest.mark.exhaustive
 def test_replies_become_likelier(tmp_path):
-  changes = {"learner.echo_coef": 1.0, "learner.learning_rate": 1e-2, "num_steps": 2, "log.tensorboard": False}
-  run_here(tiny_config("tools", changes), tmp_path)
-  nll, number = (column(tmp_path, f"echo/{name}") for name in ("nll", "num_tokens"))
-  assert all(x > 0 for x in number) and nll[1] < nll[0]
+  changes = {"learner.learning_rate": 1e-2, "num_steps": 2, "log.tensorboard": False}
+  measured = {}
+  for coef in (1.0, 1e-6):
+    run_here(tiny_config("tools", changes | {"learner.echo_coef": coef}), tmp_path / str(coef))
+    measured[coef] = column(tmp_path / str(coef), "echo/nll")
+    assert all(x > 0 for x in column(tmp_path / str(coef), "echo/num_tokens"))
+  # The same tokens before the first update, and other weights after it.
+  assert measured[1.0][0] == pytest.approx(measured[1e-6][0], rel=1e-6) and measured[1.0][1] < measured[1e-6][1] - 0.1, measured
