@@ -230,7 +230,7 @@ class DecodingEngine:
     """Gives waiting requests rows, in the order of their arrival."""
     while self._waiting:
       opened = self._waiting[0]
-      place = self._pool.place(opened.prompt, opened.request.salt, version=self._version)
+      place = self._pool.place(opened.prompt, opened.request.salt, version=self._version, owner=opened.request.owner)
       if place is None:
         return
       self._waiting.popleft()

@@ -47,21 +47,25 @@ class Pool:
     self._busy: Bool[np.ndarray, " B"] = np.zeros(rows, bool)
     self._readers = np.zeros(rows, np.int64)  # Requests that still have to copy from the row.
     self._versions = np.zeros(rows, np.int64)
-    self._salts = np.full(rows, "", object)
+    self._salts, self._owners = np.full(rows, "", object), np.full(rows, "", object)
+    # Number of leading tokens that were computed as parts of prompts. Steps of decoding round the
+    # others differently.
+    self._prefilled = np.zeros(rows, np.int64)
     self._ended = np.zeros(rows, np.int64)  # Time at which the row became idle.
     self._time, self._least = 0, least
 
-  def place(self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int) -> Place | None:
+  def place(self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int, owner: str = "") -> Place | None:
     """Gives a request a row; None if no row is free.
 
     A row whose tokens all continue in the prompt is taken over as it is. Otherwise the request gets
     an empty row, or the one that has been idle for longest, and copies what another row shares with
-    it. The last token of a prompt is never shared, because its logits are needed.
+    it. The last token of a prompt is never shared, because its logits are needed. Tokens that were
+    drawn, and what follows them, are shared with requests of the same owner only.
     """
     free = ~self._busy & (self._readers == 0)
     if not free.any():
       return None
-    shared = self._shared(tokens[:-1], salt, version)
+    shared = self._shared(tokens[:-1], salt, version, owner)
     is_whole = free & (shared == self.lengths) & (shared > 0)
     if is_whole.any():
       row = int(np.argmax(np.where(is_whole, shared, -1)))
@@ -74,18 +78,21 @@ class Pool:
       source = row
     place = Place(row, source, int(shared[source]))
     self._readers[source] += source != row
-    self._busy[row], self._salts[row], self._versions[row] = True, salt, version
+    self._busy[row], self._salts[row], self._versions[row], self._owners[row] = True, salt, version, owner
+    self._prefilled[row] = len(tokens) - 1 if place.shared <= self._prefilled[source] else self._prefilled[source]
     self._tokens[row, : len(tokens) - 1] = tokens[:-1]
     self.lengths[row], self._planned[row] = (place.shared if source == row else 0), len(tokens) - 1
     return place
 
-  def _shared(self, tokens: Integer[np.ndarray, " n"], salt: str, version: int) -> Int[np.ndarray, " B"]:
+  def _shared(self, tokens: Integer[np.ndarray, " n"], salt: str, version: int, owner: str) -> Int[np.ndarray, " B"]:
     """Returns how many of the first tokens each row holds or is going to hold."""
     known = (self._salts == salt) & (self._versions == version)
     differs = np.ones((len(known), len(tokens) + 1), bool)
     np.not_equal(self._tokens[:, : len(tokens)], tokens, out=differs[:, :-1])
     equal = differs.argmax(axis=1)
-    return np.where(known, np.minimum(equal, np.maximum(self._planned, self.lengths)), 0)
+    held = np.maximum(self._planned, self.lengths)
+    held = np.where(self._owners == owner, held, np.minimum(held, self._prefilled))
+    return np.where(known, np.minimum(equal, held), 0)
 
   def has_computed(self, place: Place) -> bool:
     """Returns whether the source of a request holds all that it ever will of the shared tokens."""

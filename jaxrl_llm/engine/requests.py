@@ -26,6 +26,10 @@ class Request(NamedTuple):
     stops: Texts that end the completion. Their last token is kept.
     seed: Seed of the draws. Equal requests with equal seeds draw equal tokens, whatever else runs.
     salt: Text that keeps cached prefixes apart: a request reads only those of its own salt.
+    owner: Text that requests of one conversation have in common. Where a prompt repeats what an
+      earlier request drew, its keys and values are read only by requests of the same owner, and
+      computed anew by others: what a request draws is then the same to the last bit, whatever was
+      in the cache.
     drawn: Number of the last ids of `tokens` that an earlier request with this seed drew: its
       completion goes on, also within a stop string.
   """
@@ -39,6 +43,7 @@ class Request(NamedTuple):
   stops: tuple[str, ...] = ()
   seed: int = 0
   salt: str = ""
+  owner: str = ""
   drawn: int = 0
 
 

@@ -198,6 +198,7 @@ class Talks(Player):
       stops=draws.stops,
       seed=turn_seed(self._job.seeds[talk.sequence], len(talk.turns)),
       salt=self._job.salt,
+      owner=str(talk.sequence),
       drawn=own,
     )
 

@@ -219,6 +219,23 @@ def test_a_group_computes_its_prompt_once(engine_of, slots):
       np.testing.assert_allclose(result.logprobs, logprobs_of("dense", group[0].tokens + result.tokens)[length - 1 :], atol=1e-5)
 
 
+def test_what_others_have_drawn_changes_no_bit(engine_of):
+  """Conversations of two owners, of which one repeats in its prompt what the other one drew."""
+  first, bits = prompt(0, 21), []
+  ahead = complete(engine_of(slots=8), Request(first, 12, seed=0))[0].tokens
+  for order in ("ab", "ba"):
+    engine, drawn = engine_of(slots=8), {}
+    conversations = {"a": list(first), "b": first + ahead + [7]}
+    for turn in range(3):
+      for owner in order:
+        (result,) = complete(engine, Request(conversations[owner], 12, seed=turn, owner=owner))
+        conversations[owner] += [*result.tokens, 3]
+        drawn[owner, turn] = result
+    assert all(drawn[owner, 2].cached_tokens >= 40 for owner in "ab")
+    bits.append({key: (result.tokens, result.logprobs) for key, result in drawn.items()})
+  assert bits[0] == bits[1]
+
+
 def test_salts_are_kept_apart(engine_of):
   engine, tokens = engine_of(), prompt(0, 30)
   complete(engine, Request(tokens, 4, salt="a"))

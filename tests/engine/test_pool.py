@@ -1,5 +1,7 @@
 """Tests of the rows of the cache: which of them a request gets, and what it shares."""
 
+import copy
+
 import numpy as np
 
 from jaxrl_llm.engine.pool import Place, Pool
@@ -52,6 +54,20 @@ def test_a_request_waits_for_a_prefix_that_is_being_computed():
   pool.release(0, version=0)  # Aborted half-way.
   assert pool.has_computed(second) and pool.place(B, "", version=0) is None
   assert pool.copied(second) == 10 and pool.place(B, "", version=0) == Place(0, 0, 0)
+
+
+def test_what_was_drawn_is_shared_with_its_owner_alone():
+  pool = Pool(4, 64, least=4)
+  place = pool.place(A[:10], "", version=0, owner="a")
+  pool.add(place.row, A.tolist())  # The last 11 of them were drawn.
+  pool.release(place.row, version=0)
+  shared = {owner: Pool.place(copy.deepcopy(pool), np.append(A, 7), "", version=0, owner=owner) for owner in "ab"}
+  assert shared == {"a": Place(0, 0, 20), "b": Place(1, 0, 9)}
+  # Its owner's continuation, and a copy of it, hold drawn tokens too.
+  pool.place(np.append(A, B), "", version=0, owner="a")
+  assert pool.place(np.append(A, B), "", version=0, owner="b") == Place(1, 0, 9)
+  # The second owner computes them as a prompt, which all may read.
+  assert pool.place(np.append(A, B), "", version=0, owner="c") == Place(2, 1, 39)
 
 
 def test_who_gives_up_frees_the_source():

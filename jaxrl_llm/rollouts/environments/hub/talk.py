@@ -233,6 +233,7 @@ class Talk:
       stops=draws.stops,
       seed=turn_seed(self.seed, len(self.turns)),
       salt=self.table.salt,
+      owner=str(self.seed),
       drawn=own,
     )
     self.is_open, handle, self.flying = True, None, 0
