@@ -21,10 +21,10 @@ ENVIRONMENTS = {
     id="reverse_text", taskset={"dataset_name": "runs/verifiers/words"}, size=320, tokens=48, turns=1,
     warm=160, prompts=32, updates=4, steps=40, learning_rate=2e-4, eval_prompts=32,
   ),  # fmt: skip
-  "scratchpad": dict(id="scratchpad", taskset={}, size=20, tokens=136, turns=3, lessons=16, warm=80, steps=24),
+  "scratchpad": dict(id="scratchpad", taskset={}, size=20, tokens=136, turns=3, lessons=16, warm=240, steps=24),
   "alphabet_sort": dict(
-    id="alphabet_sort", taskset={"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}, size=192, tokens=560, turns=2,
-    preset="nano", warm=150,
+    id="alphabet_sort", taskset={"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}, size=24, tokens=560, turns=2,
+    lessons=16, warm=200, steps=24,
   ),  # fmt: skip
   "hangman": dict(
     id="textarena", taskset={"game": "Hangman-v0"}, size=320, tokens=1400, turns=12, preset="nano", warm=40, prompts=16, steps=20,

@@ -8,6 +8,7 @@ prompts, and draws a few tokens for every row whose prompt is computed:
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -31,8 +32,9 @@ from jaxrl_llm.types import Params
 _STOP_IDS = 8  # Number of stop ids per request that the device knows. The host looks for all.
 _STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
+_PAUSE_S = 2e-3  # Time without a new request after which an idle engine begins those that it has.
 _ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
-_TRIED = 4  # Number of tokens with which narrow programs are compared.
+_TRIED = 4  # Number of tokens with which programs of different widths are compared.
 _GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
 
 
@@ -101,7 +103,7 @@ class DecodingEngine:
     self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
     self._rows, self._routes, self._records_kept = no_rows(slots, _STOP_IDS), routes, records_kept
     self._stretches, self._ids_of_stops = 0, {}
-    self._widths = sorted(filter(self._draws_the_same, self._programs.narrow))
+    self._widths = sorted(filter(self._draws_the_same, self._programs.stretches))
     self._waiting: deque[_Open] = deque()
     self._running: dict[int, _Open] = {}
     # What other threads change, under the lock of `_changed`.
@@ -113,18 +115,22 @@ class DecodingEngine:
     self._thread.start()
 
   def _draws_the_same(self, width: int) -> bool:
-    """Returns whether a narrow program draws the bits of the one for all rows.
+    """Returns whether a program draws the bits of the one with the most rows.
 
     Compilers choose how to add up a product by its size. What a request draws must not depend on
     how many rows happen to be ready.
     """
+    most = max(self._programs.stretches)
+    if width == most:
+      return True
     rows = self._rows._replace(tokens=np.arange(len(self._rows.tokens), dtype=np.int32) % self._vocab_size)
     rows = rows._replace(budgets=np.full(len(rows.tokens), min(_TRIED, self.limits.context - 1), np.int32))
-    self._cache, whole = self._programs.stretch(self._weights, self._cache, rows)
-    places = np.arange(width, dtype=np.int32)
-    self._cache, own = self._programs.narrow[width](self._weights, self._cache, Rows(*(x[:width] for x in rows)), places)
-    whole, own = jax.device_get((whole, own))
-    return np.array_equal(whole.tokens[:, :width], own.tokens) and whole.logprobs[:, :width].tobytes() == own.logprobs.tobytes()
+    drawn = []
+    for size in (most, width):
+      own, places = Rows(*(x[:size] for x in rows)), np.arange(size, dtype=np.int32)
+      self._cache, of_size = self._programs.stretches[size](self._weights, self._cache, own, places)
+      drawn.append(jax.device_get((of_size.tokens[:, :width], of_size.logprobs[:, :width])))
+    return all(a.tobytes() == b.tobytes() for a, b in zip(*drawn, strict=True))
 
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request; see `Engine`."""
@@ -197,6 +203,7 @@ class DecodingEngine:
         self._admit()
         self._copy()
         self._prefill()
+        self._copy()  # The rest of a group decodes along with the one that has computed its prompt.
         self._decode()
     except BaseException as error:  # Whatever it is, no caller may wait for ever.
       with self._changed:
@@ -214,6 +221,11 @@ class DecodingEngine:
     with self._changed:
       while not (self._arrived or self._waiting or self._running or self._update or self._is_closing):
         self._changed.wait()
+    if not (self._running or self._waiting):
+      count = 0  # Requests that are submitted one after the other begin together.
+      while count < (count := len(self._arrived)) < self._widths[-1]:
+        time.sleep(_PAUSE_S)
+    with self._changed:
       self._waiting += self._arrived
       self._arrived, update, self._update = [], self._update, None
       is_closing = self._is_closing
@@ -294,9 +306,9 @@ class DecodingEngine:
     ready = [opened for opened in self._running.values() if not opened.copies and not self._missing(opened)]
     if not ready:
       return
-    width = next((width for width in self._widths if len(ready) <= _ROUNDING * width), None)
+    width = next((width for width in self._widths if len(ready) <= _ROUNDING * width), self._widths[-1])
     # In the order of the rows that have waited for longest.
-    ready = ready if width is None else sorted(ready, key=lambda opened: opened.drawn_at)[:width]
+    ready = sorted(ready, key=lambda opened: opened.drawn_at)[:width]
     rows = self._rows
     rows.budgets[:] = 0
     for opened in ready:
@@ -304,17 +316,14 @@ class DecodingEngine:
       rows.tokens[row] = opened.tokens[-1] if drawn else opened.prompt[-1]
       rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, opened.request.drawn + drawn
       rows.budgets[row] = opened.request.max_tokens - drawn
-    version, columns = self._version, [opened.place.row for opened in ready]
-    if width is None:
-      self._cache, drawn = self._programs.stretch(self._weights, self._cache, rows)
-    else:
-      places = np.full(width, len(rows.tokens), np.int32)
-      places[: len(columns)] = columns
+    version, columns, own, places = self._version, [opened.place.row for opened in ready], rows, np.arange(width, dtype=np.int32)
+    if width < len(rows.tokens):
+      places[:], places[: len(columns)] = len(rows.tokens), columns
       # Beyond the rows that are ready, copies of the last one with nothing to draw.
       own = Rows(*(x[np.minimum(places, len(rows.tokens) - 1)] for x in rows))
       own.budgets[len(columns) :] = 0
-      self._cache, drawn = self._programs.narrow[width](self._weights, self._cache, own, places)
       columns = range(len(columns))
+    self._cache, drawn = self._programs.stretches[width](self._weights, self._cache, own, places)
     drawn = jax.device_get(drawn)
     tokens, logprobs = drawn.tokens.T, drawn.logprobs.T
     counts, finite = np.sum(tokens != NO_ID, axis=1), (np.isfinite(logprobs) | (tokens == NO_ID)).all(axis=1)

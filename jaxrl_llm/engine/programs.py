@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -20,8 +19,8 @@ from jaxrl_llm.types import Params
 NO_ID = -1
 """Id of a token that was not drawn, and of a stop token that does not exist."""
 
-_NARROWEST = 32
-"""Smallest number of rows of a narrow program."""
+_WIDTHS = (64, 16)
+"""Numbers of rows that a CPU decodes together. For more, its caches are too small."""
 
 _ALIGNMENT = {"cpu": 64}
 _BLOCK = 256
@@ -77,18 +76,16 @@ class Programs(NamedTuple):
     prefill: Function `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> (cache,
       routes [N C L K])`; see `Model.extend`.
     copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
-    stretch: Function `(weights, cache, rows) -> (cache, Drawn)`.
-    narrow: Functions like `stretch`, by the number of rows w that they decode:
-      `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`. The places are rows of the
-      cache, all different, and number B stands for none.
+    stretches: Functions `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`, by the
+      number of rows w that they decode, the largest first. The places are rows of the cache, all
+      different, and number B stands for none; for w = B they are all rows in their order.
   """
 
   weights: Callable[[Params], PyTree]
   make_cache: Callable[[], PyTree]
   prefill: Callable[..., tuple[PyTree, Array | None]]
   copy: Callable[..., PyTree]
-  stretch: Callable[..., tuple[PyTree, "Drawn"]]
-  narrow: Mapping[int, Callable[..., tuple[PyTree, "Drawn"]]] = MappingProxyType({})
+  stretches: Mapping[int, Callable[..., tuple[PyTree, "Drawn"]]]
 
 
 def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
@@ -156,11 +153,12 @@ def make_programs(
   draws = lambda count: partial(_stretch, model, _nothing(model, (steps, count), **recorded))
   abstract_rows = lambda count: no_rows(count, num_stop_ids)
 
-  def narrow(weights, cache, rows, places):
+  def stretch(weights, cache, rows, places):
+    if len(places) == slots:
+      return draws(slots)(weights, cache, rows)
     own, drawn = draws(len(places))(weights, take_rows(cache, places), rows)
     return put_rows(cache, places, own), drawn
 
-  widths = narrow_widths(slots, platform_of(model.mesh))
   places = lambda width: jax.ShapeDtypeStruct((width,), np.int32)
   drawing = dict(donate_argnums=1, **keep(None))
   return Programs(
@@ -168,22 +166,27 @@ def make_programs(
     allocate,
     compiled(prefill, weights, cache, *of_spans, donate_argnums=1, **keep(None)),
     compiled(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
-    compiled(draws(slots), weights, cache, abstract_rows(slots), **drawing),
-    {width: compiled(narrow, weights, cache, abstract_rows(width), places(width), **drawing) for width in widths},
+    {
+      width: compiled(stretch, weights, cache, abstract_rows(width), places(width), **drawing)
+      for width in stretch_widths(slots, platform_of(model.mesh))
+    },
   )
 
 
-def narrow_widths(slots: int, platform: str) -> tuple[int, ...]:
-  """Returns the numbers of rows of the narrow programs, the largest first.
+def stretch_widths(slots: int, platform: str) -> tuple[int, ...]:
+  """Returns how many rows the programs decode together, the largest number first.
 
   On a CPU the time of a step follows the number of its rows, idle ones included. On accelerators it
   hardly does: they read all weights for any number of rows.
 
   Example:
-    >>> narrow_widths(256, "cpu"), narrow_widths(8, "cpu"), narrow_widths(256, "gpu")
-    ((128, 64), (), ())
+    >>> stretch_widths(256, "cpu"), stretch_widths(24, "cpu"), stretch_widths(256, "gpu")
+    ((64, 16), (24,), (256,))
   """
-  return tuple(width for width in (slots // 2, slots // 4) if width >= _NARROWEST) if platform == "cpu" else ()
+  if platform != "cpu":
+    return (slots,)
+  most = min(slots, _WIDTHS[0])
+  return (most, *(width for width in _WIDTHS[1:] if 2 * width <= most))
 
 
 def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> Drawn:

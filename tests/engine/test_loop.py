@@ -236,6 +236,13 @@ def test_what_others_have_drawn_changes_no_bit(engine_of):
   assert bits[0] == bits[1]
 
 
+def test_a_group_decodes_together_from_the_first_stretch(engine_of):
+  engine = engine_of()
+  with engine._changed:  # Until all have arrived.
+    handles = [engine.submit(Request(prompt(0, 9), STEPS, seed=i)) for i in range(4)]
+  assert [len(handle.completion.result(WAIT).tokens) for handle in handles] == [STEPS] * 4 and engine._stretches == 1
+
+
 def test_salts_are_kept_apart(engine_of):
   engine, tokens = engine_of(), prompt(0, 30)
   complete(engine, Request(tokens, 4, salt="a"))
@@ -418,9 +425,9 @@ def test_an_error_of_the_loop_reaches_everybody(engine_of):
     started.wait(WAIT)
     if next(calls) == 2:
       raise MemoryError("out of memory")
-    return programs.stretch(*args)
+    return programs.stretches[2](*args)
 
-  engine._programs = programs._replace(stretch=stretch)
+  engine._programs = programs._replace(stretches={2: stretch})
   handles = [engine.submit(Request(prompt(i, 9), 50)) for i in range(5)]
   started.set()
   for handle in handles:
@@ -508,11 +515,12 @@ def test_a_stretch_ends_once_ended_rows_have_waited_for_a_step_of_all():
   _, params, _ = built("dense")
   programs, rows = programs_of("dense", 4, False, False), no_rows(4, _STOP_IDS)
   budgets = np.array([STEPS, 1, 1, 1], np.int32)
-  _, drawn = programs.stretch(programs.weights(params), programs.make_cache(), rows._replace(budgets=budgets))
+  draw = lambda rows: programs.stretches[4](programs.weights(params), programs.make_cache(), rows, np.arange(4, dtype=np.int32))[1]
+  drawn = draw(rows._replace(budgets=budgets))
   # Three rows wait in the second step and in the third: 6 row steps, of 4 that may be lost.
   assert np.sum(np.asarray(drawn.tokens) != NO_ID, axis=0).tolist() == [3, 1, 1, 1]
   alone = rows._replace(budgets=budgets * np.array([1, 0, 0, 0], np.int32))
-  _, drawn = programs.stretch(programs.weights(params), programs.make_cache(), alone)
+  drawn = draw(alone)
   # Rows that had nothing to draw do not count.
   assert np.sum(np.asarray(drawn.tokens) != NO_ID, axis=0).tolist() == [STEPS, 0, 0, 0]
 

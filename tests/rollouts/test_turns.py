@@ -201,7 +201,7 @@ def test_an_error_of_the_engine_is_one_line(engine_of):
   def broken(*args):
     raise ValueError("no such\nprogram")
 
-  engine._programs = engine._programs._replace(stretch=broken)
+  engine._programs = engine._programs._replace(stretches=dict.fromkeys(engine._programs.stretches, broken))
   with pytest.raises(EngineError, match="^the decoding engine: ValueError: no such program$"):
     drawn(begin(engine))
   with pytest.raises(EngineError, match="^the decoding engine: ValueError: no such program$"):
@@ -286,22 +286,23 @@ def test_a_run_engine_compiles_nothing_twice():
 
 def test_narrow_programs_are_used_only_if_they_have_the_same_bits(engine_of, monkeypatch):
   reference, _ = drawn(begin(engine_of()))
-  monkeypatch.setattr("jaxrl_llm.engine.programs.narrow_widths", lambda slots, platform: (3,))
+  monkeypatch.setattr("jaxrl_llm.engine.programs.stretch_widths", lambda slots, platform: (slots, 3))
   programs, calls = programs_of.__wrapped__(SIZE), []
 
   def noted(*args):
     calls.append(len(args[-1]))
-    return programs.narrow[3](*args)
+    return programs.stretches[3](*args)
 
   def other(*args):
     cache, own = noted(*args)
     return cache, own._replace(logprobs=np.nextafter(np.asarray(own.logprobs), np.float32(-np.inf)))
 
   for narrow in (noted, other):
-    monkeypatch.setattr("tests.rollouts.test_turns.programs_of", lambda slots, narrow=narrow: programs._replace(narrow={3: narrow}))
+    changed = programs._replace(stretches={**programs.stretches, 3: narrow})
+    monkeypatch.setattr("tests.rollouts.test_turns.programs_of", lambda slots, changed=changed: changed)
     calls.clear()
     engine = engine_of()
     result, _ = drawn(begin(engine))
     assert np.array_equal(result.rollouts.logprobs, reference.rollouts.logprobs)
     if narrow is other:
-      assert calls == [3] and engine._widths == []
+      assert calls == [3] and engine._widths == [SIZE]

@@ -52,7 +52,7 @@ def test_token_ids_in_and_out(service, engine):
   assert choice["logprobs"]["content"] == [{"token": f"token_id:{x}", "logprob": -(i + 1) / 8} for i, x in enumerate(ids)]
   request = engine.requests[-1]
   assert request._asdict() == dict(
-    tokens=[1, 2, 3], max_tokens=9, temperature=0.5, top_k=0, top_p=0.9, stop_ids=(EOS, 44), stops=(), seed=7, salt="v1", drawn=0
+    tokens=[1, 2, 3], max_tokens=9, temperature=0.5, top_k=0, top_p=0.9, stop_ids=(EOS, 44), stops=(), seed=7, salt="v1", owner="", drawn=0
   )
 
 
