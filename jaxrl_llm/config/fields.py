@@ -291,7 +291,7 @@ FIELDS: dict[str, Field] = {
   "warm_start.schedule": Field("linear", SCHEDULE, "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
 
   "rollout.num_prompts": Field(64, COUNT, "Prompts per RL step."),
-  "rollout.group_size": Field(8, at_least(2, "an advantage compares the samples of one prompt"), "Samples per prompt."),
+  "rollout.group_size": Field(8, COUNT, "Samples per prompt."),
   "rollout.temperature": Field(1.0, ABOVE_ZERO, "Temperature of the samples."),
   "rollout.top_k": Field(0, NATURAL, "Most likely tokens to sample from; 0 keeps every token."),
   "rollout.top_p": Field(1.0, SHARE, "Probability mass to sample from; 1 keeps every token."),

@@ -145,6 +145,10 @@ REFUSALS: tuple[Refusal, ...] = (
     "{value_estimators}, because this objective trains a critic (objective.value_coef) that no other estimator reads"),
   Refusal("advantage.lam", lambda c, x: c.advantage.lam is not None and c.advantage.length_alpha is not None,
     "None, because advantage.length_alpha takes its place"),
+  Refusal("rollout.group_size",
+    lambda c, x: c.rollout.group_size < 2 and x.estimator.compares_groups
+    and not (c.teacher.path is not None and c.reward.verifier_weight == 0),
+    "2 or more, because this advantage.estimator compares the samples of one prompt; 1 is for critics, and for a teacher without a reward"),
   Refusal("advantage.min_valid",
     lambda c, x: "min_valid" in x.estimator.defaults
     and (c.advantage.min_valid or x.estimator.defaults["min_valid"]) > c.rollout.group_size,

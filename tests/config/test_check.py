@@ -26,7 +26,6 @@ BAD = {
 }
 BAD_BY_FIELD = {
   "seed": (-1, 2**32),
-  "rollout.group_size": (1, 0),
   "advantage.min_valid": (1, 0),
   "rollout.top_p": (0.0, 1.1, float("nan")),
   "alarms.window": (0, 15),
@@ -271,7 +270,7 @@ def test_sft_takes_no_rl_steps():
 
 
 def test_all_problems_in_one_message():
-  overrides = {"seed": -1, "rollout.group_size": 1, "rollout.top_p": 2.0, "objective.name": "x", "task.name": "y", "model.preset": "z"}
+  overrides = {"seed": -1, "rollout.group_size": 0, "rollout.top_p": 2.0, "objective.name": "x", "task.name": "y", "model.preset": "z"}
   assert len(check.config_problems(tiny_config(overrides=overrides))) == len(overrides)
   overrides = {"learner.updates_per_rollout": 3, "learner.rows_per_device": 3, "learner.row_tokens": 30}
   assert len(check.config_problems(tiny_config(overrides=overrides))) == 4
