@@ -24,7 +24,7 @@ METRICS = (
   "sapo/gate_pos", "sapo/gate_neg", "ratio/min", "ratio/max", "ratio/p99", "ratio/sequence/p99", "critic/rewards/mean",
   "response_length/mean", "response_length/max", "response_length/clip_ratio", "group/frac_reward_zero_std", "train/skipped",
   "train/skipped_steps", "timing_s/rollout", "timing_s/reward", "timing_s/old_logprobs", "timing_s/ref_logprobs", "timing_s/update",
-  "timing_s/step", "perf/throughput", "actor/nll_loss",
+  "timing_s/step", "perf/throughput", "actor/nll_loss", "teacher/kl", "teacher/agreement",
 )  # fmt: skip
 """Metrics of a step that a lecture draws or names. All metrics of evaluations are kept as well."""
 

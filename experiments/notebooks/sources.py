@@ -10,7 +10,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 ROOT = HERE.parents[1]
 
-NAMES = ("01_objectives", "02_read_a_run", "03_gspo_vs_grpo_vs_sapo", "04_moe_routing_replay", "05_add_your_objective")
+NAMES = (
+  "01_objectives", "02_read_a_run", "03_gspo_vs_grpo_vs_sapo", "04_moe_routing_replay", "05_add_your_objective",
+  "06_learning_from_a_teacher",
+)  # fmt: skip
 """All notebooks, in reading order."""
 
 LIVE_NAMES = ("03_gspo_vs_grpo_vs_sapo",)
