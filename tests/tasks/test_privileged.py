@@ -27,8 +27,8 @@ def test_the_first_demonstration_of_a_problem_can_be_told():
   [
     (task_of(), "{anser}", "found {anser}, expected one of the columns answer, prompt, question, response; did you mean {answer}?"),
     (task_of([{"question": "1+2", "response": "3"}]), "{response}", "found {response}, expected a column that every problem of task sums"),
-    (task_of(rows=[ROWS[0] | {"images": (b"",)}]), "{answer}", "found '{answer}', expected None for task sums, whose prompts have pictures"),
-    (task_of(rows=[ROWS[0] | {"prompt_ids": [1]}]), "{answer}", "found '{answer}', expected None for task sums, whose prompts have messages"),
+    (task_of(rows=[ROWS[0] | {"images": (b"",)}]), "{answer}", "found '{answer}', expected None for task sums, whose prompts have pict"),
+    (task_of(rows=[ROWS[0] | {"prompt_ids": [1]}]), "{answer}", "found '{answer}', expected None for task sums, whose prompts have mes"),
   ],
 )
 def test_what_cannot_be_told_is_refused_in_one_line(task, template, message):
