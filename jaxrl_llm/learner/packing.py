@@ -96,7 +96,7 @@ def demonstration(
   return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32), pictures=pictures)
 
 
-def with_prompt(sequence: Trajectory, prompt: Sequence[int]) -> Trajectory:
+def with_prompt(sequence: Trajectory, prompt: Sequence[int] | Int[np.ndarray, " p"]) -> Trajectory:
   """Replaces the prompt of a sequence, for a model that reads another one.
 
   Recorded routes, pictures and marks of replies belong to the old prompt and are dropped.
