@@ -4,8 +4,12 @@ The teacher is a checkpoint that reinforcement learning has trained. The student
 the warm start. It draws its own responses, and the teacher says of each token how much likelier it
 finds it. No reward is read: the verifier is only logged.
 
+With `:self` the teacher is the policy itself, which then reads the answer in front of the problem.
+No other run is needed.
+
 Papers: On-policy distillation of language models (GKD), arXiv:2306.13649, 2023; On-policy
-distillation, Thinking Machines Lab, 2025.
+distillation, Thinking Machines Lab, 2025; On-policy self-distillation (OPSD), arXiv:2601.18734,
+2026.
 
 Command: python -m jaxrl_llm.main --config=configs/gspo.py && python -m jaxrl_llm.main \
 --config=configs/opd.py
@@ -14,10 +18,14 @@ Hardware: 2 CPU cores.
 
 Score: `:exact`, held-out avg@4 48.5% to 90.2%, 44.1% to 92.6% and 44.9% to 89.8% (seeds 0, 1 and 2)
 with 34 thousand generated tokens; configs/gspo.py takes 172 thousand to 90%. More in
-experiments/log/distillation.md.
+experiments/log/distillation.md. `:self` and published models (`:qwen3-30b-a3b` and others): not yet
+measured.
 """
 
 from configs import common
+
+# A policy that sees cannot be its own teacher yet.
+PODS = tuple(name for name in common.PUBLISHED if "-vl-" not in name)
 
 
 def get_config(arg: str = ""):
@@ -25,16 +33,23 @@ def get_config(arg: str = ""):
 
   Args:
     arg: "" (the teacher's advantage of each sampled token), "exact" (the divergence over the whole
-      vocabulary instead), "mixed" (both the teacher's advantages and the task's reward) or "tiny"
-      (a smoke run).
+      vocabulary instead), "mixed" (both the teacher's advantages and the task's reward), "self"
+      (the policy itself with a hint is the teacher; needs no other run), "tiny" (a smoke run), or a
+      published model for a pod, such as "qwen3-30b-a3b", which learns from itself too.
   """
-  config = common.laptop("dapo", arg, variants=("exact", "mixed"))
+  config = common.laptop("dapo", arg, variants=("exact", "mixed", "self", *PODS))
   config.teacher.path = "runs/gspo-tiny" if arg == "tiny" else "runs/gspo"
   config.reward.verifier_weight = 0.0
   config.alarms.no_signal_above = None  # Without a reward, no group has a signal.
   config.teacher.opd_coef = 1.0
   if arg == "exact":
     config.teacher.opd_coef, config.teacher.gkd_coef, config.teacher.gkd_beta = 0.0, 1.0, 0.5
+  if arg in PODS:
+    # The same weights read the right answer beside the problem (OPSD): no second model is needed.
+    config.teacher.path, config.teacher.privileged = "self", "{prompt}\n\nThe right answer is {answer}. Work it out."
+    config.teacher.row_tokens, config.rollout.group_size = 2176 + config.rollout.max_new_tokens, 2
+    config.rollout.num_prompts = 1024
+    return config
   if arg != "tiny":
     # A fifth of the tokens with which configs/gspo.py gets to 90%. No advantage compares the
     # samples of a prompt here, so more prompts teach more than more samples of each.
@@ -44,6 +59,10 @@ def get_config(arg: str = ""):
     config.learner.row_buckets = (6,)
     config.learner.learning_rate = 3e-4
     config.eval.every = 4
+  if arg == "self":
+    config.task.name = "hinted_arithmetic"
+    config.teacher.path, config.teacher.privileged = "self", "{answer} is {prompt}"
+    config.warm_start.row_buckets = None  # The hinted demonstrations are longer.
   if arg == "mixed":
     config.reward.verifier_weight, config.alarms.no_signal_above = 1.0, 0.95
     config.rollout.num_prompts, config.rollout.group_size = 16, 8

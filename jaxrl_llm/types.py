@@ -163,6 +163,25 @@ class PolicyOutputs(NamedTuple):
   comparison: Comparison | None = None
 
 
+class TaughtRows(NamedTuple):
+  """The sequences of a batch behind the prompts of a teacher, row by row.
+
+  Attributes:
+    tokens: Token ids.
+    positions: Position of each token in its own sequence, from 0.
+    segments: Index of each token's sequence within the row, from 1; 0 is padding.
+    sources: For each slot of the batch, the slot here after which the teacher predicts its token;
+      -1 for tokens of prompts and padding.
+    prefixes: Index of the segment that precedes a token's own; None if no row shares a prompt.
+  """
+
+  tokens: Int[Array, "B T"]
+  positions: Int[Array, "B T"]
+  segments: Int[Array, "B T"]
+  sources: Int[Array, "B T"]
+  prefixes: Int[Array, "B T"] | None = None
+
+
 class TrainBatch(NamedTuple):
   """Packed rows for one optimizer update, on the whole global batch.
 
@@ -201,6 +220,8 @@ class TrainBatch(NamedTuple):
       None for an objective that selects none, or not yet.
     groups: Number of the prompt that each token's sequence is a sample of, from 1, the same in all
       rows; 0 for padding. None if no weight depends on it.
+    taught: The rows as a teacher with prompts of its own reads them, for a comparison with it over
+      the whole vocabulary; None otherwise.
   """
 
   tokens: Int[Array, "B T"]
@@ -223,6 +244,7 @@ class TrainBatch(NamedTuple):
   old_entropy: Float[Array, "B T"] | None = None
   entropy_coefs: Float[Array, "B T"] | None = None
   replies: Float[Array, "B T"] | None = None
+  taught: TaughtRows | None = None
 
 
 class GateContext(NamedTuple):

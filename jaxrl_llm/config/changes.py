@@ -55,7 +55,8 @@ def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     if why is not None:
       yield f"config.{field}: found {now!r}, expected {was!r} as at the start of the run, because {why}"
   before, after = (_models(fields) if changed else {} for fields in (old, new))
-  for field, part in (("advantage.estimator", "critic"), ("objective.kl_coef", "reference")):
+  of_reference = "teacher.frozen" if bool(old.get("teacher.frozen")) != bool(new.get("teacher.frozen")) else "objective.kl_coef"
+  for field, part in (("advantage.estimator", "critic"), (of_reference, "reference")):
     if before.get(part) != after.get(part):
       had, has, holds = ("a", "no", f"a {part}") if before.get(part) else ("no", "a", "none")
       why = f"because the checkpoint holds {holds}"
@@ -74,7 +75,8 @@ def _models(fields: Mapping[str, Any]) -> dict[str, bool]:
   needs = ESTIMATORS[fields["advantage.estimator"]].needs
   hyper = {field.partition(".")[2]: x for field, x in fields.items() if field.startswith("objective.") and x is not None}
   penalised = bool(fields["reward.kl_coef"]) or "ref_logprobs" in needs | objectives.make(hyper.pop("name"), **hyper).needs
-  return {"critic": "values" in needs, "reference": penalised and fields["model.lora_rank"] is None}
+  keeps = (penalised and fields["model.lora_rank"] is None) or bool(fields.get("teacher.frozen"))
+  return {"critic": "values" in needs, "reference": keeps}
 
 
 def convert_position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tuple[dict[str, Any], str | None]:

@@ -109,6 +109,7 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
     if (value := flatten(config)[path]) is not None and value not in names:
       yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
   yield from _metric_problems(config)
+  yield from _privileged_problems(config)
   section = "objective"
   try:
     objective = objectives.make(config.objective.name, **given(config.objective, "name"))
@@ -134,6 +135,16 @@ def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
       yield Problem(
         field, repr(name), f"n of at most {config.eval.samples}, the number of samples per problem (eval.samples)"
       )
+
+
+def _privileged_problems(config: ConfigDict) -> Iterator[Problem]:
+  from jaxrl_llm.tasks import prompt_template
+
+  if config.teacher.privileged is not None:
+    try:
+      prompt_template.fields(config.teacher.privileged, setting="config.teacher.privileged")
+    except ValueError as error:
+      yield error.args[0]
 
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:
@@ -259,7 +270,8 @@ def _relations(config: ConfigDict) -> Iterator[str]:
   if prompts % updates:
     divisor = f"config.learner.updates_per_rollout={updates}: each update takes whole groups"
     yield f"config.rollout.num_prompts={prompts} is not a multiple of {divisor}"
-  for path, buckets in (("learner", learner.row_buckets), ("warm_start", warm.row_buckets)):
+  of_paths = {"learner": learner.row_buckets, "warm_start": warm.row_buckets, "teacher": config.teacher.row_buckets}
+  for path, buckets in of_paths.items():
     for rows in buckets or ():
       if rows % (learner.rows_per_device or 1):
         yield (
@@ -348,6 +360,8 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
     ("learner.row_buckets", config.learner.row_buckets or (), learner_shards, of_learner, at_once),
     ("warm_start.row_buckets", config.warm_start.row_buckets or (), learner_shards, of_learner, at_once),
     ("learner.row_tokens", (config.learner.row_tokens or context,), context, "devices (mesh.context), which share the slots of a row", 1),
+    ("teacher.row_buckets", config.teacher.row_buckets or (), learner_shards, of_learner, at_once),
+    ("teacher.row_tokens", (config.teacher.row_tokens or context,), context, "devices (mesh.context), which share the slots of a row", 1),
   )
   for path, values, shards, places, at_once in counts:
     # Without sharding, another check covers the rows that a device takes at a time.

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from jaxrl_llm.config.values import (  # isort: skip
   ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LAG, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
-  SCHEDULE, SEED, SHARE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, one_of, or_none, texts,
+  SCHEDULE, SEED, SHARE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, names_path, one_of, or_none, texts,
 )  # fmt: skip
 from jaxrl_llm.messages import Problem, did_you_mean, shown
 
@@ -46,7 +46,7 @@ SECTIONS = {
   "kl": "An adaptive coefficient, of the KL penalty in the loss or in the reward.",
   "entropy": "An adaptive coefficient of the entropy bonus.",
   "correction": "For a sampler that differs from the learner, and for stale rollouts; see `objectives.corrections`.",
-  "teacher": "A frozen model with the same tokenizer, which the policy learns from.",
+  "teacher": "A model with the same tokenizer, which the policy learns from; it can be the policy itself, with a longer prompt.",
   "model": "The decoder, and which of its weights are trained.",
   "moe": "Read if the model is a mixture of experts.",
   "task": "Problems and prompts. Some fields are read by some tasks only.",
@@ -146,7 +146,16 @@ FIELDS: dict[str, Field] = {
   "correction.bypass": Field(False, judged(bool), "Use the sampler's log-probabilities as those of the old policy."),
 
   "teacher.path": Field(None, TEXT,
-    "A checkpoint: the workdir of a run, WORKDIR@STEP, a Hugging Face folder, a .gguf file, or package:NAME. None: no teacher."),
+    "A checkpoint: the workdir of a run, WORKDIR@STEP, a Hugging Face folder, a .gguf file, or package:NAME; or 'self', the policy."),
+  "teacher.paths": Field(None, texts("one or more NAME=PATH, as in ('math=runs/a', 'code=runs/b')", least=1, accepts=names_path),
+    "Several teachers instead of one, as NAME=PATH; each scores the samples of problems that have its name in teacher.column."),
+  "teacher.column": Field(None, COLUMN, "Column of the problems with the name of their teacher, for teacher.paths."),
+  "teacher.privileged": Field(None, LINES,
+    "Prompt that the teacher reads in place of the policy's, with columns in braces, such as '{prompt}The answer is {answer}.\\n'."),
+  "teacher.frozen": Field(None, SWITCH,
+    "With path 'self': whether the teacher stays as the policy is when RL begins, a second copy of the weights. None: False."),
+  "teacher.row_tokens": Field(None, COUNT, "Slots of a row of the teacher's pass with teacher.privileged. None: chosen from the data."),
+  "teacher.row_buckets": Field(None, COUNTS, "Numbers of those rows; the smallest that fits is used. None: chosen from the data."),
   "teacher.opd_coef": Field(0.0, NOT_NEGATIVE,
     "Advantage of a sampled token per nat by which the teacher finds it likelier than the policy that drew it (on-policy distillation)."),
   "teacher.gkd_coef": Field(0.0, NOT_NEGATIVE,

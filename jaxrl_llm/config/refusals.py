@@ -50,7 +50,7 @@ class Chosen(NamedTuple):
     """Returns whether a response can have a gradient though its advantages are zero."""
     of_loss = self.penalised or "entropy" in self.objective.needs or not self.objective.correctable
     of_loss = of_loss or self.objective.teaches_without_advantage or c.moe.balance_coef > 0 or c.moe.z_coef > 0
-    of_loss = of_loss or c.teacher.path is not None
+    of_loss = of_loss or has_teacher(c)
     return of_loss or self.reads_values or "old_entropy" in self.estimator.needs or c.reward.kl_coef > 0
 
   @property
@@ -62,6 +62,16 @@ class Chosen(NamedTuple):
 def _lags(c: ConfigDict) -> bool:
   """Returns whether rollouts, or parts of them, are drawn with older weights than the learner's."""
   return c.rollout.staleness > 0 or c.rollout.spare_prompts > 0
+
+
+def has_teacher(c: ConfigDict) -> bool:
+  """Returns whether a config names a teacher, or several."""
+  return c.teacher.path is not None or c.teacher.paths is not None
+
+
+def _named_paths(c: ConfigDict) -> list[tuple[str, str]]:
+  """Returns the names of several teachers, each with its path."""
+  return [tuple(text.split("=", 1)) for text in c.teacher.paths or ()]
 
 
 class Refusal(NamedTuple):
@@ -107,12 +117,42 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, or teacher.opd_coef or teacher.gkd_coef above 0: nothing would be learned from it"),
   Refusal("teacher.path", lambda c, x: c.teacher.path is not None and c.num_steps == 0,
     "None, because num_steps=0: no RL step learns from it"),
-  Refusal("teacher.opd_coef", lambda c, x: c.teacher.path is None and c.teacher.opd_coef > 0, "0, because teacher.path is None"),
-  Refusal("teacher.gkd_coef", lambda c, x: c.teacher.path is None and c.teacher.gkd_coef > 0, "0, because teacher.path is None"),
+  Refusal("teacher.paths", lambda c, x: c.teacher.paths is not None and c.teacher.path is not None,
+    "None, because teacher.path names the only teacher; or path=None"),
+  Refusal("teacher.paths", lambda c, x: c.teacher.paths is not None and c.teacher.path is None and not c.teacher.opd_coef,
+    "None, or teacher.opd_coef above 0: nothing would be learned from them"),
+  Refusal("teacher.paths", lambda c, x: c.teacher.paths is not None and c.num_steps == 0,
+    "None, because num_steps=0: no RL step learns from them"),
+  Refusal("teacher.paths", lambda c, x: "self" in (path for _, path in _named_paths(c)),
+    "checkpoints, because only a single teacher can be the policy itself"),
+  Refusal("teacher.paths", lambda c, x: len({name for name, _ in _named_paths(c)}) < len(c.teacher.paths or ()),
+    "a different name for each"),
+  Refusal("teacher.column", lambda c, x: c.teacher.paths is not None and c.teacher.column is None,
+    "the column of the problems with the names in teacher.paths"),
+  Refusal("teacher.column", lambda c, x: c.teacher.paths is None and c.teacher.column is not None, "None, because teacher.paths is None"),
+  Refusal("teacher.privileged", lambda c, x: c.teacher.path == "self" and c.teacher.privileged is None,
+    "a prompt with more in it, such as '{{prompt}}The answer is {{answer}}.\\n': with the same prompt the teacher is the policy"),
+  Refusal("teacher.privileged", lambda c, x: c.teacher.privileged is not None and not has_teacher(c), "None, because teacher.path is None"),
+  Refusal("teacher.frozen", lambda c, x: bool(c.teacher.frozen) and c.teacher.path != "self",
+    "None, because teacher.path is not 'self': a checkpoint never changes"),
+  Refusal("teacher.frozen", lambda c, x: bool(c.teacher.frozen) and c.teacher.path == "self" and c.model.lora_rank is not None,
+    "None for a policy with adapters (model.lora_rank), of which no frozen copy is kept"),
+  Refusal("teacher.row_tokens", lambda c, x: c.teacher.row_tokens is not None and c.teacher.privileged is None,
+    "None, because teacher.privileged is None: the teacher reads the learner's rows"),
+  Refusal("teacher.row_buckets", lambda c, x: c.teacher.row_buckets is not None and c.teacher.privileged is None,
+    "None, because teacher.privileged is None: the teacher reads the learner's rows"),
+  Refusal("teacher.opd_coef", lambda c, x: not has_teacher(c) and c.teacher.opd_coef > 0, "0, because teacher.path is None"),
+  Refusal("teacher.gkd_coef", lambda c, x: not has_teacher(c) and c.teacher.gkd_coef > 0, "0, because teacher.path is None"),
+  Refusal("teacher.gkd_coef", lambda c, x: c.teacher.privileged is not None and c.teacher.gkd_coef > 0,
+    "0 and teacher.opd_coef above 0, because the exact divergence from a teacher behind teacher.privileged has not been tested yet"),
+  Refusal("teacher.gkd_coef", lambda c, x: c.teacher.paths is not None and c.teacher.gkd_coef > 0,
+    "0 and teacher.opd_coef above 0, because an update can compare the policy with one teacher only, and teacher.paths names several"),
   Refusal("teacher.gkd_beta", lambda c, x: c.teacher.gkd_beta is not None and not c.teacher.gkd_coef,
     "None, because teacher.gkd_coef is 0: no divergence over the vocabulary is computed"),
-  Refusal("teacher.temperature", lambda c, x: c.teacher.path is None and c.teacher.temperature != 1.0, "1.0, because teacher.path is None"),
-  Refusal("teacher.dtype", lambda c, x: c.teacher.path is None and c.teacher.dtype is not None, "None, because teacher.path is None"),
+  Refusal("teacher.temperature", lambda c, x: not has_teacher(c) and c.teacher.temperature != 1.0, "1.0, because teacher.path is None"),
+  Refusal("teacher.dtype", lambda c, x: not has_teacher(c) and c.teacher.dtype is not None, "None, because teacher.path is None"),
+  Refusal("teacher.dtype", lambda c, x: c.teacher.path == "self" and c.teacher.dtype is not None,
+    "None, because the teacher is the policy itself"),
   Refusal("rollout.top_p", lambda c, x: c.teacher.opd_coef > 0 and c.rollout.top_p < 1.0,
     "1.0, because teacher.opd_coef compares log-probabilities of the policy with those of a teacher that keeps every token"),
   Refusal("rollout.top_k", lambda c, x: c.teacher.opd_coef > 0 and c.rollout.top_k > 0,

@@ -14,6 +14,9 @@ SIZES = ("rollout.prompt_buckets", "learner.row_tokens", "learner.row_buckets", 
 IMAGE_SIZES = ("model.image_tokens", "rollout.prompt_images", "learner.row_images")
 """Fields that `choose_sizes` fills in for prompts with pictures if they are None."""
 
+TEACHER_SIZES = ("teacher.row_tokens", "teacher.row_buckets")
+"""Fields that `choose_sizes` fills in for a teacher with a prompt of its own if they are None."""
+
 _SLOTS_STEP = 8
 _CHEAP = 128  # Slots of a row whose attention costs little in any model.
 _STRETCH = 1.25  # Factor by which a row may exceed its cheap length if it then holds a whole group.
@@ -31,12 +34,15 @@ class Lengths(NamedTuple):
       warm start.
     pictures: Length of each prompt that shows pictures, number of its pictures, and image tokens of
       the largest of them; empty without any.
+    privileged: Length of each training problem's prompt for the teacher; empty unless it has its
+      own.
   """
 
   prompts: Sequence[int]
   held_out: Sequence[int] = ()
   demonstrations: Sequence[int] = ()
   pictures: Sequence[tuple[int, int, int]] = ()
+  privileged: Sequence[int] = ()
 
 
 class Bounds(NamedTuple):
@@ -73,6 +79,8 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
   * A prompt has room for the largest number of pictures, each with the tokens of the largest. A row
     has room for the pictures of sequences of the greatest length, and for more if their image
     tokens are no more than its slots.
+  * A teacher with a prompt of its own has rows as an update with such prompts would have them, in at
+    most two numbers.
   * A warm start has a bucket for the largest possible batch of its demonstrations, and one for a
     usual batch if that is clearly smaller.
 
@@ -95,8 +103,12 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
     rollout, learner, warm = config.rollout, config.learner, config.warm_start
     if rollout.prompt_buckets is None:
       rollout.prompt_buckets = prompt_buckets(lengths, config, bounds)
+    # An update that compares both models on the same rows has room for the longer of the prompts.
+    of_update = config
+    if lengths.privileged and config.teacher.gkd_coef:
+      of_update = _with_prompts_of(config, max(*lengths.privileged, *rollout.prompt_buckets), learner.row_tokens)
     if learner.row_tokens is None:
-      learner.row_tokens = row_tokens(config, bounds)
+      learner.row_tokens = of_update.learner.row_tokens = row_tokens(of_update, bounds)
     if lengths.pictures:
       prompts, counts, tokens = (np.asarray(x) for x in zip(*lengths.pictures, strict=True))
       config.model.image_tokens = config.model.image_tokens or int(tokens.max())
@@ -106,15 +118,17 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
       longest = max(rollout.prompt_buckets) + rollout.max_new_tokens
       enough = max(learner.row_tokens // config.model.image_tokens, learner.row_tokens // longest * rollout.prompt_images)
       learner.row_images = learner.row_images or max(min(most, enough), rollout.prompt_images)
-    longest, parts = max(rollout.prompt_buckets) + rollout.max_new_tokens, bounds.shards * (learner.rows_per_device or 1)
+    longest, parts = max(of_update.rollout.prompt_buckets) + rollout.max_new_tokens, bounds.shards * (learner.rows_per_device or 1)
     if learner.row_tokens < longest:
       return config.lock()  # `check.size_problems` refuses it.
     if learner.row_buckets is None:
-      most = most_rows(config)
+      most = most_rows(of_update)
       shares = (1, 2 / 3, 4 / 9, 2 / 9, 1 / 9) if learner.skip_zero_advantages else (1, 2 / 3, 4 / 9, 2 / 9)
       if most * learner.row_tokens >= _MANY_SLOTS:
         shares = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
       learner.row_buckets = multiples([most * share for share in shares], parts)
+    if lengths.privileged or (config.teacher.privileged is not None and config.teacher.row_tokens is not None):
+      config.teacher.row_tokens, config.teacher.row_buckets = teacher_rows(config, lengths, bounds)
     if warm.row_buckets is None and warm.num_steps:
       shown, batch = np.asarray(lengths.demonstrations), warm.batch_size
       most = -(-batch // per_row(config, min(int(shown.max()), longest)))
@@ -122,6 +136,41 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
       usual = 1.1 * (batch * shown.mean() + 2 * batch**0.5 * shown.std()) / learner.row_tokens
       warm.row_buckets = multiples((most, usual if usual < 0.75 * most else most), parts)
   return config.lock()
+
+
+def teacher_rows(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> tuple[int, tuple[int, ...] | None]:
+  """Returns the slots of a row of a teacher with prompts of its own, and the numbers of rows.
+
+  Those that the config sets stay as they are. The numbers are None if no row holds a sequence.
+  """
+  # Without data, rows are taken to hold the longest sequence.
+  longest = max(lengths.privileged, default=max((config.teacher.row_tokens or 0) - config.rollout.max_new_tokens, 1))
+  other = _with_prompts_of(config, longest, config.teacher.row_tokens)
+  if other.learner.row_tokens is None:
+    other.learner.row_tokens = row_tokens(other, bounds)
+  buckets = config.teacher.row_buckets
+  if buckets is None and other.learner.row_tokens >= longest + config.rollout.max_new_tokens:
+    most, parts = most_rows(other), bounds.shards * (config.learner.rows_per_device or 1)
+    buckets = multiples([most, most * 2 / 3], parts)
+  return other.learner.row_tokens, buckets
+
+
+def most_rows_behind(config: ConfigDict, longest: int, row_tokens: int) -> int:
+  """Returns the number of rows that every mini-batch behind other prompts fits into.
+
+  Args:
+    config: Config of the run.
+    longest: Number of tokens of the longest prompt.
+    row_tokens: Number of slots of a row, which must hold the longest sequence.
+  """
+  return most_rows(_with_prompts_of(config, longest, row_tokens))
+
+
+def _with_prompts_of(config: ConfigDict, longest: int, row_tokens: int | None) -> ConfigDict:
+  """Returns a config whose learner has other prompts and rows."""
+  other = ConfigDict(config.to_dict())
+  other.rollout.prompt_buckets, other.learner.row_tokens = (longest,), row_tokens
+  return other
 
 
 def open_sizes(config: ConfigDict) -> list[str]:
@@ -146,7 +195,8 @@ def describe_sizes(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> l
     lengths: Lengths of the task's texts.
   """
   before, after = flatten(asked), flatten(config)
-  lines = [f"  --config.{path}={str(after[path]).replace(' ', '')}" for path in (*SIZES, *IMAGE_SIZES) if before[path] != after[path]]
+  chosen = [path for path in (*SIZES, *IMAGE_SIZES, *TEACHER_SIZES) if before[path] != after[path]]
+  lines = [f"  --config.{path}={str(after[path]).replace(' ', '')}" for path in chosen]
   if not lines:
     return []
   prompts = np.concatenate([lengths.prompts, lengths.held_out])

@@ -98,6 +98,17 @@ def judged(type: type) -> Check:
   return Check(lambda x: True, words[type], type)
 
 
+def names_path(text: str) -> bool:
+  """Returns whether a text is NAME=PATH.
+
+  Example:
+    >>> names_path("math=runs/a"), names_path("=runs/a")
+    (True, False)
+  """
+  name, _, path = text.partition("=")
+  return bool(name and path) and text.isprintable()
+
+
 def compiles(pattern: str) -> bool:
   """Returns whether a text is a valid regular expression."""
   try:

@@ -6,7 +6,9 @@ attention kernels, adapters and experts therefore need no formulas here.
 """
 
 import functools
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -88,7 +90,7 @@ def footprint(
   *,
   needs: frozenset[str],
   engine_columns: int | None = None,
-  teacher: ModelConfig | None = None,
+  teachers: Mapping[str, ModelConfig] = MappingProxyType({}),
 ) -> Footprint:
   """Estimates the memory of each device; allocates nothing and needs none of the devices.
 
@@ -100,7 +102,7 @@ def footprint(
     objective: Objective that RL minimises.
     needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
     engine_columns: Number of columns of the decoding engine's cache; None if the sampler draws.
-    teacher: Shape of the teacher; None without one.
+    teachers: Shape of each teacher by name. The policy itself, if it is the teacher, is none.
 
   Raises:
     ValueError: If a mesh does not divide a weight.
@@ -119,11 +121,13 @@ def footprint(
   batch = needed_by_step(batch, objective.needs, **programs.step_options(config))
 
   held = {"weights": bytes_of(state.params), "optimizer moments": bytes_of((state.opt_state, state.step))}
-  if "ref_logprobs" in needs and shape.lora is None:
+  if ("ref_logprobs" in needs or config.teacher.frozen) and shape.lora is None:
     held["frozen reference"] = held["weights"]
-  if teacher is not None:
-    of_teacher = abstract_params(mesh, make_model(teacher, mesh=mesh))
-    held["teacher"] = bytes_of(of_teacher)
+  weights_of = {name: (x, abstract_params(mesh, make_model(x, mesh=mesh))) for name, x in teachers.items()}
+  if weights_of:
+    held["teacher" if len(weights_of) == 1 else "teachers"] = sum(bytes_of(params) for _, params in weights_of.values())
+  if config.teacher.path == "self":
+    weights_of = {"": (shape, state.params)}
   if "values" in needs:
     held["critic and its moments"] = bytes_of(place_state(mesh, make_critic(shape, mesh=mesh), optimizer))
   held["batch"] = learner.updates_per_rollout * bytes_of(batch)
@@ -137,16 +141,20 @@ def footprint(
   update["activations"] = saved(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
   layer = {"gathered weights": 2 * gathered(state.params, mesh)}
   layer |= backward_of_layer(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
-  compared = teacher if config.teacher.gkd_coef else None
+  compared = weights_of.get("", (None,))[0] if config.teacher.gkd_coef else None
   update |= _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=True, teacher=compared))
   layer = {"activations": _FORWARD * one_layer(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)}
   layer |= {"gathered weights": gathered(state.params, mesh)}
   logprobs = _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=False))
   by_program = {"update": update, "logprobs": logprobs}
-  if teacher is not None and config.teacher.opd_coef:
-    layer = {"activations": _FORWARD * one_layer(teacher, mesh, rows=rows_here, row_tokens=learner.row_tokens)}
-    layer |= {"gathered weights": gathered(of_teacher, mesh)}
-    by_program["teacher"] = _larger(layer, head(teacher, mesh, tokens=rows_here * learner.row_tokens, learns=False))
+  for teacher, params in weights_of.values() if config.teacher.opd_coef else ():
+    slots, rows_seen = learner.row_tokens, rows_here
+    if config.teacher.privileged is not None:
+      slots = config.teacher.row_tokens
+      rows_seen = (programs.rows_at_once(config, mesh) or max(config.teacher.row_buckets)) / num_shards
+    layer = {"activations": _FORWARD * one_layer(teacher, mesh, rows=rows_seen, row_tokens=slots)}
+    needed = _larger(layer | {"gathered weights": gathered(params, mesh)}, head(teacher, mesh, tokens=rows_seen * slots, learns=False))
+    by_program["teacher"] = _larger(by_program.get("teacher", {}), needed)
   if room is not None:
     pictures = rows_here * room.pictures
     if shape.train_tower:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.advantages.estimators import ESTIMATORS
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models.image_slots import Room
-from jaxrl_llm.types import Objective, TrainBatch
+from jaxrl_llm.types import Objective, TaughtRows, TrainBatch
 
 
 def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
@@ -25,7 +25,7 @@ def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
 
 
 def needed_by_step(
-  batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool, adaptive_entropy: bool = False, echoes: bool = False
+  batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool, adaptive_entropy: bool = False, echoes: bool = False, taught: bool = False
 ) -> TrainBatch:
   """Keeps the optional arrays that the policy's update reads.
 
@@ -35,12 +35,14 @@ def needed_by_step(
     adaptive_kl: Whether the coefficient of the KL penalty changes from step to step.
     adaptive_entropy: Whether that of the entropy bonus does.
     echoes: Whether the update imitates replies.
+    taught: Whether it compares the policy with a teacher that has prompts of its own.
   """
   return batch._replace(
     ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
     kl_coefs=batch.kl_coefs if adaptive_kl and "ref_logprobs" in needs else None,
     entropy_coefs=batch.entropy_coefs if adaptive_entropy else None,
     replies=batch.replies if echoes else None,
+    taught=batch.taught if taught else None,
     groups=batch.groups if "groups" in needs else None,
     old_entropy=batch.old_entropy if "old_entropy" in needs else None,
     returns=None,
@@ -56,7 +58,7 @@ def needed_by_critic(batch: TrainBatch, needs: frozenset[str]) -> TrainBatch:
     needs: Optional fields that the objective reads.
   """
   groups = batch.groups if "groups" in needs else None
-  gone = ("ref_logprobs", "kl_coefs", "entropy_coefs", "sampler_logprobs", "routing", "old_entropy", "replies")
+  gone = ("ref_logprobs", "kl_coefs", "entropy_coefs", "sampler_logprobs", "routing", "old_entropy", "replies", "taught")
   return batch._replace(**dict.fromkeys(gone), groups=groups)
 
 
@@ -70,7 +72,7 @@ def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
 
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   """Keeps the optional arrays for passes that only compute log-probabilities or values."""
-  gone = ("ref_logprobs", "kl_coefs", "returns", "old_values", "importance", "groups", "old_entropy", "entropy_coefs", "replies")
+  gone = ("ref_logprobs", "kl_coefs", "returns", "old_values", "importance", "groups", "old_entropy", "entropy_coefs", "replies", "taught")
   return batch._replace(**dict.fromkeys(gone))
 
 
@@ -102,6 +104,7 @@ def abstract_batch(
     routing=routing,
     prefixes=ints if shares else None,
     groups=ints,
+    taught=TaughtRows(ints, ints, ints, ints, ints if shares else None),
     **dict.fromkeys(names, floats),
   )
   if room is None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.image_slots import Pictures, Room
-from jaxrl_llm.types import TrainBatch
+from jaxrl_llm.types import TaughtRows, TrainBatch
 
 
 class Trajectory(NamedTuple):
@@ -94,6 +94,28 @@ def demonstration(
   tokens = np.array([*prompt, *response], np.int32)
   mask = np.array([0] * len(prompt) + [1] * len(response) if written is None else [0] * len(prompt) + [*written], np.float32)
   return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32), pictures=pictures)
+
+
+def with_prompt(sequence: Trajectory, prompt: Sequence[int] | Int[np.ndarray, " p"]) -> Trajectory:
+  """Replaces the prompt of a sequence, for a model that reads another one.
+
+  Recorded routes, pictures and marks of replies belong to the old prompt and are dropped.
+
+  Example:
+    >>> other = with_prompt(demonstration([1, 2], [3])._replace(num_prompt=2), [7])
+    >>> other.tokens.tolist(), other.mask.tolist(), other.num_prompt
+    ([7, 3], [0.0, 1.0], 1)
+  """
+  length, zeros = sequence.num_prompt, np.zeros(len(prompt), np.float32)
+  joined = lambda x: np.concatenate([zeros, x[length:]])
+  return Trajectory(
+    tokens=np.concatenate([np.asarray(prompt, np.int32), sequence.tokens[length:]]),
+    mask=joined(sequence.mask),
+    advantages=joined(sequence.advantages),
+    sampler_logprobs=joined(sequence.sampler_logprobs),
+    num_prompt=len(prompt),
+    group=sequence.group,
+  )
 
 
 def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool, group_size: int | None = None) -> list[Unit]:
@@ -281,6 +303,67 @@ def arrange(
   return Layout((num_rows, row_tokens), rows, slots, segments, share_prompts)
 
 
+def arrange_taught(sequences: Sequence[Trajectory], taught: Sequence[Trajectory], **options: Any) -> tuple[Layout, Layout]:
+  """Places sequences, and the same ones behind the prompts of a teacher, in the same rows.
+
+  Args:
+    sequences: Sequences in any order, each with its `num_prompt`.
+    taught: The same responses behind other prompts.
+    **options: Options of `arrange`.
+
+  Returns:
+    The places of either.
+
+  Example:
+    >>> own = [demonstration([1], [2, 3])._replace(num_prompt=1), demonstration([4], [5])._replace(num_prompt=1)]
+    >>> other = [with_prompt(x, [7, 7, 7]) for x in own]
+    >>> layouts = arrange_taught(own, other, row_tokens=10, row_buckets=(1,))
+    >>> [[slots.tolist() for slots in layout.slots] for layout in layouts]
+    [[[0, 1, 2], [3, 4]], [[0, 1, 2, 3, 4], [5, 6, 7, 8]]]
+  """
+  # A stand-in is as long as the longer of the two, and its prompt is that of one pair of prompts.
+  pairs: dict[tuple[bytes, bytes], int] = {}
+  longer = []
+  for one, other in zip(sequences, taught, strict=True):
+    key = tuple(x.tokens[: x.num_prompt].tobytes() for x in (one, other))
+    prompt = np.full(max(one.num_prompt, other.num_prompt), pairs.setdefault(key, len(pairs)))
+    longer.append(with_prompt(one, prompt))
+  layout = arrange(longer, **options)
+  return _closed_up(layout, sequences), _closed_up(layout, taught)
+
+
+def _closed_up(layout: Layout, sequences: Sequence[Trajectory]) -> Layout:
+  """Returns a layout with the same rows and segments for sequences with other prompts."""
+  slots: list[Any] = [None] * len(sequences)
+  segments, ends, prompts = list(layout.segments), dict.fromkeys(layout.rows, 0), {}
+  for i in sorted(range(len(sequences)), key=lambda i: layout.segments[i][0]):
+    row, (segment, prefix, shared), length = layout.rows[i], layout.segments[i], len(sequences[i].tokens)
+    before = np.zeros(0, int)
+    if shared:
+      if (row, prefix) not in prompts:
+        prompts[row, prefix] = np.arange(ends[row], ends[row] + sequences[i].num_prompt)
+        ends[row] += sequences[i].num_prompt
+      before, segments[i] = prompts[row, prefix], (segment, prefix, sequences[i].num_prompt)
+    rest = length - len(before)
+    slots[i] = np.concatenate([before, np.arange(ends[row], ends[row] + rest)])
+    ends[row] += rest
+  return layout._replace(slots=slots, segments=segments)
+
+
+def pack_taught(sequences: Sequence[Trajectory], layouts: tuple[Layout, Layout], taught: Sequence[Trajectory]) -> TaughtRows:
+  """Packs the sequences of a teacher in the places that `arrange_taught` chose for them.
+
+  Args:
+    sequences: The policy's sequences.
+    layouts: Places of its sequences and of the teacher's.
+    taught: The teacher's sequences.
+  """
+  packed, sources = pack(taught, layouts[1]), np.full(layouts[0].shape, -1, np.int32)
+  for one, other, row, slots, places in zip(sequences, taught, layouts[0].rows, layouts[0].slots, layouts[1].slots, strict=True):
+    sources[row, slots[one.num_prompt :]] = places[other.num_prompt - 1 : -1]
+  return TaughtRows(packed.tokens, packed.positions, packed.segments, sources, packed.prefixes)
+
+
 def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = None) -> TrainBatch:
   """Packs sequences into a batch in host memory, in the places that `arrange` chose for them.
 
@@ -388,8 +471,8 @@ def prompts_saved(sequences: Sequence[Trajectory], batches: Sequence[TrainBatch]
   return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / max(tokens, 1)
 
 
-def split(sequences: Sequence[Trajectory], num_updates: int) -> list[list[Trajectory]]:
-  """Splits a rollout batch into the sequences of each optimizer update.
+def split(sequences: Sequence[Any], num_updates: int) -> list[list[Any]]:
+  """Splits a rollout batch into the sequences of each optimizer update, or what belongs to each.
 
   `num_updates` must divide their number. Groups of consecutive samples stay together; their prompts
   come in shuffled order.

@@ -5,8 +5,9 @@ for. They need no task, data or device. A mesh of absent chips suffices, which p
 fits a pod before one is available.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.devices.offload import check_offload
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
-from jaxrl_llm.learner.teacher_programs import TeacherPrograms, make_teacher_programs
+from jaxrl_llm.learner.teacher_programs import Advise, TeacherPrograms, abstract_params, make_advise, make_teacher_programs
 from jaxrl_llm.learner.token_scores import TokenScores, make_token_scores
 from jaxrl_llm.learner.train_step import (
   TrainStepFn,
@@ -85,7 +86,7 @@ class Programs(NamedTuple):
     start: `(params) -> state` with a fresh optimizer, for the warm start; the params are donated.
     restart: `(params) -> state` with a fresh optimizer, for RL; the params are donated.
     warm_step: Supervised update.
-    rl_step: RL update; with `teacher.gkd_coef`, the teacher's params are a third argument.
+    rl_step: RL update; with `teacher.gkd_coef`, the only teacher's params are a third argument.
     logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
     token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without adaptive
       coefficients.
@@ -93,7 +94,8 @@ class Programs(NamedTuple):
     features: `(params, patches) -> features [I S F D]` of `pictures_at_once` pictures by a frozen
       tower; None if the tower is trained or there are no pictures.
     critic: Programs of the critic; None for a method without a critic.
-    teacher: Programs of the teacher; None without one.
+    teachers: Programs of each teacher by name, "" for the only one.
+    advise: Program that adds a teacher's advantages to a batch; None without a teacher.
   """
 
   model: Model
@@ -108,11 +110,18 @@ class Programs(NamedTuple):
   routes: RoutePrograms | None
   features: Callable[[Params, Patches], Float[Array, "I S F D"]] | None
   critic: CriticPrograms | None
-  teacher: TeacherPrograms | None = None
+  teachers: Mapping[str, TeacherPrograms] = MappingProxyType({})
+  advise: Advise | None = None
 
 
 def make_programs(
-  config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective: Objective, *, needs: frozenset[str], teacher: ModelConfig | None = None
+  config: ConfigDict,
+  mesh: Mesh,
+  shape: ModelConfig,
+  objective: Objective,
+  *,
+  needs: frozenset[str],
+  teachers: Mapping[str, ModelConfig] = MappingProxyType({}),
 ) -> Programs:
   """Makes the learner's programs; compiles nothing yet, and neither allocates on nor needs devices.
 
@@ -122,7 +131,7 @@ def make_programs(
     shape: Shape of the model.
     objective: Objective that RL minimises.
     needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
-    teacher: Shape of the teacher; None without one.
+    teachers: Shape of each teacher by name. The policy itself, if it is the teacher, is none.
 
   Raises:
     ValueError: If the mesh does not divide a weight.
@@ -144,6 +153,8 @@ def make_programs(
     if compared is not None:
       options = dict(teacher_fn=compared.model.teacher, comparer=comparison_of(config.teacher))
       streams, others = [gkd(config.teacher.gkd_coef)], [compared.abstract_params]
+      if teaches_itself(config):
+        options, others = options | {"teaches_itself": True}, []
     step = make_train_step(
       outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs, **options),
       objective,
@@ -165,10 +176,15 @@ def make_programs(
     packed = [batch._replace(importance=batch.mask) for batch in packed]
   rl_batches = [needed_by_step(batch, objective.needs, **options) for batch in packed]
   shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
-  taught = None
-  if teacher is not None:
-    options = dict(coef=config.teacher.opd_coef, temperature=config.teacher.temperature, rows_at_once=at_once)
-    taught = make_teacher_programs(mesh, teacher, packed, **options)
+  of_teachers = {name: make_model(of_teacher, mesh=mesh) for name, of_teacher in teachers.items()}
+  of_teachers = {name: (made, abstract_params(mesh, made)) for name, made in of_teachers.items()}
+  if config.teacher.path == "self":
+    of_teachers = {"": (model, abstract_state.params)}
+  own_rows = None
+  if of_teachers and config.teacher.privileged is not None:
+    own_rows = [batch_of(rows, row_tokens=config.teacher.row_tokens) for rows in config.teacher.row_buckets]
+  of_score = dict(coef=config.teacher.opd_coef, temperature=config.teacher.temperature, rows_at_once=at_once, own_rows=own_rows)
+  taught = {name: make_teacher_programs(mesh, *made, packed, **of_score) for name, made in of_teachers.items()}
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, rows_at_once=at_once)
   # Params are donated: RL reuses the memory of the warm start.
   fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
@@ -181,7 +197,7 @@ def make_programs(
     warm_step=update(
       imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets or ()]
     ),
-    rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches, compared=taught if config.teacher.gkd_coef else None),
+    rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches, compared=taught.get("") if config.teacher.gkd_coef else None),
     logprobs=make_logprobs(
       config, mesh, model, abstract_state.params, filter_logits, measures_entropy="old_entropy" in needs
     ),
@@ -191,7 +207,8 @@ def make_programs(
     routes=make_route_programs(mesh, model, learner, replays=replays, records=records_routes(config, shape)) if shape.experts else None,
     features=make_features(config, mesh, model, abstract_state.params),
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
-    teacher=taught,
+    teachers=taught,
+    advise=make_advise(mesh, packed, coef=config.teacher.opd_coef) if taught else None,
   )
 
 
@@ -206,7 +223,13 @@ def step_options(config: ConfigDict) -> dict[str, bool]:
   The result holds arguments of `needed_by_step`.
   """
   adaptive = {"adaptive_kl": config.kl.target is not None, "adaptive_entropy": config.entropy.target is not None}
-  return adaptive | {"echoes": config.learner.echo_coef > 0}
+  taught = config.teacher.gkd_coef > 0 and config.teacher.privileged is not None
+  return adaptive | {"echoes": config.learner.echo_coef > 0, "taught": taught}
+
+
+def teaches_itself(config: ConfigDict) -> bool:
+  """Returns whether the teacher's weights are those of the policy at every moment."""
+  return config.teacher.path == "self" and not config.teacher.frozen
 
 
 def rows_at_once(config: ConfigDict, mesh: Mesh) -> int | None:

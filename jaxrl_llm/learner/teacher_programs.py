@@ -1,4 +1,4 @@
-"""The programs of a frozen teacher, which add to the advantages of sampled tokens."""
+"""The programs of a teacher, which add to the advantages of sampled tokens."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.learner.needs import needed_by_logprobs
 from jaxrl_llm.learner.train_step import map_micro_batches, policy_outputs
-from jaxrl_llm.models import Model, ModelConfig, make_model
+from jaxrl_llm.models import Model
 from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.segments import reduce_metrics
@@ -20,51 +20,99 @@ from jaxrl_llm.types import Metrics, Params, TrainBatch
 
 
 class TeacherPrograms(NamedTuple):
-  """A frozen teacher on the learner's mesh.
+  """A teacher on the learner's mesh.
 
   Attributes:
     model: Pure functions of the teacher's params.
     abstract_params: Shapes, dtypes and shardings of the params.
     advise: `(params, batch) -> (advantages [B T], metrics)`, those of the batch with the teacher's
       added; see `distillation.teacher_advantages`.
+    score: `(params, rows) -> Scores` of rows that only the teacher reads, to be laid into a batch
+      for `Advise`.
   """
 
   model: Model
   abstract_params: Params
   advise: Callable[[Params, TrainBatch], tuple[Float[Array, "B T"], Metrics]]
+  score: Callable[[Params, TrainBatch], "Scores"]
+
+
+class Scores(NamedTuple):
+  """What a teacher says of each counted token.
+
+  Attributes:
+    logprobs: Log-probability, in nats.
+    entropy: Entropy of the teacher at the token, in nats.
+  """
+
+  logprobs: Float[Array, "B T"]
+  entropy: Float[Array, "B T"]
+
+
+Advise = Callable[[Scores, TrainBatch], tuple[Float[Array, "B T"], Metrics]]
+"""Function that adds the advantages of scored tokens to those of a batch; see `make_advise`."""
 
 
 def make_teacher_programs(
-  mesh: Mesh, shape: ModelConfig, batches: Sequence[TrainBatch], *, coef: float, temperature: float, rows_at_once: int | None
+  mesh: Mesh,
+  model: Model,
+  params: Params,
+  batches: Sequence[TrainBatch],
+  *,
+  coef: float,
+  temperature: float,
+  rows_at_once: int | None,
+  own_rows: Sequence[TrainBatch] | None = None,
 ) -> TeacherPrograms:
   """Makes the programs of a teacher; compiles nothing yet.
 
   Args:
     mesh: Mesh of the learner.
-    shape: Shape of the teacher.
-    batches: Abstract batches, one for each number of rows.
+    model: Model of the teacher.
+    params: Its params as shapes, dtypes and shardings.
+    batches: Abstract batches of the learner, one for each number of rows.
     coef: Advantage per nat.
     temperature: Temperature of the teacher's distribution.
     rows_at_once: Number of rows of a micro-batch over all devices; None for all rows of a batch.
-
-  Raises:
-    ValueError: If the mesh does not divide a weight.
+    own_rows: Abstract batches of rows that only the teacher reads; None for those of `batches`.
   """
-  model = make_model(shape, mesh=mesh)
-  params = abstract_params(mesh, model)
   outputs_of = partial(policy_outputs, model.logprobs, make_filter(temperature=temperature), learns_entropy=False)
 
-  def scores(params: Params, batch: TrainBatch) -> tuple[Array, Array]:
+  def scores(params: Params, batch: TrainBatch) -> Scores:
     outputs = outputs_of(params, batch)
-    return outputs.logprobs, outputs.entropy
+    return Scores(outputs.logprobs, outputs.entropy)
+
+  def score(params: Params, batch: TrainBatch) -> Scores:
+    return map_micro_batches(partial(scores, params), batch, rows_at_once)
 
   def advise(params: Params, batch: TrainBatch) -> tuple[Array, Metrics]:
-    logprobs, entropy = map_micro_batches(partial(scores, params), batch, rows_at_once)
-    further, metrics = teacher_advantages(batch, logprobs, entropy, coef=coef)
-    return batch.advantages + further, reduce_metrics(metrics, batch.mask, batch.mask)
+    return _advised(score(params, batch), batch, coef=coef)
 
-  jitted = jax.jit(advise, out_shardings=(mesh_lib.token_sharding(mesh), mesh_lib.replicated(mesh)))
-  return TeacherPrograms(model, params, compiled_for(jitted, [(params, read_by_teacher(batch)) for batch in batches]))
+  tokens, whole = mesh_lib.token_sharding(mesh), mesh_lib.replicated(mesh)
+  of = lambda batches: [(params, read_by_teacher(batch)) for batch in batches]
+  return TeacherPrograms(
+    model,
+    params,
+    compiled_for(jax.jit(advise, out_shardings=(tokens, whole)), of(batches)),
+    compiled_for(jax.jit(score, out_shardings=tokens), of(batches if own_rows is None else own_rows)),
+  )
+
+
+def make_advise(mesh: Mesh, batches: Sequence[TrainBatch], *, coef: float) -> Advise:
+  """Makes the program that adds the advantages of scored tokens to those of a batch.
+
+  Args:
+    mesh: Mesh of the learner.
+    batches: Abstract batches of the learner, one for each number of rows.
+    coef: Advantage per nat.
+  """
+  jitted = jax.jit(partial(_advised, coef=coef), out_shardings=(mesh_lib.token_sharding(mesh), mesh_lib.replicated(mesh)))
+  return compiled_for(jitted, [(Scores(batch.mask, batch.mask), read_by_teacher(batch)) for batch in batches])
+
+
+def _advised(scores: Scores, batch: TrainBatch, *, coef: float) -> tuple[Array, Metrics]:
+  further, metrics = teacher_advantages(batch, scores.logprobs, scores.entropy, coef=coef)
+  return batch.advantages + further, reduce_metrics(metrics, batch.mask, batch.mask)
 
 
 def read_by_teacher(batch: TrainBatch) -> TrainBatch:
@@ -73,7 +121,11 @@ def read_by_teacher(batch: TrainBatch) -> TrainBatch:
 
 
 def abstract_params(mesh: Mesh, model: Model) -> Params:
-  """Returns a model's params as shapes, dtypes and shardings."""
+  """Returns a model's params as shapes, dtypes and shardings.
+
+  Raises:
+    ValueError: If the mesh does not divide a weight.
+  """
   params = jax.eval_shape(model.init, jax.random.key(0))
   shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params)
   return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), params, shardings)

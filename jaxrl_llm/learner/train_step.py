@@ -52,6 +52,7 @@ def policy_outputs(
   router_losses: tuple[str, ...] = (),
   teacher_fn: Callable | None = None,
   comparer: Comparer | None = None,
+  teaches_itself: bool = False,
 ) -> PolicyOutputs:
   """Computes the log-probability and entropy of every counted token under the policy.
 
@@ -65,19 +66,21 @@ def policy_outputs(
     filter_logits: `(logits, keep) -> logits` of the sampling distribution, the sampler's own
       function.
     params: The model's weights.
-    batch: Rows, of which `tokens`, `positions`, `segments`, `prefixes`, `mask` and `routing` are
-      read.
+    batch: Rows, of which `tokens`, `positions`, `segments`, `prefixes`, `mask`, `routing` and, by a
+      teacher, `taught` are read.
     teacher: Weights of a teacher that the policy is compared with; None for none.
     learns_entropy: Whether a gradient may flow through the entropy.
     router_losses: Losses of a mixture of experts to return, among "balance" and "z".
     teacher_fn: The teacher's `Model.teacher`, for a teacher only.
     comparer: Comparison with the teacher, for a teacher only.
+    teaches_itself: Whether the policy's own weights are the teacher's, without a gradient.
 
   Returns:
     Outputs in float32. Routes are aligned with the token that takes them, not with the token that
     it predicts.
   """
   sources = previous_slots(batch.segments, batch.prefixes)
+  teacher = jax.lax.stop_gradient(params) if teaches_itself else teacher
   options = {} if teacher is None else {"teacher": teacher_fn(teacher, batch, sources, comparer)}
   logprobs, entropy, out = logprobs_fn(
     params, batch, sources, filter_logits=filter_logits, learns_entropy=learns_entropy, router_losses=bool(router_losses), **options
@@ -231,7 +234,7 @@ def make_train_step(
     outputs, (weights, *of_streams) = outputs_fn(combine(trained, frozen), with_replies(batch), *others), all_weights
     # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
-      seen = batch._replace(routing=None, images=None, replies=None)
+      seen = batch._replace(routing=None, images=None, replies=None, taught=None)
       plain = outputs._replace(live_routing=None, router_losses=None)
       losses, metrics = objective.token_loss(plain._replace(comparison=None), seen)
       terms = [stream.token_loss(plain, seen) for stream in streams]

@@ -200,8 +200,14 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     return {name: params[name] for name in head_names(config)}
 
   def teacher(params: Params, batch: TrainBatch, sources: Int[Array, "B T"], comparer: Comparer) -> Teacher:
-    rows = (batch.tokens, batch.positions, batch.segments)
-    states, *_ = paired(bind(params).hidden_in_stripes(*rows, prefixes=batch.prefixes).hidden, sources, batch, mesh=mesh)
+    seen = batch if batch.taught is None else batch.taught
+    states = bind(params).hidden_in_stripes(seen.tokens, seen.positions, seen.segments, prefixes=seen.prefixes).hidden
+    if batch.taught is None:
+      states, *_ = paired(states, sources, batch, mesh=mesh)
+    else:
+      states = segments_lib.at_slots(states, batch.taught.sources, in_order=False)
+      # Without shared prompts, pairs lie in the slot before; see `paired`.
+      states = states if batch.prefixes is not None else jnp.roll(states, -1, axis=1)
     return Teacher(head_weights(params), states, unembed, comparer)
 
   steps = make_steps(config, bind, bind_decoder, logical_axes=logical_axes, mesh=mesh, serving=serving)

@@ -3,9 +3,10 @@
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -41,12 +42,13 @@ from jaxrl_llm.rollouts.run_engine import RunEngine
 from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, make_samplers, memory_limit, room_in_prompts
 from jaxrl_llm.rollouts.turns import Talks
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
-from jaxrl_llm.run.teacher import Teacher, check_teacher, find_teacher
+from jaxrl_llm.run.teacher import Teacher, check_self, check_teacher, find_teachers
 from jaxrl_llm.sampler import SampleFn
-from jaxrl_llm.tasks import Task
+from jaxrl_llm.tasks import Task, prompt_template
 from jaxrl_llm.tasks.files.storage import IMAGES
 from jaxrl_llm.tasks.image_prompts import image_tokens, prompt_ids
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, prompt_lengths
+from jaxrl_llm.tasks.privileged import SETTING, PrivilegedFn, check_names, privileged_prompts
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
 
@@ -100,7 +102,8 @@ class Experiment(NamedTuple):
     talking: Conversations over the decoding engine; None if the sampler draws everything.
     why_not_engine: Why the engine does not draw the conversations; None if it does, or there are
       none.
-    teacher: Teacher of the policy, whose weights are not loaded yet; None without one.
+    teachers: Teachers of the policy by name, "" for the only one, whose weights are not loaded yet.
+    privileged: Function from a problem to the prompt that its teacher reads; None for the policy's.
   """
 
   config: ConfigDict
@@ -121,7 +124,8 @@ class Experiment(NamedTuple):
   gallery: Gallery | None = None
   talking: "Talking | None" = None
   why_not_engine: str | None = None
-  teacher: Teacher | None = None
+  teachers: Mapping[str, Teacher] = MappingProxyType({})
+  privileged: PrivilegedFn | None = None
 
   def closing(self) -> contextlib.AbstractContextManager:
     """Returns a context that ends the decoding engine, however it is left."""
@@ -165,6 +169,7 @@ def load_task(config: ConfigDict) -> Task:
     pictures=picture_settings(config),
     max_pictures=config.rollout.prompt_images,
     problems=partial(environment_problems, config) if config.task.name == "environment" else None,
+    columns=columns_of_teachers(config),
     **task_settings(config),
   )
   if config.num_steps and not len(task.train):
@@ -173,6 +178,13 @@ def load_task(config: ConfigDict) -> Task:
       f"task.test_name={task.name!r}"
     )
   return task
+
+
+def columns_of_teachers(config: ConfigDict) -> tuple[str, ...]:
+  """Returns the columns of problems that only teachers read."""
+  section = config.teacher
+  named = () if section.privileged is None else prompt_template.fields(section.privileged, setting=SETTING)
+  return tuple(name for name in (*named, section.column) if name not in (None, "prompt"))
 
 
 def environment_problems(config: ConfigDict, seeds: Sequence[int]) -> list[dict[str, Any]]:
@@ -201,13 +213,16 @@ def _prompt_limit(config: ConfigDict) -> int | None:
   return None if most is None else max(most - config.rollout.max_new_tokens, 1)
 
 
-def measure_lengths(task: Task, config: ConfigDict, *, replies: str | None = None) -> sizes.Lengths:
+def measure_lengths(
+  task: Task, config: ConfigDict, *, replies: str | None = None, privileged: PrivilegedFn | None = None
+) -> sizes.Lengths:
   """Measures the texts of a task: the prompts, and for a warm start the demonstrations.
 
   Args:
     task: Task to measure.
     config: Checked config.
     replies: Pattern of what is not imitated; see `Environment`.
+    privileged: Function that encodes the prompts of a teacher; None if it reads the policy's.
 
   Raises:
     ValueError: If a warm start has no demonstrations. One line, with the fix.
@@ -220,7 +235,8 @@ def measure_lengths(task: Task, config: ConfigDict, *, replies: str | None = Non
   shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies, pictures=settings) if warm_steps else ()
   of_rows = zip([*task.train, *task.test], [*prompts, *held_out], strict=True)
   with_pictures = [(length, len(row[IMAGES]), max(image_tokens(row, settings))) for row, length in of_rows if row.get(IMAGES)]
-  return sizes.Lengths(prompts, held_out, [len(x.prompt) + len(x.response) for x in shown], with_pictures)
+  of_teacher = [] if privileged is None else [len(privileged(row)) for row in task.train]
+  return sizes.Lengths(prompts, held_out, [len(x.prompt) + len(x.response) for x in shown], with_pictures, of_teacher)
 
 
 def make_rules(config: ConfigDict) -> Rules | None:
@@ -281,7 +297,8 @@ def build_experiment(config: ConfigDict) -> Experiment:
   task = load_task(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   talk = make_rules(config)
-  lengths = measure_lengths(task, config, replies=talk and talk.environment.replies)
+  privileged = None if config.teacher.privileged is None else privileged_prompts(task, config.teacher.privileged)
+  lengths = measure_lengths(task, config, replies=talk and talk.environment.replies, privileged=privileged)
   is_cpu = mesh_lib.platform_of(mesh) == "cpu"
   bounds = sizes.Bounds(shards[0], mesh.shape["context"], shape.d_model, 16 if is_cpu else 128, shape.max_positions)
   config = sizes.choose_sizes(config, lengths, bounds)
@@ -289,10 +306,15 @@ def build_experiment(config: ConfigDict) -> Experiment:
     raise ValueError("\n".join(problems))
   check_lengths(task.name, lengths, config, max_positions=shape.max_positions)
   check_pictures(task.name, lengths, config)
-  teacher = find_teacher(config)
-  if teacher is not None:
+  if config.teacher.paths is not None:
+    check_names(task.train, config.teacher.column, [text.split("=", 1)[0] for text in config.teacher.paths])
+  teachers = find_teachers(config)
+  for teacher in teachers.values():
     check_teacher(teacher, config, task.tokenizer, shape)
-  taught = None if teacher is None else teacher.shape
+  if config.teacher.path == "self":
+    check_self(config, shape)
+  check_privileged(lengths, config, [shape] if config.teacher.path == "self" else [teacher.shape for teacher in teachers.values()])
+  taught = {name: teacher.shape for name, teacher in teachers.items()}
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   columns, why_not = None, None
@@ -304,7 +326,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     raise ValueError("\n".join(problems))
   limit = memory_limit(sampler_mesh.local_devices[0], sampler_mesh.local_mesh.size)
   if config.rollout.slots is None and not is_cpu and limit is not None:
-    estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns, teacher=taught)
+    estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns, teachers=taught)
     fitting = dict(limit=limit, engine_columns=columns)
     config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, **fitting)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
@@ -313,7 +335,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
       f"{task.name} has no step verifier"
     )
 
-  learner = make_programs(config, mesh, shape, objective, needs=needs, teacher=taught)
+  learner = make_programs(config, mesh, shape, objective, needs=needs, teachers=taught)
   abstract_params, model = learner.abstract_state.params, learner.model
   make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
   serving = serving_of(shape, sampler_mesh, layout=config.serving.layout)
@@ -355,7 +377,8 @@ def build_experiment(config: ConfigDict) -> Experiment:
     gallery=gallery,
     talking=talking,
     why_not_engine=why_not,
-    teacher=teacher,
+    teachers=teachers,
+    privileged=privileged,
   )
 
 
@@ -506,6 +529,39 @@ def check_pictures(task: str, lengths: sizes.Lengths, config: ConfigDict) -> Non
       raise ValueError(f"config.{path}: found {values[path]}, expected None, because no problem of task {task} shows a picture")
     if most is not None and path != "model.image_tokens" and values[path] < most:
       raise ValueError(f"config.{path}: found {values[path]}, expected at least {most}, the pictures of a problem of task {task}")
+
+
+def check_privileged(lengths: sizes.Lengths, config: ConfigDict, teachers: Sequence[ModelConfig]) -> None:
+  """Refuses prompts of a teacher that do not fit its rows or its positions.
+
+  Args:
+    lengths: Lengths of the task's texts.
+    config: Config whose sizes are set.
+    teachers: Shapes of the models that read them.
+
+  Raises:
+    ValueError: If one is too long, or there are too few rows. One line, with the fix.
+  """
+  if not lengths.privileged:
+    return
+  section, longest = config.teacher, max(lengths.privileged)
+  needed = longest + config.rollout.max_new_tokens
+  sequence = f"{needed} tokens, the longest prompt of teacher.privileged ({longest}) and a response"
+  rooms = {"teacher": section} | ({"learner": config.learner} if section.gkd_coef else {})
+  for name, room in rooms.items():
+    if needed > room.row_tokens:
+      raise ValueError(f"config.{name}.row_tokens: found {room.row_tokens}, expected at least {sequence}")
+  for shape in teachers:
+    if shape.max_positions is not None and needed > shape.max_positions:
+      fix = "a shorter prompt, or problems with shorter columns"
+      raise ValueError(f"config.teacher.privileged: found {sequence}, expected at most the model's {shape.max_positions}: {fix}")
+  sequences = config.rollout.num_prompts * config.rollout.group_size // config.learner.updates_per_rollout
+  for name, room in rooms.items():
+    widest = longest if name == "teacher" else max(longest, *config.rollout.prompt_buckets)
+    rows, most = sizes.most_rows_behind(config, widest, room.row_tokens), widest + config.rollout.max_new_tokens
+    if max(room.row_buckets) < rows:
+      need = f"{sequences} sequences of up to {most} tokens can need {rows} rows of {room.row_tokens}"
+      raise ValueError(f"config.{name}.row_buckets: found {room.row_buckets}, expected a number of at least {rows}: {need}")
 
 
 def check_lengths(task: str, lengths: sizes.Lengths, config: ConfigDict, *, max_positions: int | None = None) -> None:

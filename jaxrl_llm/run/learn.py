@@ -16,16 +16,16 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
-from jaxrl_llm.learner.programs import step_options
-from jaxrl_llm.learner.teacher_programs import read_by_teacher
+from jaxrl_llm.learner.programs import step_options, teaches_itself
 from jaxrl_llm.objectives.penalties import adapted_coef, adapted_entropy_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
-from jaxrl_llm.rollouts.rollout import written_mask
+from jaxrl_llm.rollouts.rollout import Examples, written_mask
 from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run
+from jaxrl_llm.run.teaching import add_teacher_advantages, teacher_params, with_teachers_prompts
 from jaxrl_llm.segments import token_weights
-from jaxrl_llm.types import Metrics, Objective, TrainBatch
+from jaxrl_llm.types import Metrics, Objective, TaughtRows, TrainBatch
 from jaxrl_llm.workdir import summary
 
 ENTROPY_STEP = 0.005
@@ -91,8 +91,10 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   drawn = trajectories.trajectories(batch.rollouts, batch.counted, **options)
   sequences = packing.split(drawn, num_updates)
   minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
-  layouts = [arrange(run, x) for x in minibatches]
+  examples = packing.split(batch.examples, num_updates)
+  layouts, taught = arrange_all(run, minibatches, examples)
   packed = [packing.pack(x, layout, gallery and gallery.rows) for x, layout in zip(minibatches, layouts, strict=True)]
+  packed = [x._replace(taught=rows) for x, rows in zip(packed, taught, strict=True)]
   if credit is not None:
     written = written_mask(batch.rollouts) & batch.counted[:, None]
     of_updates = zip(np.split(written.astype(np.float32), num_updates), np.split(taken, num_updates), strict=True)
@@ -106,7 +108,7 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
 
   phases.begin("advantages")
   batch, placed, credit_metrics = add_credit(run, batch, layouts, placed, taken, credit)
-  placed, teacher_metrics = add_teacher_advantages(run, placed)
+  placed, teacher_metrics, of_teachers = add_teacher_advantages(run, placed, minibatches, layouts, examples)
   between()
 
   phases.begin("update")
@@ -119,7 +121,7 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
 
   phases.begin("other")
   sequences = [x for minibatch in minibatches for x in minibatch]
-  metrics = summary.combine(updates) | batch_lib.metrics(batch) | credit_metrics
+  metrics = summary.combine(updates) | batch_lib.metrics(batch) | credit_metrics | of_teachers
   metrics |= {"perf/packing_waste": packing.packing_waste(packed), "perf/prompts_saved": packing.prompts_saved(sequences, packed)}
   if credit is not None:
     metrics["actor/frac_zero_advantages"] = float(1 - np.mean(taken))
@@ -134,10 +136,35 @@ def exclude_sequences(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
 
 def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
   """Arranges the sequences of an update in rows; a prompt can be stored once for its responses."""
+  return packing.arrange(sequences, **row_options(run) | options)
+
+
+def row_options(run: Run) -> dict[str, Any]:
+  """Returns the options of `packing.arrange` for the rows of an update."""
   learner = run.config.learner
-  options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts, group_size=run.config.rollout.group_size) | options
-  of_rows = dict(row_tokens=learner.row_tokens, row_images=learner.row_images)
-  return packing.arrange(sequences, num_shards=num_row_shards(run.experiment.mesh), **of_rows, **options)
+  options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts, group_size=run.config.rollout.group_size)
+  options |= dict(row_tokens=learner.row_tokens, row_images=learner.row_images)
+  return options | {"num_shards": num_row_shards(run.experiment.mesh)}
+
+
+def arrange_all(
+  run: Run, minibatches: Sequence[list[packing.Trajectory]], examples: Sequence[Examples]
+) -> tuple[list[packing.Layout], list[TaughtRows | None]]:
+  """Arranges the sequences of every update in rows.
+
+  Returns:
+    The places, and for an update that compares the policy with a teacher that has prompts of its
+    own, the rows that the teacher reads.
+  """
+  if not step_options(run.config)["taught"]:
+    return [arrange(run, x) for x in minibatches], [None for _ in minibatches]
+  layouts, rows = [], []
+  for sequences, of_update in zip(minibatches, examples, strict=True):
+    taught = with_teachers_prompts(run, sequences, of_update)
+    both = packing.arrange_taught(sequences, taught, **row_options(run))
+    layouts.append(both[0])
+    rows.append(packing.pack_taught(sequences, both, taught))
+  return layouts, rows
 
 
 def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
@@ -180,7 +207,7 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   reference = run.reference
   if "ref_logprobs" in needs and learner.model.config.lora is not None:
     reference = models.reference(params)  # The base under the adapters.
-  if reference is not None:
+  if reference is not None and "ref_logprobs" in needs:
     bare = bare._replace(routing=live_routes(run, batch))
     batch = batch._replace(ref_logprobs=learner.logprobs(reference, bare).logprobs)
   if run.critic is not None:
@@ -325,19 +352,6 @@ def add_credit(
   return batch._replace(advantages=credit.advantages), placed, credit.metrics
 
 
-def add_teacher_advantages(run: Run, placed: list[TrainBatch]) -> tuple[list[TrainBatch], list[Metrics]]:
-  """Adds the teacher's advantages to those of each mini-batch, if the config asks for them.
-
-  Returns:
-    The mini-batches, and their metrics.
-  """
-  if not run.config.teacher.opd_coef:
-    return placed, [{} for _ in placed]
-  advised = [run.experiment.learner.teacher.advise(run.teacher, read_by_teacher(x)) for x in placed]
-  placed = [x._replace(advantages=advantages) for x, (advantages, _) in zip(placed, advised, strict=True)]
-  return placed, [metrics for _, metrics in advised]
-
-
 def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   """Updates the policy and any critic; during the critic's warm-up, the critic alone."""
   config, experiment, metrics = run.config, run.experiment, {}
@@ -354,7 +368,7 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
     if config.entropy.target is not None:
       batch = batch._replace(entropy_coefs=everywhere(run.record.entropy_coef))
     batch = needed_by_step(batch, experiment.objective.needs, **step_options(config))
-    others = [run.teacher] if config.teacher.gkd_coef else []
+    others = [teacher_params(run, "")] if config.teacher.gkd_coef and not teaches_itself(config) else []
     run.state, policy_metrics = experiment.learner.rl_step(run.state, batch, *others)
     metrics |= policy_metrics
   if measured is not None:

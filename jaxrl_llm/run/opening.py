@@ -63,10 +63,11 @@ def open_workdir(
   if restored is None:
     return Opened(checkpoints, first, None, {}, notes)
   arrays, saved = restored
-  path_of_teacher = config.teacher.path if "teacher" in config else None  # A reward model has none.
+  of_teacher = config.teacher if "teacher" in config else {}  # A reward model has none.
+  field = "path" if of_teacher.get("paths") is None else "paths"
   for name, other, remedy in (
     ("base", f"config.model.path: found other weights in {config.model.path!r}", "restore those"),
-    ("teacher", f"config.teacher.path: found other weights in {path_of_teacher!r}", "name those, as WORKDIR@STEP"),
+    ("teacher", f"config.teacher.{field}: found other weights in {of_teacher.get(field)!r}", "name those, as WORKDIR@STEP"),
     ("data_fingerprint", f"config.task: found other {data}", "restore the original files"),
   ):
     if saved.get(name) != getattr(first, name):

@@ -15,7 +15,7 @@ from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.rollouts.samplers import engine_columns
 from jaxrl_llm.run.experiment import build_experiment, why_not_engine
 from jaxrl_llm.run.phases import PHASES, Phase
-from jaxrl_llm.run.teacher import find_teacher
+from jaxrl_llm.run.teacher import find_teachers
 from jaxrl_llm.sampler.begin import num_rows
 
 NUM_SETTINGS = 3
@@ -73,8 +73,8 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   objective = policy.make_objective(config)
   on_engine = config.environment.name is not None and why_not_engine(config, sampler_mesh) is None
   columns = engine_columns(config, sampler_mesh) if on_engine else None
-  teacher = find_teacher(config)
-  options = dict(needs=fields_needed(config, objective), engine_columns=columns, teacher=teacher and teacher.shape)
+  teachers = {name: teacher.shape for name, teacher in find_teachers(config).items()}
+  options = dict(needs=fields_needed(config, objective), engine_columns=columns, teachers=teachers)
   return memory.footprint(config, shape, mesh, sampler_mesh, objective, **options)
 
 

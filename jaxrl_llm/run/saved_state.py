@@ -20,7 +20,8 @@ def keeps_reference(experiment: Experiment) -> bool:
 
   Adapters leave the base unchanged, so with them the base is its own reference.
   """
-  return "ref_logprobs" in experiment.needs and experiment.learner.model.config.lora is None
+  is_read = "ref_logprobs" in experiment.needs or bool(experiment.config.teacher.frozen)
+  return is_read and experiment.learner.model.config.lora is None
 
 
 def saved_part(experiment: Experiment, state: TrainState) -> TrainState:

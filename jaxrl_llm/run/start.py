@@ -1,6 +1,6 @@
 """A run in progress: its parts, and how it starts or resumes from a checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
 from jaxrl_llm.run.saved_state import abstract_arrays, fresh_state, restored_state, saved_part
-from jaxrl_llm.run.teacher import load_teacher
+from jaxrl_llm.run.teacher import fingerprint, load_teacher
 from jaxrl_llm.tasks.curriculum import CurriculumStream
 from jaxrl_llm.tasks.files import report
 from jaxrl_llm.tasks.pipeline import example_iterator
@@ -46,7 +46,8 @@ class Run:
   state: TrainState
   reference: Params | None  # Policy after the warm start, frozen; None if no loss reads it.
   critic: TrainState | None
-  teacher: Params | None  # Never changes, and is in no checkpoint of the run.
+  # By name, as `experiment.teachers`; they never change, and are in no checkpoint of the run.
+  teachers: Mapping[str, Params]
   prompts: Any
   demonstrations: Any
   # Groups that the next RL step continues; None if every step waits for all groups.
@@ -107,7 +108,7 @@ def start_run(
     own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef)
     entropy_coef = None if config.entropy.target is None else config.objective.entropy_coef
     own |= dict(entropy_coef=entropy_coef, entropy_coef_began=entropy_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
-    own["teacher"] = experiment.teacher and experiment.teacher.fingerprint()
+    own["teacher"] = fingerprint(experiment.teachers)
     predicted = footprint(config, experiment.learner.model.config.vocab_size).peak / 1e9
     first = first_record(config, command, experiment.task, predicted_memory_gb=predicted, **own)
     opened = open_workdir(config, workdir, first, abstract_arrays(experiment), iterators=Data._fields, data="problems")
@@ -123,9 +124,8 @@ def start_run(
       if record.entropy_coef_began != entropy_coef:
         record.entropy_coef = record.entropy_coef_began = entropy_coef
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
-    teacher, taught = None, experiment.learner.teacher
-    if taught is not None:
-      teacher = load_teacher(experiment.teacher, taught.model, taught.abstract_params)
+    taught = experiment.learner.teachers
+    teachers = {name: load_teacher(x, taught[name].model, taught[name].abstract_params) for name, x in experiment.teachers.items()}
   samples = SampleWriter(workdir if hosts.is_main() else None)
   samples.resume(record.phase_steps)
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
@@ -141,7 +141,7 @@ def start_run(
     state=state,
     reference=reference,
     critic=critic,
-    teacher=teacher,
+    teachers=teachers,
     prompts=data.prompts,
     demonstrations=data.demonstrations,
     carried=data.carried,

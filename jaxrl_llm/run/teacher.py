@@ -1,5 +1,6 @@
-"""The teacher that a config names: where it is, its shape, its vocabulary and its weights."""
+"""The teachers that a config names: where they are, their shapes, vocabularies and weights."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +26,15 @@ class Teacher(NamedTuple):
   """A teacher, of which only headers have been read.
 
   Attributes:
+    named: Path in the config.
+    setting: Field of the config that names it.
     source: Place of its weights.
     config: Config of the run that trained it; None for published weights.
     shape: Shape of the model, with the dtype that the student's config asks for.
   """
 
+  named: str
+  setting: str
   source: source_lib.Source
   config: ConfigDict | None
   shape: ModelConfig
@@ -47,34 +52,54 @@ class Teacher(NamedTuple):
     return where.fingerprint(self.path / "manifest.json" if self.source.kind == "run" else self.path)
 
 
-def find_teacher(config: ConfigDict) -> Teacher | None:
-  """Finds the teacher of a config; None if the config names none.
+def find_teachers(config: ConfigDict) -> dict[str, Teacher]:
+  """Finds the teachers of a config by name, "" for the only one.
+
+  The policy itself, if it is the teacher, is none of them.
 
   Raises:
-    ValueError: If it does not exist or cannot be used. One line.
+    ValueError: If one does not exist or cannot be used. One line.
   """
   section = config.teacher
-  if section.path is None:
-    return None
+  if section.paths is not None:
+    return {name: _find(path, "config.teacher.paths", config) for name, path in (text.split("=", 1) for text in section.paths)}
+  return {} if section.path in (None, "self") else {"": _find(section.path, "config.teacher.path", config)}
+
+
+def _find(path: str, setting: str, config: ConfigDict) -> Teacher:
+  section = config.teacher
   try:
-    source = source_lib.find(section.path)
+    source = source_lib.find(path)
     run = source_lib.run_config(source.path) if source.kind == "run" else None
   except UsageError as error:
-    raise ValueError(str(error).replace("--checkpoint", "config.teacher.path", 1)) from error
+    raise ValueError(str(error).replace("--checkpoint", setting, 1)) from error
   try:
     shape = read_config(where.resolve(source.path)) if run is None else policy.model_config(run, vocab_size=ByteTokenizer.vocab_size)
   except ValueError as error:
-    raise ValueError(f"config.teacher.path: found {section.path!r}, expected a model that can be read: {error}") from error
+    raise ValueError(f"{setting}: found {path!r}, expected a model that can be read: {error}") from error
   dtype = section.dtype or config.model.dtype
   options = dict(dtype=dtype, param_dtype=dtype, remat="none", attention=config.model.attention, head_tokens=config.model.head_tokens)
-  return Teacher(source, run, shape._replace(**options))
+  return Teacher(path, setting, source, run, shape._replace(**options))
+
+
+def fingerprint(teachers: Mapping[str, Teacher]) -> str | None:
+  """Returns a hash that distinguishes sets of teachers; None without any."""
+  if set(teachers) <= {""}:
+    return teachers[""].fingerprint() if teachers else None
+  return " ".join(f"{name}={teacher.fingerprint()}" for name, teacher in sorted(teachers.items()))
+
+
+def check_self(config: ConfigDict, shape: ModelConfig) -> None:
+  """Refuses a policy that cannot be its own teacher. One line."""
+  if shape.vision is not None:
+    raise ValueError(Problem("config.teacher.path", "'self'", "None for a model with a vision tower, for which it is not implemented"))
 
 
 def check_teacher(teacher: Teacher, config: ConfigDict, tokenizer: Tokenizer, shape: ModelConfig) -> None:
   """Refuses a teacher that does not read and write the policy's tokens.
 
   Args:
-    teacher: Teacher of the config.
+    teacher: One of the teachers of the config.
     config: Config of the student.
     tokenizer: Tokenizer of the student.
     shape: Shape of the student.
@@ -82,21 +107,21 @@ def check_teacher(teacher: Teacher, config: ConfigDict, tokenizer: Tokenizer, sh
   Raises:
     ValueError: If the vocabularies differ, or one of the two sees pictures. One line, with the fix.
   """
-  name = repr(config.teacher.path)
+  name, setting = repr(teacher.named), teacher.setting
   if difference := _difference(teacher, tokenizer):
     fix = "a teacher with the policy's tokenizer; one of another family can teach by its texts: imitate them in a warm start"
-    raise ValueError(Problem("config.teacher.path", f"{name}, {difference}", fix))
+    raise ValueError(Problem(setting, f"{name}, {difference}", fix))
   if config.teacher.gkd_coef and teacher.shape.vocab_size != shape.vocab_size:
     sizes = f"{teacher.shape.vocab_size:,} ids in the teacher and {shape.vocab_size:,} in the policy"
     rows = f"{config.teacher.gkd_coef} with logits of {sizes}"
     raise ValueError(Problem("config.teacher.gkd_coef", rows, "equal numbers, or 0 and teacher.opd_coef, which reads sampled tokens only"))
   if shape.vision is not None or teacher.shape.vision is not None:
-    raise ValueError(Problem("config.teacher.path", name, "None for a model with a vision tower, for which it is not implemented"))
+    raise ValueError(Problem(setting, name, "None for a model with a vision tower, for which it is not implemented"))
   if teacher.shape.max_positions is not None and config.rollout.prompt_buckets is not None:
     longest = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
-    if longest > teacher.shape.max_positions:
+    if config.teacher.privileged is None and longest > teacher.shape.max_positions:
       most = f"one with room for sequences of {longest} tokens"
-      raise ValueError(Problem("config.teacher.path", f"{name}, a model of {teacher.shape.max_positions} positions", most))
+      raise ValueError(Problem(setting, f"{name}, a model of {teacher.shape.max_positions} positions", most))
 
 
 def _difference(teacher: Teacher, tokenizer: Tokenizer) -> str | None:

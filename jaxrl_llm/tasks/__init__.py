@@ -70,6 +70,7 @@ TASKS = {
   "gsm_symbolic": _generated(
     word_problems.GsmSymbolic, word_problems, word_problems.render_prompt, rewards=("final_number",), form_reward="answer_form"
   ),
+  "hinted_arithmetic": _generated(arithmetic.HintedArithmetic, arithmetic, arithmetic.render_prompt, rewards=("final_answer",)),
   "largest": _generated(drills.Largest, drills.Largest, drills.render_prompt, rewards=("final_number",)),
   "products": _generated(products.Products, products, products.render_prompt, rewards=("final_answer",)),
   "sums": _generated(drills.Sums, drills.Sums, drills.render_prompt, rewards=("final_number",)),
@@ -189,6 +190,7 @@ def make(
   pictures: PictureConfig | None = None,
   max_pictures: int | None = None,
   problems: Callable[[Sequence[int]], list[dict[str, Any]]] | None = None,
+  columns: tuple[str, ...] = (),
   test_name: str | None = None,
   test_source: str | os.PathLike | None = None,
   test_levels: Collection[int] | None = None,
@@ -219,6 +221,7 @@ def make(
       limit.
     problems: Function from seeds to the problems of the run's environment, for the task
       `environment`; None if it has none.
+    columns: Columns that others than the policy read, such as a teacher, which own files must have.
     test_name: Another task whose test problems replace this task's own; None keeps its own.
     test_source: The `source` setting of that other task.
     test_levels: Difficulty levels of the test problems; None keeps `levels`, or all of another
@@ -238,7 +241,7 @@ def make(
   """
   for problem in task_problems(name, settings):
     raise ValueError(problem)
-  others = (pictures, max_pictures, problems)
+  others = (pictures, max_pictures, problems, columns)
   setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots, *others)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
@@ -246,5 +249,6 @@ def make(
       return task
     return with_shots(task, shots, shot_template, vary=vary_shots)
   test_settings = settings if test_name is None else {} if test_source is None else {"source": test_source}
-  other = make(test_name or name, **setup._replace(levels=test_levels, max_tokens=None)._asdict(), **test_settings)
+  of_test = setup._replace(levels=test_levels, max_tokens=None, columns=columns if test_name is None else ())
+  other = make(test_name or name, **of_test._asdict(), **test_settings)
   return mixture.with_test(make(name, **setup._asdict(), **settings), other)

@@ -75,6 +75,7 @@ class Setup(NamedTuple):
     pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
     max_pictures: Maximum number of pictures of a problem; None is no limit.
     problems: Function from seeds to the problems of the run's environment; None if it has none.
+    columns: Columns that others than the policy read, which own files must have.
   """
 
   levels: Collection[int] | None = None
@@ -89,6 +90,7 @@ class Setup(NamedTuple):
   pictures: PictureConfig | None = None
   max_pictures: int | None = None
   problems: Callable[[Sequence[int]], list[dict[str, Any]]] | None = None
+  columns: tuple[str, ...] = ()
 
 
 class Style(NamedTuple):

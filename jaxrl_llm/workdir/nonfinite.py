@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_llm.devices import hosts
@@ -50,7 +51,9 @@ def dump(path: Path, batch: TrainBatch, about: Mapping[str, Any]) -> bool:
     >>> about["metrics"]
     {'actor/loss': 'nan'}
   """
-  arrays = {name: np.asarray(x) for name, x in hosts.to_host(batch)._asdict().items() if x is not None}
+  # An array inside another tuple, such as a teacher's rows, is named like "taught.tokens".
+  leaves = jax.tree_util.tree_leaves_with_path(hosts.to_host(batch))
+  arrays = {".".join(key.name for key in keys): np.asarray(x) for keys, x in leaves}
   return hosts.on_main(lambda: _write(path, arrays, about))
 
 

@@ -47,6 +47,8 @@ BAD_BY_FIELD = {
   "task.parts": ((), ("",)),
   "reward.terms": (("",), (3,)),
   "reward.settings": (("",), (3,)),
+  "teacher.paths": ((), ("",), ("runs/a",)),
+  "teacher.column": ("", "a\nb"),
   "rollout.stop_strings": (("",), ("a", "")),
   "rollout.cache_dtype": ("float16", ""),
   "serving.layout": ("sharded", ""),

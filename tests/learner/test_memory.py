@@ -66,7 +66,7 @@ def test_the_exact_divergence_of_152k_ids_needs_no_more_memory_than_the_sampled_
   for form, coefs in {"sampled": (1.0, 0.0), "exact": (0.0, 1.0)}.items():
     config = tiny_config("opd", sizes | dict(zip(("teacher.opd_coef", "teacher.gkd_coef"), coefs, strict=True)))
     objective, mesh = policy.make_objective(config), mesh_of()
-    options = dict(needs=fields_needed(config, objective), teacher=shape)
+    options = dict(needs=fields_needed(config, objective), teachers={"": shape})
     made = programs.make_programs(config, mesh, shape, objective, **options)
     measured = made.rl_step.jitted.trace(*made.rl_step.signatures[0]).lower().compile().memory_analysis()
     estimate = memory.footprint(config, shape, mesh, mesh, objective, **options)

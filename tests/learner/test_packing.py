@@ -9,15 +9,18 @@ from jaxrl_llm.learner.packing import (
   Trajectory,
   Unit,
   arrange,
+  arrange_taught,
   assign_rows,
   demonstration,
   lay,
   lift,
   pack,
+  pack_taught,
   packing_waste,
   prompts_saved,
   split,
   units_of,
+  with_prompt,
 )
 from tests.batches import pack_rows
 
@@ -233,3 +236,29 @@ def test_a_demonstration_counts_its_response():
   assert sequence.tokens.tolist() == [5, 6, 7, 8, 9] and sequence.tokens.dtype == np.int32
   assert sequence.mask.tolist() == sequence.advantages.tolist() == [0, 0, 1, 1, 1]
   assert not sequence.sampler_logprobs.any()
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_the_rows_of_a_teacher_hold_the_same_responses_behind_its_prompts(share_prompts):
+  """Each counted token is predicted from its predecessor behind the other prompt, longer or shorter."""
+  rng, own, other = np.random.default_rng(5), [], []
+  for group in range(6):
+    prompts = [rng.integers(1, 90, rng.integers(2, 9)).astype(np.int32) for _ in range(2)]
+    for _ in range(3):
+      whole = np.concatenate([prompts[0], rng.integers(100, 190, rng.integers(1, 7)).astype(np.int32)])
+      mask = np.float32(np.arange(len(whole)) >= len(prompts[0]))
+      own.append(Trajectory(whole, mask, 0 * mask, -mask, num_prompt=len(prompts[0]), group=group + 1))
+      other.append(with_prompt(own[-1], prompts[1]))
+  # Problems may differ though a teacher reads the same of both.
+  own[3] = with_prompt(own[3], [77, 78])
+  layouts = arrange_taught(own, other, row_tokens=40, row_buckets=(4, 8, 16), share_prompts=share_prompts, group_size=3)
+  batch, taught = pack(own, layouts[0]), pack_taught(own, layouts, other)
+  assert taught.tokens.shape == batch.tokens.shape and layouts[0].rows == layouts[1].rows
+  assert np.array_equal(taught.sources >= 0, batch.mask > 0)
+  for one, seen, row, slots in zip(own, other, layouts[0].rows, layouts[0].slots, strict=True):
+    assert np.array_equal(batch.tokens[row, slots], one.tokens)
+    places = taught.sources[row, slots[one.num_prompt :]]
+    before = np.arange(seen.num_prompt - 1, len(seen.tokens) - 1)
+    assert np.array_equal(taught.tokens[row, places], seen.tokens[before]) and np.array_equal(taught.positions[row, places], before)
+  slots = [(row, slot) for row, own_slots in zip(layouts[1].rows, layouts[1].slots, strict=True) for slot in own_slots]
+  assert len(set(slots)) == np.count_nonzero(taught.segments)

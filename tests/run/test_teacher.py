@@ -99,8 +99,20 @@ def weights_of(path, dtype=None):
   """Loads the teacher of a tiny student."""
   with quick():
     built = build_experiment(tiny_config("opd", {"teacher.path": str(path), "teacher.dtype": dtype}))
-  taught = built.learner.teacher
-  return teacher_lib.load_teacher(built.teacher, taught.model, taught.abstract_params)
+  taught = built.learner.teachers[""]
+  return teacher_lib.load_teacher(built.teachers[""], taught.model, taught.abstract_params)
+
+
+@pytest.mark.slow
+def test_several_teachers_with_the_same_weights_are_one(run_of, teacher, tmp_path):
+  one, same = run_of(), tmp_path / "several"
+  paths = {"teacher.path": None, "teacher.paths": (f"1={teacher}", f"2={teacher}"), "teacher.column": "level"}
+  run_here(tiny_config("opd", SHORT | paths), same)
+  assert column(same, "rollout/tokens_sha256")[0] == column(one, "rollout/tokens_sha256")[0]
+  for name in ("teacher/kl", "teacher/entropy", "actor/loss", "actor/grad_norm"):
+    assert column(same, name)[0] == pytest.approx(column(one, name)[0], rel=1e-4)
+  row = rows(same, "rl")[0]
+  assert min(row["teacher/kl/1"], row["teacher/kl/2"]) < row["teacher/kl"] < max(row["teacher/kl/1"], row["teacher/kl/2"])
 
 
 def test_a_dry_run_counts_the_teacher(teacher):

@@ -28,6 +28,7 @@ LEVELS = (1, 2, 3)
 ERROR_RATE = 1 / 3  # Probability that the teacher gets a step wrong.
 # Independent workings, so that no single wrong one can be memorised as the answer.
 DEMONSTRATIONS_PER_PROBLEM = 4
+_HINTED_PER_PROBLEM = 2
 # Levels 1 and 2 have 200 and 4000 problems in all. Level 3 has 80000, and a fixed sample is kept.
 _PROBLEMS_PER_LEVEL = 4000
 
@@ -146,6 +147,34 @@ class Arithmetic(GeneratedProblems):
   def _demonstrations(self, row):
     question = row["question"]
     return {f"{question} {seed}": working(question, error_rate=ERROR_RATE, seed=seed) for seed in range(DEMONSTRATIONS_PER_PROBLEM)}
+
+
+class HintedArithmetic(Arithmetic):
+  """Dataset of the same problems, with further demonstrations that follow a hint and are right.
+
+  A policy that imitates both kinds works carefully behind a hint, and carelessly without one. It is
+  then worth learning from itself: the problems to train on and to test have no hints.
+  """
+
+  VERSION = Arithmetic.VERSION
+
+  def _generate_examples(self, split):
+    yield from super()._generate_examples(split)
+    for row in self._rows() if split == "demonstrations" else ():
+      if not self._is_test(row):
+        question = row["question"]
+        for copy in range(_HINTED_PER_PROBLEM):
+          yield f"hinted {question} {copy}", row | {"question": hinted(row), "response": working(question)}
+
+
+def hinted(row: Mapping[str, Any]) -> str:
+  """Returns a problem behind its answer.
+
+  Example:
+    >>> hinted({"question": "7+8-5", "answer": "10"})
+    '10 is 7+8-5'
+  """
+  return f"{row['answer']} is {row['question']}"
 
 
 def _terms(question: str) -> list[int]:

@@ -56,7 +56,8 @@ def file_task(
     ValueError: If a file, column, template or row cannot be used. One line.
   """
   files = check_file(path, test_path, test_fraction)
-  others = tuple(name for name in prompt_template_lib.fields(prompt_template) if name not in COLUMNS)
+  named = dict.fromkeys((*prompt_template_lib.fields(prompt_template), *setup.columns))
+  others = tuple(name for name in named if name not in COLUMNS)
   mapped = Columns(question_column, answer_column, level_column, response_column, id_column, others, images_column)
   read = columns_lib.read_columns if images_column is None else picture_column.read
   records = {split: functools.partial(read, file, mapped) for split, file in files.items()}

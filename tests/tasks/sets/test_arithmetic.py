@@ -151,6 +151,22 @@ def test_golden():
   assert hashlib.sha256(" ".join(questions).encode()).hexdigest()[:16] == GOLDEN_PROBLEMS
 
 
+@pytest.mark.slow
+def test_hints_are_in_right_demonstrations_alone(task, data_dir):
+  hinted = tasks.make("hinted_arithmetic", data_dir=data_dir)
+  by_text = lambda rows: sorted((row["prompt"], row["response"]) for row in rows)
+  for split in ("train", "test"):
+    assert by_text(getattr(hinted, split)) == by_text(getattr(task, split))
+  told = [row for row in hinted.demonstrations if " is " in row["question"]]
+  assert by_text(x for x in hinted.demonstrations if " is " not in x["question"]) == by_text(task.demonstrations)
+  problems = {row["question"]: row for row in task.train}
+  assert len(told) == 2 * len(problems)
+  for row in told:
+    answer, _, question = row["question"].partition(" is ")
+    assert row["answer"] == answer == problems[question]["answer"] and row["response"] == arithmetic.working(question)
+    assert row["prompt"] == arithmetic.render_prompt(row["question"])
+
+
 def test_needs_neither_tensorflow_nor_jax(tmp_path):
   program = """
 import sys
