@@ -34,10 +34,11 @@ def get_config(arg: str = ""):
   Args:
     arg: "" (the teacher's advantage of each sampled token), "exact" (the divergence over the whole
       vocabulary instead), "mixed" (both the teacher's advantages and the task's reward), "self"
-      (the policy itself with a hint is the teacher; needs no other run), "tiny" (a smoke run), or a
-      published model for a pod, such as "qwen3-30b-a3b", which learns from itself too.
+      (the policy itself with a hint is the teacher; needs no other run), "smollm2" (a real model),
+      "tiny" (a smoke run), or a published model for a pod, such as "qwen3-30b-a3b", which learns
+      from itself too.
   """
-  config = common.laptop("dapo", arg, variants=("exact", "mixed", "self", *PODS))
+  config = common.laptop("dapo", arg, variants=("exact", "mixed", "self", "smollm2", *PODS))
   config.teacher.path = "runs/gspo-tiny" if arg == "tiny" else "runs/gspo"
   config.reward.verifier_weight = 0.0
   config.alarms.no_signal_above = None  # Without a reward, no group has a signal.
@@ -50,11 +51,19 @@ def get_config(arg: str = ""):
     config.teacher.row_tokens, config.rollout.group_size = 2176 + config.rollout.max_new_tokens, 2
     config.rollout.num_prompts = 1024
     return config
+  if arg == "smollm2":
+    # The policy of configs/sapo.py:smollm2 teaches the model that it began as.
+    config.teacher.path = "runs/sapo-smollm2"
+    config.teacher.opd_coef, config.teacher.gkd_coef, config.teacher.gkd_beta = 0.0, 1.0, 0.5
+    config.learner.skip_zero_advantages, config.learner.updates_per_rollout = False, 4
+    config.rollout.num_prompts, config.rollout.group_size = 128, 1
+    config.num_steps, config.eval.every, config.checkpoint.every = 12, 4, 12
+    return config
   if arg != "tiny":
     # A fifth of the tokens with which configs/gspo.py gets to 90%. No advantage compares the
     # samples of a prompt here, so more prompts teach more than more samples of each.
     config.num_steps = 16
-    config.rollout.num_prompts, config.rollout.group_size = 64, 2
+    config.rollout.num_prompts, config.rollout.group_size = 128, 1
     config.learner.updates_per_rollout = 8
     config.learner.row_buckets = (6,)
     config.learner.learning_rate = 3e-4
