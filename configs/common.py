@@ -61,7 +61,7 @@ def tiny(config: ConfigDict) -> None:
   config.learner.row_buckets = (8,)
   config.eval.every = 2
   config.eval.num_prompts = 16
-  config.eval.batch_prompts = 16
+  config.eval.batch_prompts = 8  # As many as in a batch of rollouts, so that both are one program.
   config.checkpoint.every = 2
   config.checkpoint.warm_start_every = 60
   config.log.samples_every = 2

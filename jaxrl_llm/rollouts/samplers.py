@@ -64,7 +64,8 @@ def make_samplers(
 ) -> Samplers:
   """Makes the samplers of training rollouts and of evaluations.
 
-  They are compiled at their first call for every bucket of prompts.
+  They are compiled at their first call for every bucket of prompts. If both draw as many responses
+  with the same settings, they are one program.
 
   Args:
     config: The experiment's config.
@@ -100,7 +101,8 @@ def make_samplers(
     top_p=section.top_p,
     record_routing=records_routes,
   )
-  evaluating = common | dict(group_size=config.eval.samples, temperature=config.eval.temperature)
+  filters = dict(temperature=config.eval.temperature, top_k=0, top_p=1.0)
+  evaluating = common | filters | dict(group_size=config.eval.samples, record_routing=False)
   carried, talks = None, turn_stops is not None
   if section.spare_prompts and not talks:
     experts = model.config.experts
@@ -112,10 +114,14 @@ def make_samplers(
   lowered, stream = in_dtype(model), None
   if section.report_every and not on_engine:
     stream = make_stream(lowered, steps_per_report=section.report_every, signatures=signatures, **training)
+  sample = compiled_for(jax.jit(make_sampler(lowered, **training)), signatures)
+  eval_sample = sample
+  if evaluating != training or config.eval.batch_prompts != num_prompts or carried is not None:
+    eval_sample = compiled_for(jax.jit(make_sampler(lowered, **evaluating)), eval_signatures)
   return Samplers(
-    sample=compiled_for(jax.jit(make_sampler(lowered, **training)), signatures),
+    sample=sample,
     stream=stream,
-    eval_sample=compiled_for(jax.jit(make_sampler(lowered, **evaluating)), eval_signatures),
+    eval_sample=eval_sample,
     carried=NO_GROUPS if section.spare_prompts and talks else carried,
   )
 

@@ -8,6 +8,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rollouts import samplers
+from tests.runs import tiny_config
 
 
 def config_of(**rollout):
@@ -59,3 +60,15 @@ def test_responses_need_a_stop_token_or_a_stop_string():
   samplers.check_stops(silent, table)
   samplers.check_stops(ByteTokenizer(), None)
   assert samplers.stop_table((), ByteTokenizer()) is None
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [{}, {"rollout.temperature": 0.5}, {"rollout.top_k": 2}, {"eval.batch_prompts": 16}, {"eval.samples": 2}, {"rollout.spare_prompts": 8}],
+  ids=str,
+)
+def test_evaluations_share_the_program_of_rollouts_if_they_draw_alike(changes):
+  config, model = tiny_config(overrides=changes), model_of("nano")
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  made = samplers.make_samplers(config, model, ByteTokenizer(), params, records_routes=False)
+  assert (made.sample is made.eval_sample) == (not changes)
