@@ -99,9 +99,13 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_finish():
-  """Spares garbage collections the millions of objects of the modules, which stay anyway."""
+  """Spares garbage collections the millions of objects of the modules, which stay anyway.
+
+  Collections are rarer, because tracing makes many objects and hardly any garbage.
+  """
   gc.collect()
   gc.freeze()
+  gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.fixture(scope="module")
