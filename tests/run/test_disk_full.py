@@ -36,7 +36,7 @@ def on_small_disk(tmp_path: pathlib.Path, *, freed: bool, more: list[str] = ()) 
   free = 'wait_for "^checkpoint .* was not saved" "$OUT.out" 5; find "$DISK/run/checkpoints" > "$OUT.full"; rm "$DISK/filler"'
   script = """
     mount -t tmpfs -o size=64m none "$DISK" || exit 99
-    wait_for() { until [ "$(grep -c "$1" "$2" 2> /dev/null)" -ge $3 ] 2> /dev/null; do sleep 0.005; done }
+    wait_for() { until [ "$(grep -c "$1" "$2" 2> /dev/null)" -ge $3 ] 2> /dev/null; do sleep 0.05; done }
     (wait_for '"phase": "rl"' "$DISK/run/metrics.jsonl" FULL_FROM; dd if=/dev/zero of="$DISK/filler" bs=4k 2> /dev/null; FREE) & helper=$!
     "$@" > "$OUT.out"; status=$?
     cat "$OUT.out"
