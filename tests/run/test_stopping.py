@@ -49,42 +49,27 @@ def assert_resumes(workdir, golden):
   assert (workdir / "samples.jsonl").read_bytes() == (golden / "samples.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize(
-  "phase",
-  [
-    pytest.param("rollout", marks=pytest.mark.exhaustive),
-    pytest.param("advantages", marks=pytest.mark.exhaustive),
-    pytest.param("update", marks=pytest.mark.slow),
-  ],
-)
-def test_a_step_without_updates_is_given_up(phase, golden, tmp_path):
-  """After a SIGTERM in step 3 the checkpoint is that of step 2, or of step 3 if updates began."""
-  workdir = tmp_path / "run"
-  result = with_fault(f"{phase}:3:term,{phase}:3:pause", workdir)
+def assert_given_up(phase, workdir, step):
+  """Stops a run by SIGTERM in a phase of a step, and checks what it says and what it has saved."""
+  result = with_fault(f"{phase}:{step}:term,{phase}:{step}:pause", workdir)
   assert result.returncode == 42 and "error: stopped by SIGTERM; the same command resumes" in result.stderr, (
     result.stderr
   )
-  assert saved(workdir)[-1] == 4 + (3 if phase == "update" else 2)
+  assert saved(workdir)[-1] == 4 + (step if phase == "update" else step - 1)
   assert json.loads((workdir / "summary.json").read_text())["status"] == "stopped: SIGTERM"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("phase", ["rollout", "advantages", "update"])
+def test_a_step_without_updates_is_given_up(phase, golden, tmp_path):
+  """After a SIGTERM in step 3 the checkpoint is that of step 2, or of step 3 if updates began."""
+  workdir = tmp_path / "run"
+  assert_given_up(phase, workdir, 3)
   assert_resumes(workdir, golden)
 
 
-@pytest.mark.slow
-def test_ctrl_c_once_saves(golden, tmp_path):
-  workdir = tmp_path / "run"
-  result = with_fault("rollout:3:interrupt,rollout:3:pause", workdir)
-  assert result.returncode == 130, result.stderr
-  assert "Ctrl-C: the run saves a checkpoint and ends; press it again to exit at once" in result.stdout
-  assert (
-    "error: stopped by Ctrl-C; the same command resumes from checkpoint 6" in result.stderr
-    and "Traceback" not in result.stderr
-  )
-  assert_resumes(workdir, golden)
-
-
-@pytest.mark.slow
-def test_ctrl_c_twice_exits_at_once(golden, tmp_path):
-  workdir = tmp_path / "run"
+def assert_ends_at_once(workdir):
+  """Presses Ctrl-C twice in step 3, in which the run hangs."""
   settings = environment() | {"JAXRL_FAULT": "rollout:3:hang"}
   process = subprocess.Popen(command(*args(workdir)), cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
   until = time.monotonic() + 200
@@ -99,7 +84,29 @@ def test_ctrl_c_twice_exits_at_once(golden, tmp_path):
   _, errors = process.communicate(timeout=60)
   assert process.returncode == 130 and "Traceback" not in errors
   assert "interrupted; the same command resumes from the last checkpoint" in errors
+  assert saved(workdir) == [4]
+
+
+def assert_saves(workdir):
+  """Presses Ctrl-C once in step 3."""
+  result = with_fault("rollout:3:interrupt,rollout:3:pause", workdir)
+  assert result.returncode == 130, result.stderr
+  assert "Ctrl-C: the run saves a checkpoint and ends; press it again to exit at once" in result.stdout
+  assert (
+    "error: stopped by Ctrl-C; the same command resumes from checkpoint 6" in result.stderr
+    and "Traceback" not in result.stderr
+  )
+
+
+@pytest.mark.slow
+def test_one_run_survives_ctrl_c_twice_ctrl_c_once_and_a_sigterm(golden, tmp_path):
+  """Each attempt resumes the one before, and the last is equal to a run without interruptions."""
+  workdir = tmp_path / "run"
+  assert_ends_at_once(workdir)
+  assert_saves(workdir)
+  assert_given_up("update", workdir, 5)
   assert_resumes(workdir, golden)
+  assert json.loads((workdir / "summary.json").read_text())["attempts"] == 4
 
 
 @pytest.mark.slow
