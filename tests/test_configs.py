@@ -97,8 +97,9 @@ def test_with_its_weights_a_config_is_valid(name):
 
 
 SMOKED = ("gspo",)
-# A critic, a soft gate, other data, conversations. The rest differ in their objective.
-OTHERWISE = ("ppo", "sapo", "own_data", "tools")
+# A critic, a soft gate, other data. The rest differ in their objective; a run of `tools` is in
+# tests/rollouts/test_conversations.py.
+OTHERWISE = ("ppo", "sapo", "own_data")
 
 
 def smoke_run_of(name: str):

@@ -14,6 +14,7 @@ from jaxrl_llm.config.fields import FIELDS
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.run.progress import Progress
+from jaxrl_llm.workdir import nonfinite
 from tests.runs import ROOT, VARIED, call, column, environment, flags, quick
 
 TINY = "--config=configs/gspo.py:tiny"
@@ -350,6 +351,7 @@ def test_a_run_with_non_finite_updates_stops(tmp_path, capsys, monkeypatch):
 
   with monkeypatch.context() as patch:
     patch.setattr(batch_lib, "assess", poisoned)
+    patch.setattr(nonfinite, "MAX_DUMPS", 1)
     closed = watch_close(patch)
     assert run_main(workdir, "--config.num_steps=6", "--config.learner.max_skipped=3") == 1
   (line,) = capsys.readouterr().err.splitlines()
@@ -358,6 +360,7 @@ def test_a_run_with_non_finite_updates_stops(tmp_path, capsys, monkeypatch):
   assert checkpoint.is_dir() and closed
   assert summary_of(workdir)["status"] == "stopped: not finite" and summary_of(workdir)["skipped_steps"] == 3
   assert column(workdir, "train/skipped_steps") == [0, 0, 2, 2]
+  assert [path.name for path in (workdir / "nonfinite").iterdir()] == ["step_3.npz"], "the number of dumps is limited"
 
   assert run_main(workdir, "--config.num_steps=6", "--config.learner.max_skipped=3") == 0, (
     "the same command resumes once the cause is gone"

@@ -210,9 +210,11 @@ def test_an_adaptive_entropy_coefficient_moves_by_one_step_an_rl_step(run_of):
   np.testing.assert_allclose(high, [0.01, 0.004, 0.0], rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_compiles_after_the_second_step(tmp_path):
   """Every shape occurs, most of them for the first time late in the run.
+
+  `tests/run/test_recompiles.py` counts the same by the run's own counter.
 
   Packed batches need 6 to 8 rows and prompts 5 or 7 slots.
   """
@@ -290,8 +292,8 @@ def test_reinforcement_raises_the_reward(tmp_path):
 GAPS = {"float32": (1e-5, 1e-6, 1e-5), "bfloat16": (5e-2, 1e-2, 5e-2)}
 
 
+@pytest.mark.parametrize("dtype", few(GAPS, "float32", rest="exhaustive"))
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", GAPS)
 def test_sampler_and_learner_agree_and_the_first_update_has_ratio_one(dtype, tmp_path):
   short = {"num_steps": 2, "warm_start.num_steps": 2, "eval.every": 2, "eval.num_prompts": 8, "log.tensorboard": False}
   one = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,), "learner.old_logprobs": "learner"}

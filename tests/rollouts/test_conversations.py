@@ -200,6 +200,7 @@ def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
     patch.setattr(rollout, "dispatch", lambda *args, **options: pytest.fail("the batch sampler was called"))
     summary = run_here(tiny_config("tools", TOOLS | {"rollout.report_every": 1}), tmp_path / "run")
   assert summary["status"] == "finished"
+  assert {"samples.jsonl", "report.html", "checkpoints"} <= {path.name for path in (tmp_path / "run").iterdir()}
   of = lambda name: column(tmp_path / "run", name)
   assert all(x >= 1 for x in of("conversation/turns/mean")) and all(x > 0 for x in of("perf/reward_overlap_s"))
   assert len(of("conversation/computed_tokens")) == 2 and all(x > 0 for x in of("conversation/computed_tokens"))

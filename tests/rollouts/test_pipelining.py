@@ -52,7 +52,7 @@ def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
   assert column(other, "eval/response_length/mean", "eval") == column(one, "eval/response_length/mean", "eval")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sampler_on_separate_devices_draws_the_same_tokens(run_of):
   apart = run_of(2, mesh__sampler=1)
   assert_same_run(run_of(1), apart)

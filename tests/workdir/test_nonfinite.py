@@ -10,6 +10,7 @@ from jaxrl_llm import train
 from jaxrl_llm.run import learn, stopping
 from jaxrl_llm.types import TrainBatch
 from jaxrl_llm.workdir import nonfinite
+from tests.marks import few
 from tests.runs import VARIED, column, quick, rows, tiny_config
 
 SHORT = VARIED | {"warm_start.num_steps": 0, "num_steps": 3, "eval.every": 3, "eval.num_prompts": 8, "checkpoint.every": 3}
@@ -67,13 +68,6 @@ def test_a_run_that_gives_up_names_the_batch_and_the_checkpoint(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_the_number_of_dumps_is_limited(tmp_path, monkeypatch):
-  monkeypatch.setattr(nonfinite, "MAX_DUMPS", 1)
-  train_with("update:2:nan,update:3:nan", tmp_path, monkeypatch)
-  assert [path.name for path in (tmp_path / "nonfinite").iterdir()] == ["step_2.npz"]
-
-
-@pytest.mark.slow
 def test_an_update_of_the_critic_is_refused_too(tmp_path, monkeypatch):
   add_credit = learn.add_credit
 
@@ -93,7 +87,7 @@ def test_an_update_of_the_critic_is_refused_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("old_logprobs", ["sampler", pytest.param("learner", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("old_logprobs", few(["sampler", "learner"], 0))
 def test_only_a_sequence_with_nan_from_the_sampler_is_dropped(old_logprobs, tmp_path, monkeypatch):
   lines, summary, _ = train_with("rollout:2:nan", tmp_path, monkeypatch, **{"learner.old_logprobs": old_logprobs})
   num_nonfinite = [row.get("rollout/nonfinite_logprobs") for row in rows(tmp_path, "rl")]
