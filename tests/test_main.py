@@ -368,6 +368,7 @@ def test_a_run_with_non_finite_updates_stops(tmp_path, capsys, monkeypatch):
   assert column(workdir, "train/skipped_steps") == [0] * 6 and summary_of(workdir)["status"] == "finished"
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_run_can_be_resumed(tmp_path, capsys, monkeypatch):
   def interrupt(*args, **kwargs):
     raise KeyboardInterrupt

@@ -26,6 +26,7 @@ def test_every_block_of_python_is_run_here():
   assert {page for page, text in PAGES.items() if "```python" in text} == {"README.md", *guides}
 
 
+@pytest.mark.slow
 def test_the_code_of_models_runs(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   code = code_of("docs/models.md")
@@ -52,6 +53,7 @@ def test_the_code_of_the_engine_runs(capsys):
   assert len(scope["again"].tokens) == 20 and "Piece(tokens=" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_code_of_objectives_runs():
   scope: dict = {}
   exec(code_of("README.md"), scope)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.learner import packing
+from jaxrl_llm.run import learn
 from jaxrl_llm.workdir.metrics import MetricWriter
 from tests import runs
 from tests.marks import few
@@ -33,8 +34,20 @@ def losses(workdir: pathlib.Path, phase: str = "rl") -> np.ndarray:
   return np.array([(row["actor/loss"], row["actor/grad_norm"]) for row in rows(workdir, phase)])
 
 
-def test_the_same_config_gives_the_same_run(run_of, tmp_path):
-  run_here(tiny_config(overrides=SHORT), tmp_path)
+class Killed(Exception):
+  """Stand-in for a kill: it is not caught, and nothing is saved."""
+
+
+def test_the_same_config_gives_the_same_run_even_if_it_was_killed_once(run_of, tmp_path):
+  def dying(run, batch, step, update=learn.update):
+    if step == 1:
+      raise Killed
+    return update(run, batch, step)
+
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+    patch.setattr(learn, "update", dying)
+    run_here(tiny_config(overrides=SHORT), tmp_path)
+  assert run_here(tiny_config(overrides=SHORT), tmp_path)["attempts"] == 2
   for phase in ("warm_start", "rl", "eval"):
     same = [
       [{name: value for name, value in row.items() if not name.startswith(("timing_s/", "perf/"))} for row in rows(workdir, phase)]

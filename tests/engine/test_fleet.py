@@ -13,6 +13,7 @@ from jaxrl_llm.engine.fleet import Fleet, Whereabouts, make_engines
 from jaxrl_llm.engine.loop import make_engine
 from jaxrl_llm.engine.requests import Completion, Handle, Limits, QueueFull, Request
 from jaxrl_llm.models import make_model, preset
+from tests.marks import few
 
 VOCAB, WAIT = 264, 120
 SIZES = dict(context=96, max_requests=24, chunk=8, spans=4, steps=4)
@@ -48,7 +49,7 @@ def continued(asked, results):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "axes"), [("nano", "rows"), ("nano-moe", "rows and heads"), ("nano", "heads")])
+@pytest.mark.parametrize(("kind", "axes"), few([("nano", "rows"), ("nano-moe", "rows and heads"), ("nano", "heads")], 1, 2))
 def test_several_devices_draw_the_tokens_of_one(kind, axes):
   """Turns after turns, with new weights in between."""
   model, params = weights(kind, 0)

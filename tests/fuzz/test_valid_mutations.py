@@ -12,6 +12,7 @@ from jaxrl_llm import main
 from jaxrl_llm.config import fields
 from jaxrl_llm.devices import compilation_cache, hosts
 from tests.fuzz import mutations
+from tests.marks import few
 from tests.runs import ROOT, flags, quick
 
 # Small enough for a run on the CPU.
@@ -23,11 +24,6 @@ NUMBERS = (
   "1", "2", "3", "7", "16", "64", "0.5", "1e-4", "0", "-1", "True", "False", "None", "1e300", "1e-300", "'a'", "(16,)", "(8,16)",
   "2147483647",
 )  # fmt: skip
-
-
-def one_of(names, chosen: str):
-  """Returns the parameters of a slow test for one config, and of exhaustive ones for the others."""
-  return [pytest.param(name, marks=pytest.mark.slow if name == chosen else pytest.mark.exhaustive) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +67,8 @@ def check(args, status: int, err: str) -> None:
   assert status == 0 or (status in (1, 2) and lines and all(line.startswith("error: ") for line in lines)), (args, status, err[-1500:])
 
 
-@pytest.mark.parametrize("name", one_of(mutations.CONFIGS, "ppo"))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", mutations.CONFIGS)
 def test_dry_runs(name, tmp_path):
   failed = []
   for args in valid(name, 3):
@@ -82,7 +79,8 @@ def test_dry_runs(name, tmp_path):
   assert not failed, "\n\n".join(failed)
 
 
-@pytest.mark.parametrize("name", one_of(RUNS, "own_data"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", few(RUNS, "own_data"))
 def test_short_runs(name, tmp_path):
   """The fields that determine the length of a run are reset."""
   (args,) = valid(name, 1, tuple(flags(SHORT)), NUMBERS[:-1])

@@ -146,6 +146,7 @@ def check(name, sizes, rows_at_once, layout, bucket=ROWS):
   assert not {what: x for what, x in by_name.items() if not x <= limit}
 
 
+@pytest.mark.slow
 def test_the_reference_update_is_worth_comparing():
   for name in MODELS:
     grads, metrics = update(name)
@@ -173,7 +174,6 @@ COVERING = [
   ("sparse", (("expert", 2), ("context", 2), ("tensor", 2)), 16, "shared"),
 ]
 FEW = {0, 4, 8, 11, 13}  # Cases that contain each choice at least once, and one with three axes.
-COST = {i: () if i == 13 else pytest.mark.slow for i in FEW}
 FULL = itertools.product(MODELS, [(), *(((axis, n),) for axis in SPLITS for n in DEVICES)], AT_ONCE, LAYOUTS)
 REST = [
   *(case for case in FULL if case not in COVERING),
@@ -201,15 +201,16 @@ def test_every_choice_is_among_the_few():
 
 
 @pytest.mark.parametrize(
-  "case", [pytest.param(case, marks=COST.get(i, pytest.mark.exhaustive)) for i, case in enumerate(COVERING)], ids=label
+  "case", [pytest.param(case, marks=pytest.mark.slow if i in FEW else pytest.mark.exhaustive) for i, case in enumerate(COVERING)], ids=label
 )
 def test_no_split_changes_an_update(case):
   check(*case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("sizes", "rows_at_once", "layout"),
-  [((), 8, "shared"), pytest.param((("fsdp", 2), ("context", 2), ("tensor", 2)), 16, "packed", marks=pytest.mark.slow)],
+  [((), 8, "shared"), ((("fsdp", 2), ("context", 2), ("tensor", 2)), 16, "packed")],
   ids=["micro-batches", "eight devices"],
 )
 def test_no_split_changes_an_update_with_a_teacher(sizes, rows_at_once, layout):

@@ -18,8 +18,8 @@ TERMS = {"reward.terms": ("pattern=0.25", "length_target=-0.5"), "reward.setting
 
 
 @pytest.mark.slow
-def test_each_term_is_weighted_and_logged_separately(tmp_path):
-  config = tiny_config(overrides=TERMS | {"warm_start.num_steps": 2, "num_steps": 1, "reward.workers": 1, "log.tensorboard": False})
+def test_each_term_is_weighted_and_graded_separately():
+  config = tiny_config(overrides=TERMS)
   with quick():
     terms = make_rewards(load_task(config), config)
   assert [(term.name, term.weight) for term in terms] == [("final_answer", 1.0), ("pattern", 0.25), ("length_target", -0.5)]
@@ -28,7 +28,13 @@ def test_each_term_is_weighted_and_logged_separately(tmp_path):
   parts = {name: part[0] for name, part in graded.parts.items()}
   assert parts["final_answer"] == parts["pattern"] == 1
   assert graded.totals[0] == pytest.approx(1.25 - 0.5 * parts["length_target"])
-  run_here(config, tmp_path / "run")
+
+
+@pytest.mark.exhaustive
+def test_a_run_logs_each_term(tmp_path):
+  """`tests/rewards/model/test_reward_term.py` has a run with two terms."""
+  short = {"warm_start.num_steps": 2, "num_steps": 1, "reward.workers": 1, "log.tensorboard": False}
+  run_here(tiny_config(overrides=TERMS | short), tmp_path / "run")
   assert {"reward/pattern/mean", "reward/length_target/mean"} <= set(rows(tmp_path / "run", "rl")[0])
 
 

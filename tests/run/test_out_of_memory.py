@@ -31,6 +31,7 @@ def status_of(monkeypatch, tmp_path, capsys):
   return status_of
 
 
+@pytest.mark.slow
 def test_a_full_device_is_one_message(status_of, monkeypatch):
   monkeypatch.setattr(start, "build_experiment", full)
   status, err = status_of()

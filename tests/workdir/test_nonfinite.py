@@ -40,6 +40,7 @@ def counts(state):
   return sorted(int(x) for x in jax.tree.leaves(state.opt_state) if x.ndim == 0 and x.dtype == np.int32)
 
 
+@pytest.mark.slow
 def test_a_refused_update_is_dumped_and_reported_and_the_schedule_pauses(tmp_path, monkeypatch):
   lines, summary, run = train_with("update:2:nan", tmp_path, monkeypatch)
   skipped = sum(column(tmp_path, "train/skipped_steps"))
