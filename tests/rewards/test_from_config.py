@@ -17,7 +17,6 @@ TERMS = {"reward.terms": ("pattern=0.25", "length_target=-0.5"), "reward.setting
 )}  # fmt: skip
 
 
-@pytest.mark.slow
 def test_each_term_is_weighted_and_graded_separately():
   config = tiny_config(overrides=TERMS)
   with quick():
