@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, letter
-from experiments.notebooks.pictures import Picture, Table, picture
 from experiments.notebooks.keep_log import LOGS
+from experiments.notebooks.pictures import Picture, Table, picture
 from experiments.notebooks.run_pictures import Run, checked_in
 from jaxrl_llm import objectives
 

@@ -8,8 +8,8 @@ Hardware: 2 CPU cores.
 writes. `scratchpad` needs no data. `alphabet_sort` and `hangman` load theirs from a hub.
 
 Score: held-out reward 0.58 (0.52 to 0.63) to 0.75 (0.68 to 0.82) for `reverse_text` and 0.21 (0.18
-to 0.25) to 0.27 (0.22 to 0.32) for `hangman`, seed 0; `scratchpad` learns nothing yet, and
-`alphabet_sort` has not been measured.
+to 0.25) to 0.27 (0.22 to 0.32) for `hangman`, seed 0. Mean training reward 0.61 to 0.86 for
+`scratchpad` and 0.81 to 0.88 for `alphabet_sort`, which do not carry over to new words and names.
 """
 
 import json
