@@ -170,8 +170,8 @@ class TaughtRows(NamedTuple):
     tokens: Token ids.
     positions: Position of each token in its own sequence, from 0.
     segments: Index of each token's sequence within the row, from 1; 0 is padding.
-    sources: For each slot of the batch, the slot here after which the teacher predicts its token;
-      -1 for tokens of prompts and padding.
+    sources: Slot here after which the teacher predicts the token, for each slot of the batch; -1
+      for tokens of prompts and padding.
     prefixes: Index of the segment that precedes a token's own; None if no row shares a prompt.
   """
 

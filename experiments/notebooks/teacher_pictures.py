@@ -1,4 +1,4 @@
-"""Lecture 6: what divergences prefer, how noisy sampled ones are, and runs that learn from a teacher."""
+"""Lecture 6: what divergences prefer, how noisy sampled ones are, and runs with a teacher."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ _ONE = np.ones((1, 1))
 
 
 def student_logits(settings: Sequence[float]) -> jax.Array:
-  """Returns the logits of a student that has one hump: its centre and the logarithm of its width."""
+  """Returns the logits of a student that has one hump, with a centre and a log width."""
   centre, log_width = settings
   return -((POSITIONS - centre) ** 2) / (2 * jnp.exp(2 * log_width))
 
 
 def fit(beta: float, *, steps: int = 800, rate: float = 0.02) -> np.ndarray:
-  """Minimises the divergence between the student and the teacher; returns the student's probabilities."""
+  """Minimises the divergence from the teacher, and returns the student's probabilities."""
 
   def loss(settings: jax.Array) -> jax.Array:
     return objectives.divergence(student_logits(settings)[None, None], TEACHER[None, None], _ONE, beta=beta)

@@ -79,8 +79,8 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
   * A prompt has room for the largest number of pictures, each with the tokens of the largest. A row
     has room for the pictures of sequences of the greatest length, and for more if their image
     tokens are no more than its slots.
-  * A teacher with a prompt of its own has rows as an update with such prompts would have them, in at
-    most two numbers.
+  * A teacher with a prompt of its own has rows as an update with such prompts would have them, in
+    at most two numbers.
   * A warm start has a bucket for the largest possible batch of its demonstrations, and one for a
     usual batch if that is clearly smaller.
 

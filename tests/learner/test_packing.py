@@ -240,7 +240,7 @@ def test_a_demonstration_counts_its_response():
 
 @pytest.mark.parametrize("share_prompts", [True, False])
 def test_the_rows_of_a_teacher_hold_the_same_responses_behind_its_prompts(share_prompts):
-  """Each counted token is predicted from its predecessor behind the other prompt, longer or shorter."""
+  """Each counted token is predicted from its predecessor behind the other prompt."""
   rng, own, other = np.random.default_rng(5), [], []
   for group in range(6):
     prompts = [rng.integers(1, 90, rng.integers(2, 9)).astype(np.int32) for _ in range(2)]

@@ -31,7 +31,7 @@ def sequence(prompt, response):
 
 
 def run_of(teachers, *, privileged=None, **section):
-  """A run of which only what scores are made of exists; `teachers` score rows."""
+  """Makes a run of which only what scores are made of exists; `teachers` score rows."""
   config = tiny_config("opd", {"teacher.row_tokens": 20, "teacher.row_buckets": (1, 2)} | {f"teacher.{n}": x for n, x in section.items()})
   config.learner.row_tokens, config.learner.row_buckets = 12, (1, 2)
   with quick():
