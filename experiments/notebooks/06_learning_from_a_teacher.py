@@ -40,8 +40,9 @@ lecture.preferences([0.0, 0.5, 1.0])
 # **Figure 1. What each divergence prefers.** What to notice: the forward divergence (β = 0) pays
 # for every answer of the teacher that the student does not have, so the hump covers both and is
 # highest between them, where the teacher says nothing. The reverse divergence (β = 1) pays for what
-# the student says and the teacher does not, so the hump sits on one answer. A policy that is
-# sampled from wants the second: half an answer is none.
+# the student says and the teacher does not, so the hump sits on one answer, and so does the one in
+# the middle (β = 0.5; the best of three descents, because one that starts between the humps stays
+# there). A policy that is sampled from wants that: half an answer is none.
 
 # %% [markdown]
 # ## Exact, or sampled?
@@ -97,7 +98,7 @@ lecture.reached(runs, budget=35_000)
 #
 # ## Exercises
 #
-# 1. Fit the student of figure 1 with β = 0.1 and 0.9. Where does it change sides?
+# 1. Fit the student of figure 1 with smaller and smaller β. Where does it change sides?
 # 2. The error of one sample is above 1. Why does a policy that follows such a gradient learn at
 #    all? (Average it over a batch; then think of Adam.)
 # 3. Train `configs/opd.py:exact` with `--config.teacher.gkd_beta=0` and `=1`. Predict the entropy

@@ -30,7 +30,10 @@ def student_logits(settings: Sequence[float]) -> jax.Array:
 
 
 def fit(beta: float, *, steps: int = 800, rate: float = 0.02) -> np.ndarray:
-  """Minimises the divergence from the teacher, and returns the student's probabilities."""
+  """Minimises the divergence from the teacher, and returns the best student's probabilities.
+
+  The descent starts from a hump between the teacher's, and from one on each of them.
+  """
 
   def loss(settings: jax.Array) -> jax.Array:
     return objectives.divergence(student_logits(settings)[None, None], TEACHER[None, None], _ONE, beta=beta)
@@ -39,7 +42,8 @@ def fit(beta: float, *, steps: int = 800, rate: float = 0.02) -> np.ndarray:
   def descend(settings: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, steps, lambda _, now: now - rate * jnp.clip(jax.grad(loss)(now), -1, 1), settings)
 
-  return np.asarray(jax.nn.softmax(student_logits(descend(jnp.array([0.3, 0.0])))))
+  fitted = [descend(jnp.array(start)) for start in ((0.3, 0.0), (1.4, -1.0), (-1.7, -1.0))]
+  return np.asarray(jax.nn.softmax(student_logits(min(fitted, key=loss))))
 
 
 def preferences(betas: Sequence[float]) -> Picture:
@@ -51,8 +55,8 @@ def preferences(betas: Sequence[float]) -> Picture:
 def _preferences(figure: Any, betas: Sequence[float]) -> None:
   axes = figure.subplots()
   axes.fill_between(POSITIONS, np.asarray(jax.nn.softmax(TEACHER)), color=GREY, alpha=0.35, label="teacher")
-  for beta, color in zip(betas, (BLUE, GREEN, ORANGE, PINK), strict=False):
-    axes.plot(POSITIONS, fit(beta), color=color, label=f"student, β = {beta:g}")
+  for beta, color, line in zip(betas, (BLUE, GREEN, ORANGE, PINK), ("-", "-", "--", ":"), strict=False):
+    axes.plot(POSITIONS, fit(beta), color=color, linestyle=line, label=f"student, β = {beta:g}")
   axes.set_xlabel("token")
   axes.set_ylabel("probability")
   axes.legend(loc="upper left")
