@@ -19,8 +19,8 @@ Hardware: 2 CPU cores.
 Score: `:exact`, held-out avg@4 48.5% to 92.9%, 44.1% to 95.2% and 44.9% to 93.0% (seeds 0, 1 and 2)
 with 34 thousand generated tokens, and 90% with 17 thousand; configs/gspo.py takes 172 thousand. The
 default ends at 83.7%, 86.7% and 82.2%. `:self` goes from 45.9% to 80.6% in four steps and ends at
-76.2% (seed 1). More in experiments/log/distillation.md. Published models (`:qwen3-30b-a3b` and
-others): not yet measured.
+76.2%, `:smollm2` from 15.6% to 86.7%, where its teacher has 90.6% (seed 1). More in
+experiments/log/distillation.md. Published models (`:qwen3-30b-a3b` and others): not yet measured.
 """
 
 from configs import common
