@@ -179,7 +179,7 @@ def test_keep_log_refuses_a_folder_without_a_run_and_a_path_as_a_name(tmp_path, 
 @pytest.mark.parametrize(
   ("given", "words"),
   [
-    (["06"], "unknown notebook '06'"),
+    (["07"], "unknown notebook '07'"),
     (["01_objective_"], "(did you mean '01_objectives'?)"),
     (["0"], "several notebooks begin with '0'"),
     ([""], "unknown notebook ''"),

@@ -114,19 +114,16 @@ def test_privileged_text_reaches_the_teacher_and_nothing_else(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_the_exact_divergence_from_the_policy_behind_another_prompt(tmp_path):
-  """It is 0 behind the same prompt, and agrees with the sampled estimate behind another one."""
+  """It is 0 behind the same prompt, and not behind another one."""
   exact = {"teacher.gkd_coef": 1.0, "learner.row_tokens": None, "learner.row_buckets": None}
   for name, changes in {"same": {"teacher.privileged": "{prompt}"}, "answer": {}}.items():
     run_here(tiny_config("opd", SHORT | SELF | exact | {"num_steps": 1} | changes), tmp_path / name)
   (same,), (answer,) = rows(tmp_path / "same", "rl"), rows(tmp_path / "answer", "rl")
   assert abs(same["teacher/kl"]) < 1e-5 and same["teacher/agreement"] > 0.99
   assert answer["teacher/kl"] > 0.02 and answer["teacher/gkd_loss"] == pytest.approx(answer["teacher/kl"], rel=1e-4)
-  run_here(tiny_config("opd", SHORT | SELF | {"num_steps": 1}), tmp_path / "sampled")
-  (sampled,) = rows(tmp_path / "sampled", "rl")
-  assert sampled["teacher/kl"] == pytest.approx(answer["teacher/kl"], rel=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_frozen_copy_of_the_policy_survives_a_resumption(tmp_path):
   changes = SHORT | SELF | {"teacher.frozen": True, "learner.learning_rate": 3e-2}
   for name, steps in {"whole": (2,), "parts": (1, 2)}.items():
