@@ -111,7 +111,8 @@ def test_several_teachers_with_the_same_weights_are_one(run_of, teacher, tmp_pat
   assert column(same, "rollout/tokens_sha256")[0] == column(one, "rollout/tokens_sha256")[0]
   for name in ("teacher/kl", "teacher/entropy", "actor/loss", "actor/grad_norm"):
     assert column(same, name)[0] == pytest.approx(column(one, name)[0], rel=1e-4)
-  row = rows(same, "rl")[0]  # All its problems are of level 2. One mean is over tokens, the other one over updates.
+  row = rows(same, "rl")[0]
+  # All its problems are of level 2. One mean is over tokens, the other one over updates.
   assert row["teacher/kl/2"] == pytest.approx(row["teacher/kl"], rel=0.02) and "teacher/kl/1" not in row
 
 

@@ -88,7 +88,7 @@ def test_a_missing_file_lists_the_existing_ones():
 
 def test_every_problem_of_every_row_is_a_line_with_row_and_field():
   good, typo, kind, illegal = (
-    make_row(each) for each in ({"seed": 1}, {"objective.clip_lo": 1e-3}, {"seed": "one"}, {"rollout.group_size": 1, "num_steps": -3})
+    make_row(each) for each in ({"seed": 1}, {"objective.clip_lo": 1e-3}, {"seed": "one"}, {"rollout.group_size": 0, "num_steps": -3})
   )
   with pytest.raises(SweepError) as caught:
     rows.check_rows(TINY, {}, [good, typo, kind, illegal])
