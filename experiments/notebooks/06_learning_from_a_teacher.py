@@ -87,9 +87,9 @@ lecture.reached(runs, budget=35_000)
 # %% [markdown]
 # ## What we can conclude
 #
-# * **A teacher replaces search, not knowledge.** It had to be trained by rewards first, on 20 times
-#   as many tokens (its own 328 thousand). Distillation pays if one teacher serves many students, or
-#   if the student is smaller.
+# * **A teacher replaces search, not knowledge.** It had to be trained by rewards first, on ten
+#   times as many tokens (its own 345 thousand). Distillation pays if one teacher serves many
+#   students, or if the student is smaller.
 # * **More problems beat more samples.** No advantage compares the samples of a problem here, so the
 #   two runs with a teacher alone draw one sample of each of 128 problems. The run with both needs
 #   groups, 16 problems with 8 samples each, and pays for them.

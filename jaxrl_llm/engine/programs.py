@@ -20,7 +20,7 @@ NO_ID = -1
 """Id of a token that was not drawn, and of a stop token that does not exist."""
 
 _WIDTHS = (64, 16)
-"""Numbers of rows that a CPU decodes together. For more, its caches are too small."""
+"""Numbers of rows that a CPU decodes together: more would cost as much per row, and idle more."""
 
 _ALIGNMENT = {"cpu": 64}
 _BLOCK = 256

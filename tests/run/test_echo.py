@@ -13,5 +13,5 @@ def test_replies_become_likelier(tmp_path):
     run_here(tiny_config("tools", changes | {"learner.echo_coef": coef}), tmp_path / str(coef))
     measured[coef] = column(tmp_path / str(coef), "echo/nll")
     assert all(x > 0 for x in column(tmp_path / str(coef), "echo/num_tokens"))
-  # The same tokens before the first update, and other weights after it.
-  assert measured[1.0][0] == pytest.approx(measured[1e-6][0], rel=1e-6) and measured[1.0][1] < measured[1e-6][1] - 0.1, measured
+  # A step has several updates, so that the first one shows in its mean already.
+  assert measured[1.0][0] < measured[1e-6][0] and measured[1.0][1] < measured[1e-6][1] - 0.1, measured
