@@ -2,6 +2,8 @@
 
 import pytest
 
+import pytest
+
 from tests.runs import column, run_here, tiny_config
 
 
