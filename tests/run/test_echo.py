@@ -2,8 +2,6 @@
 
 import pytest
 
-import pytest
-
 from tests.runs import column, run_here, tiny_config
 
 
