@@ -389,7 +389,7 @@ class DecodingEngine:
     version = opened.version if opened.tokens else self._version
     kept = None if opened.kept is None else opened.kept[: len(opened.tokens)]
     counts = opened.cached, opened.computed, version
-    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, routes, kept))
+    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, routes=routes, kept=kept))
 
   def _routes_of(self, opened: _Open) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""

@@ -32,6 +32,12 @@ class Request(NamedTuple):
       in the cache.
     drawn: Number of the last ids of `tokens` that an earlier request with this seed drew: its
       completion goes on, also within a stop string.
+    order: Of the requests that wait, those of the lowest order get rows first, and among equals the
+      one that has waited for longest.
+    oldest: Oldest version of the weights that may draw it; it waits for them.
+    parts: Versions that draw it, with the number of tokens that each draws, as in
+      `Completion.parts`, so that an earlier draw is repeated whenever new weights come. It waits
+      for each of them, and must be gone on with before the next ones. Empty leaves both open.
   """
 
   tokens: Sequence[int]
@@ -45,6 +51,9 @@ class Request(NamedTuple):
   salt: str = ""
   owner: str = ""
   drawn: int = 0
+  order: int = 0
+  oldest: int = 0
+  parts: Sequence[tuple[int, int]] = ()
 
 
 class Piece(NamedTuple):
@@ -53,10 +62,12 @@ class Piece(NamedTuple):
   Attributes:
     tokens: Ids.
     logprobs: Log-probability of each id under the distribution that it was drawn from.
+    version: Version of the weights that drew them.
   """
 
   tokens: list[int]
   logprobs: list[float]
+  version: int = 0
 
 
 class Completion(NamedTuple):
@@ -69,6 +80,8 @@ class Completion(NamedTuple):
     cached_tokens: Number of prompt tokens whose keys and values were already on the device.
     computed_tokens: Number of tokens that passed through the model for this request.
     version: Version of the weights that drew the first token.
+    parts: Versions of the weights that drew the tokens, with the number of tokens that each drew,
+      in the order of the draw.
     routes: Experts that each of the S tokens of prompt and completion but the last visited, -1 in
       layers without experts; None if the engine records none.
     kept: Ids that the filters left to draw each token from; None if the engine does not record
@@ -81,6 +94,7 @@ class Completion(NamedTuple):
   cached_tokens: int
   computed_tokens: int
   version: int
+  parts: tuple[tuple[int, int], ...] = ()
   routes: Int16[np.ndarray, "S L K"] | None = None
   kept: list[list[int]] | None = None
 
@@ -138,7 +152,7 @@ class Engine(Protocol):
     """Takes new weights, between two stretches of steps.
 
     Requests that arrive from now on read no keys and values of older weights. Those that are open
-    go on with the new ones.
+    go on with the new ones; what becomes of their own keys and values is a setting of the engine.
 
     Args:
       params: New weights, read once: they may be donated after the call.
