@@ -27,7 +27,7 @@ from experiments.claims.running_sums import (
   workings,
 )
 from jaxrl_llm import objectives
-from jaxrl_llm.advantages import group_advantages, leave_one_out_advantages, whiten
+from jaxrl_llm.advantages import group_advantages, leave_one_out_advantages, maxrl_advantages, whiten
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, Model, ModelConfig, lower_precision, make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
@@ -39,6 +39,7 @@ ADVANTAGES: dict[str, Callable] = {
   "group": group_advantages,
   "centred": functools.partial(group_advantages, normalize_std=False),
   "leave_one_out": leave_one_out_advantages,
+  "maxrl": maxrl_advantages,
   "whitened": lambda rewards, group_size: whiten(leave_one_out_advantages(rewards, group_size), np.ones(len(rewards))),
 }
 """Estimators `(rewards, group size) -> advantages`, by name."""

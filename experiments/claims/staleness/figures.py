@@ -18,11 +18,11 @@ NAMES = {
   "cispo": "CISPO", "gmpo": "GMPO", "luspo": "LUSPO", "vespo": "VESPO", "dppo_tv": "DPPO, TV", "rloo": "RLOO, clipped",
   "reinforce_plus_plus": "REINFORCE++, base", "minirl": "MiniRL",
   "dppo_kl": "DPPO, KL", "cppo": "CPPO", "minpro": "MinPRO", "maspo": "MASPO",
-  "dro": "DRO, token", "clip_cov": "Clip-Cov", "kl_cov": "KL-Cov",
+  "maxrl": "MaxRL, clipped", "dro": "DRO, token", "clip_cov": "Clip-Cov", "kl_cov": "KL-Cov",
 }  # fmt: skip
 
 FAMILIES = {
-  "hard clip of the token": (BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "clip_cov")),
+  "hard clip of the token": (BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "maxrl", "clip_cov")),
   "hard clip of the sequence": (ORANGE, ("gspo", "luspo", "rloo", "gmpo")),
   "soft gate": (GREEN, ("sapo", "maspo")),
   "weight without gradient": (PINK, ("cispo", "minpro", "vespo")),

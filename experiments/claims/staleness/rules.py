@@ -26,7 +26,9 @@ baseline). DAPO draws no further groups. GSPO-token is GSPO where all tokens of 
 advantage (E2), as here, and is left out.
 
 DRO, Clip-Cov and KL-Cov were added on 2026-11-26, when all other results were known. Their papers'
-shares of a batch's tokens select a single token of the 200 or so of an update here.
+shares of a batch's tokens select a single token of the 200 or so of an update here. MaxRL was added
+on the same day, when their results were known as well: GRPO's clip with its advantages. GTPO and
+the mask of the top entropies are left out, because this bed records no entropies.
 
 Every trial makes the same number of updates of the same size; with N updates for each rollout batch
 it draws 192/N batches, N times as large: the same number of responses. Differences are paired: the
@@ -80,6 +82,7 @@ OTHERS = {
   "cppo": Arm("cppo"),
   "minpro": Arm("minpro"),
   "maspo": Arm("maspo"),
+  "maxrl": Arm("grpo", (("kl_coef", 0.0),), advantages="maxrl"),
   "dro": Arm("dro"),
   "clip_cov": Arm("clip_cov"),
   "kl_cov": Arm("kl_cov"),
