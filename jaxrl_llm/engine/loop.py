@@ -24,7 +24,7 @@ from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.engine.checks import check_request
 from jaxrl_llm.engine.pool import Place, Pool
 from jaxrl_llm.engine.programs import NO_ID, Programs, Rows, make_programs, no_rows
-from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.routes import Routes
 from jaxrl_llm.models import CACHE_DTYPES, Model
 from jaxrl_llm.types import Params
@@ -35,6 +35,8 @@ _CALLS = 4  # Number of prefills between two stretches, unless more rows wait th
 _PAUSE_S = 2e-3  # Time without a new request after which an idle engine begins those that it has.
 _ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
 _TRIED = 4  # Number of tokens with which programs of different widths are compared.
+IN_FLIGHT = ("keep", "recompute", "wait")
+"""What becomes of open requests when new weights come; see `make_engine`."""
 _GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
 
 
@@ -58,13 +60,16 @@ class _Open:
     stops: Stop strings as bytes.
     future: Future of the completion.
     aborted: Whether the caller has aborted it.
+    fed: Ids that its row must hold before it goes on: the prompt, or what had been drawn as well
+      when it was last given a row.
     place: Place in the cache; None while it waits for a row.
     copies: Whether it still has to copy a prefix from another row.
     tokens, logprobs: Completion so far.
     text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
     kept: Ids that each token was drawn from; None if they are not recorded.
     cached, computed: Numbers of tokens; see `Completion`.
-    version: Version of the weights that drew the first token.
+    reused: See `Completion`.
+    parts: Versions of the weights that drew the tokens, each with its number of tokens.
     drawn_at: Stretch that drew the last token.
   """
 
@@ -74,6 +79,7 @@ class _Open:
   stops: tuple[bytes, ...] = ()
   future: "Future[Completion]" = field(default_factory=Future)
   aborted: bool = False
+  fed: Integer[np.ndarray, " m"] | None = None
   place: Place | None = None
   copies: bool = False
   tokens: list[int] = field(default_factory=list)
@@ -82,8 +88,37 @@ class _Open:
   kept: list[list[int]] | None = None
   cached: int = 0
   computed: int = 0
-  version: int = 0
+  reused: int = 0
+  parts: list[tuple[int, int]] = field(default_factory=list)
   drawn_at: int = 0
+
+  def drew(self, count: int, version: int) -> None:
+    """Notes which weights drew the last tokens."""
+    if self.parts and self.parts[-1][0] == version:
+      self.parts[-1] = version, self.parts[-1][1] + count
+    elif count:
+      self.parts.append((version, count))
+
+  def waits_for(self, version: int) -> bool:
+    """Returns whether only later weights than these may draw the next token."""
+    part = self.next_part()
+    return self.request.oldest > version or (part is not None and part[0] > version)
+
+  def allowed(self, version: int) -> int:
+    """Returns how many tokens these weights may draw next, but for the budget."""
+    part = self.next_part()
+    return self.request.max_tokens if part is None else part[1] * (part[0] == version)
+
+  def next_part(self) -> tuple[int, int] | None:
+    """Returns the version that is to draw the next token, and how many; None if that is open."""
+    if not self.request.parts:
+      return None
+    drawn = len(self.tokens)
+    for version, count in self.request.parts:
+      if drawn < count:
+        return version, count - drawn
+      drawn -= count
+    return self.request.parts[-1][0], 0
 
 
 class DecodingEngine:
@@ -95,14 +130,16 @@ class DecodingEngine:
 
   def __init__(
     self, model: Model, programs: Programs, params: Params, pool: Pool, limits: Limits, *, slots: int, chunk: int, spans: int,
-    tokenizer: Tokenizer | None, version: int, routes: Routes | None = None, records_kept: bool = False,
+    tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", routes: Routes | None = None, records_kept: bool = False,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
     self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
     self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
     self._rows, self._routes, self._records_kept = no_rows(slots, _STOP_IDS), routes, records_kept
-    self._stretches, self._ids_of_stops = 0, {}
+    self._in_flight, self._stretches, self._ids_of_stops = in_flight, 0, {}
+    self._turns, self._computed, self._idled = 0, 0, 0  # Turns of the loop, calls of programs, last turn without one.
+    self._began, self._idle = time.monotonic(), 0.0
     self._widths = sorted(filter(self._draws_the_same, self._programs.stretches))
     self._waiting: deque[_Open] = deque()
     self._running: dict[int, _Open] = {}
@@ -139,7 +176,7 @@ class DecodingEngine:
       raise ValueError(f"stops: found {request.stops!r}, expected none: the engine has no tokenizer")
     if request.stops:
       _ = self._token_bytes  # Raises here if tokens have no bytes of their own.
-    opened = _Open(request, prompt, on_piece, tuple(stop.encode() for stop in request.stops))
+    opened = _Open(request, prompt, on_piece, tuple(stop.encode() for stop in request.stops), fed=prompt)
     if request.stops:
       opened.text += b"".join(map(self._bytes_of, prompt[len(prompt) - request.drawn :].tolist()))
     if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
@@ -157,7 +194,9 @@ class DecodingEngine:
       self._changed.notify()
 
     def abort() -> None:
-      opened.aborted = True
+      with self._changed:
+        opened.aborted = True
+        self._changed.notify()
 
     return Handle(opened.future, abort)
 
@@ -169,6 +208,10 @@ class DecodingEngine:
         raise self._error
       self._update = (weights, version)
       self._changed.notify()
+
+  def pulse(self) -> Pulse:
+    """Returns what the engine has done so far."""
+    return Pulse(self._num_open, self._computed, self._idle, time.monotonic() - self._began)
 
   def close(self) -> None:
     """Aborts all requests and ends the loop."""
@@ -200,11 +243,13 @@ class DecodingEngine:
   def _run(self) -> None:
     try:
       while self._take():
+        self._turns, before = self._turns + 1, self._computed
         self._admit()
         self._copy()
         self._prefill()
         self._copy()  # The rest of a group decodes along with the one that has computed its prompt.
         self._decode()
+        self._idled = self._turns if self._computed == before else self._idled
     except BaseException as error:  # Whatever it is, no caller may wait for ever.
       with self._changed:
         self._error, arrived = error, self._arrived
@@ -219,37 +264,92 @@ class DecodingEngine:
   def _take(self) -> bool:
     """Waits for work and takes what other threads have brought; False if the engine is closed."""
     with self._changed:
-      while not (self._arrived or self._waiting or self._running or self._update or self._is_closing):
+      began = time.monotonic()
+      while not (self._arrived or self._can_go_on() or self._update or self._is_closing):
         self._changed.wait()
+      if self._turns and self._turns == self._idled and not (self._arrived or self._is_closing):
+        self._changed.wait(_PAUSE_S)  # What has rows waits for new weights, and the rest for rows.
+      self._idle += time.monotonic() - began
     if not (self._running or self._waiting):
       count = 0  # Requests that are submitted one after the other begin together.
       while count < (count := len(self._arrived)) < self._widths[-1]:
         time.sleep(_PAUSE_S)
     with self._changed:
-      self._waiting += self._arrived
-      self._arrived, update, self._update = [], self._update, None
-      is_closing = self._is_closing
-    if update is not None:
-      self._weights, self._version = update
-      self._pool.forget(version=self._version)
+      if self._arrived:
+        self._waiting = deque(sorted((*self._waiting, *self._arrived), key=lambda opened: opened.request.order))
+      self._arrived, update, is_closing = [], self._update, self._is_closing
+      if self._in_flight == "wait" and self._running:
+        update = None
+      if update is not None:
+        self._update = None
     for opened in (*self._running.values(), *self._waiting):
       if opened.aborted or is_closing:
         self._finish(opened, "aborted")
+    if update is not None:
+      self._take_weights(*update)
     self._waiting = deque(opened for opened in self._waiting if not opened.future.done())
     return not is_closing
 
+  def _can_go_on(self) -> bool:
+    """Returns whether a request has a row or can be given one, rather than waits for new weights."""
+    opened = (*self._running.values(), *self._waiting)
+    return any(x.aborted or not x.waits_for(self._version) for x in opened)
+
+  def _take_weights(self, weights: Params, version: int) -> None:
+    """Goes over to new weights."""
+    self._weights, self._version = weights, version
+    # Of prompts that nothing was drawn from yet, all keys and values are those of one version.
+    again = [opened for opened in self._running.values() if self._in_flight == "recompute" or not opened.tokens]
+    for opened in again:
+      self._leave_row(opened)
+      opened.fed = np.concatenate([opened.prompt, np.asarray(opened.tokens, opened.prompt.dtype)])
+    self._waiting = deque(sorted((*again, *self._waiting), key=lambda opened: opened.request.order))
+    self._pool.forget(version=version)
+    for opened in tuple(self._running.values()):
+      self._refuse_if_late(opened)
+
+  def _refuse_if_late(self, opened: _Open) -> bool:
+    """Ends a request that older weights were to draw from here on; returns whether it was one."""
+    part = opened.next_part()
+    if part is None or part[0] >= self._version or opened.future.done():
+      return False
+    self._finish(opened, ReplayLost(f"found the weights of version {self._version}, expected {part[0]} for {part[1]} tokens more"))
+    return True
+
+  def _leave_row(self, opened: _Open) -> None:
+    """Frees the row of an open request."""
+    if opened.copies:
+      self._pool.give_up(opened.place)
+    self._pool.release(opened.place.row, version=self._version)
+    del self._running[opened.place.row]
+    opened.place, opened.copies = None, False
+
   def _admit(self) -> None:
-    """Gives waiting requests rows, in the order of their arrival."""
+    """Gives waiting requests rows, in their order."""
+    if self._in_flight == "wait" and self._update is not None:
+      return  # Until those that run have ended.
+    later: list[_Open] = []
     while self._waiting:
-      opened = self._waiting[0]
-      place = self._pool.place(opened.prompt, opened.request.salt, version=self._version, owner=opened.request.owner)
+      opened = self._waiting.popleft()
+      if opened.waits_for(self._version):
+        later.append(opened)
+        continue
+      if self._refuse_if_late(opened):
+        continue
+      reused = opened.request.reused if not opened.tokens else None
+      place = self._pool.place(opened.fed, opened.request.salt, version=self._version, owner=opened.request.owner, reused=reused)
       if place is None:
-        return
-      self._waiting.popleft()
+        later.append(opened)
+        break
       self._running[place.row] = opened
       opened.place, opened.copies = place, place.source != place.row
+      if reused and place.reused != reused:
+        self._finish(opened, ReplayLost(f"found {place.reused} cached tokens of this conversation, expected {reused}"))
+        continue
       opened.cached = 0 if opened.copies else place.shared
+      opened.reused = opened.reused if opened.tokens else place.reused
       self._write_settings(place.row, opened.request)
+    self._waiting.extendleft(reversed(later))
 
   def _write_settings(self, row: int, request: Request) -> None:
     rows, seed = self._rows, request.seed % (1 << 64)
@@ -288,22 +388,24 @@ class DecodingEngine:
           # Ends at a multiple of the chunk, so that a token's numbers do not depend on where the
           # prefix ends that was cached.
           count = min(self._chunk - start % self._chunk, self._missing(opened))
-          tokens[i, :count] = opened.prompt[start : start + count]
+          tokens[i, :count] = opened.fed[start : start + count]
           starts[i], counts[i], rows[i] = start, count, row
           self._pool.add(row, tokens[i, :count])
           opened.computed += count
+      self._computed += 1
       self._cache, routes = self._programs.prefill(self._weights, self._cache, tokens, starts, counts, rows)
       if self._routes is not None:
         for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
           self._routes.write(row, start, of_span[:count])
 
   def _missing(self, opened: _Open) -> int:
-    """Returns how many tokens of a prompt still have to be computed before its last one."""
-    return max(len(opened.prompt) - 1 - int(self._pool.lengths[opened.place.row]), 0)
+    """Returns how many tokens still have to be computed before the last one that is known."""
+    return max(len(opened.fed) - 1 - int(self._pool.lengths[opened.place.row]), 0)
 
   def _decode(self) -> None:
     """Draws tokens for all rows whose prompts are computed, and hands them over."""
     ready = [opened for opened in self._running.values() if not opened.copies and not self._missing(opened)]
+    ready = [opened for opened in ready if opened.allowed(self._version)]
     if not ready:
       return
     width = next((width for width in self._widths if len(ready) <= _ROUNDING * width), self._widths[-1])
@@ -315,7 +417,7 @@ class DecodingEngine:
       row, drawn = opened.place.row, len(opened.tokens)
       rows.tokens[row] = opened.tokens[-1] if drawn else opened.prompt[-1]
       rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, opened.request.drawn + drawn
-      rows.budgets[row] = opened.request.max_tokens - drawn
+      rows.budgets[row] = min(opened.request.max_tokens - drawn, opened.allowed(self._version))
     version, columns, own, places = self._version, [opened.place.row for opened in ready], rows, np.arange(width, dtype=np.int32)
     if width < len(rows.tokens):
       places[:], places[: len(columns)] = len(rows.tokens), columns
@@ -327,7 +429,7 @@ class DecodingEngine:
     drawn = jax.device_get(drawn)
     tokens, logprobs = drawn.tokens.T, drawn.logprobs.T
     counts, finite = np.sum(tokens != NO_ID, axis=1), (np.isfinite(logprobs) | (tokens == NO_ID)).all(axis=1)
-    self._stretches += 1
+    self._stretches, self._computed = self._stretches + 1, self._computed + 1
     for opened, column in zip(ready, columns, strict=True):
       count, row = int(counts[column]), opened.place.row
       if self._routes is not None:
@@ -335,15 +437,14 @@ class DecodingEngine:
       if opened.kept is not None:
         bits = np.unpackbits(drawn.kept[:count, column], axis=1, count=self._vocab_size)
         opened.kept += [np.flatnonzero(of_token).tolist() for of_token in bits]
-      opened.version = opened.version if opened.tokens else version
       opened.computed += count
       opened.drawn_at = self._stretches
       if finite[column]:
-        self._hand_over(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist())
+        self._hand_over(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist(), version)
       else:
         self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {version} are broken"))
 
-  def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float]) -> None:
+  def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float], version: int) -> None:
     """Gives a caller what its row has drawn, up to a stop."""
     kept, is_stopped = self._until_stop(opened, tokens)
     tokens, logprobs = tokens[:kept], logprobs[:kept]
@@ -351,14 +452,22 @@ class DecodingEngine:
     self._pool.add(opened.place.row, [opened.tokens[-1] if opened.tokens else int(opened.prompt[-1]), *tokens[:-1]])
     opened.tokens += tokens
     opened.logprobs += logprobs
+    opened.drew(len(tokens), version)
     if opened.on_piece is not None:
       try:
-        opened.on_piece(Piece(tokens, logprobs))
+        opened.on_piece(Piece(tokens, logprobs, version))
       except Exception as error:  # A fault of one caller, which must not reach the others.
         self._finish(opened, error)
         return
     if is_stopped or len(opened.tokens) >= opened.request.max_tokens:
       self._finish(opened, "stop" if is_stopped else "length")
+    elif (part := opened.next_part()) is not None:
+      if not part[1]:
+        self._finish(opened, ReplayLost(f"found no end after {len(opened.tokens)} tokens, expected one: other weights drew it before"))
+      elif part[0] > version and self._in_flight == "recompute":
+        self._leave_row(opened)  # For those that these weights have yet to draw.
+        opened.fed = np.concatenate([opened.prompt, np.asarray(opened.tokens, opened.prompt.dtype)])
+        self._waiting.appendleft(opened)
 
   def _until_stop(self, opened: _Open, tokens: list[int]) -> tuple[int, bool]:
     """Returns how many of the new tokens belong to the completion, and whether a stop ends it."""
@@ -377,19 +486,16 @@ class DecodingEngine:
     """Ends a request, by a member of `REASONS` or an error of its own, and frees its row."""
     routes = self._routes_of(opened)
     if opened.place is not None:
-      if opened.copies:
-        self._pool.give_up(opened.place)
-      self._pool.release(opened.place.row, version=self._version)
-      del self._running[opened.place.row]
+      self._leave_row(opened)
     with self._changed:
       self._num_open -= 1
     if isinstance(outcome, Exception):
       opened.future.set_exception(outcome)
       return
-    version = opened.version if opened.tokens else self._version
+    version = opened.parts[0][0] if opened.parts else self._version
     kept = None if opened.kept is None else opened.kept[: len(opened.tokens)]
     counts = opened.cached, opened.computed, version
-    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, routes=routes, kept=kept))
+    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), opened.reused, routes, kept))
 
   def _routes_of(self, opened: _Open) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""
@@ -414,6 +520,7 @@ def make_engine(
   cache_dtype: str | None = None,
   records_routes: bool = False,
   records_kept: bool = False,
+  in_flight: str = "keep",
   version: int = 0,
 ) -> DecodingEngine:
   """Compiles an engine and starts its loop.
@@ -438,6 +545,9 @@ def make_engine(
     cache_dtype: One of `CACHE_DTYPES`; None means the model's own dtype.
     records_routes: Whether completions have the routes of their tokens, which a learner can replay.
     records_kept: Whether completions have the ids that top-k and top-p left to draw from.
+    in_flight: What becomes of open requests when new weights come. "keep": they go on with the keys
+      and values that they have. "recompute": they go on, with keys and values of the new weights.
+      "wait": the new weights wait until those that have rows have ended, and no other begins.
     version: Version of the weights; see `DecodingEngine.update`.
 
   Raises:
@@ -458,6 +568,10 @@ def make_engine(
   dtype = cache_dtype or model.config.dtype
   if dtype not in CACHE_DTYPES:
     raise ValueError(f"cache_dtype: found {dtype!r}, expected one of {', '.join(CACHE_DTYPES)}")
+  if in_flight not in IN_FLIGHT:
+    raise ValueError(f"in_flight: found {in_flight!r}, expected one of {', '.join(IN_FLIGHT)}")
+  if in_flight == "recompute" and records_routes:
+    raise ValueError("records_routes: found True, expected False: with in_flight='recompute' tokens visit experts again, of other weights")
   if records_routes and model.config.experts is None:
     raise ValueError("records_routes: found True, expected False: the model has no experts")
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
@@ -466,5 +580,5 @@ def make_engine(
   pool, routes = Pool(slots, context, least=chunk), None
   if records_routes:
     routes = Routes(slots, context, (model.config.num_layers, model.config.experts.top_k))
-  options = dict(tokenizer=tokenizer, version=version, routes=routes, records_kept=records_kept)
+  options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, routes=routes, records_kept=records_kept)
   return DecodingEngine(model, programs, params, pool, Limits(context, max_requests), **options, **sizes)

@@ -14,11 +14,13 @@ class Place(NamedTuple):
     row: Row that the request decodes in.
     source: Row with the first tokens of its prompt, which may be the same row.
     shared: Number of those tokens, which need not be computed.
+    reused: The same number if some of them were drawn, by requests of the same owner; else 0.
   """
 
   row: int
   source: int
   shared: int
+  reused: int = 0
 
 
 class Pool:
@@ -35,9 +37,9 @@ class Pool:
   Example:
     >>> pool = Pool(rows=2, columns=8, least=2)
     >>> pool.place(np.array([5, 6, 7, 8]), "", version=0)
-    Place(row=0, source=0, shared=0)
+    Place(row=0, source=0, shared=0, reused=0)
     >>> pool.place(np.array([5, 6, 7, 9]), "", version=0)  # Copied once row 0 has computed it.
-    Place(row=1, source=0, shared=3)
+    Place(row=1, source=0, shared=3, reused=0)
   """
 
   def __init__(self, rows: int, columns: int, *, least: int):
@@ -54,18 +56,21 @@ class Pool:
     self._ended = np.zeros(rows, np.int64)  # Time at which the row became idle.
     self._time, self._least = 0, least
 
-  def place(self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int, owner: str = "") -> Place | None:
+  def place(
+    self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int, owner: str = "", reused: int | None = None
+  ) -> Place | None:
     """Gives a request a row; None if no row is free.
 
     A row whose tokens all continue in the prompt is taken over as it is. Otherwise the request gets
     an empty row, or the one that has been idle for longest, and copies what another row shares with
     it. The last token of a prompt is never shared, because its logits are needed. Tokens that were
-    drawn, and what follows them, are shared with requests of the same owner only.
+    drawn, and what follows them, are shared with requests of the same owner only, and with
+    `reused=0` not with these.
     """
     free = ~self._busy & (self._readers == 0)
     if not free.any():
       return None
-    shared = self._shared(tokens[:-1], salt, version, owner)
+    shared = self._shared(tokens[:-1], salt, version, None if reused == 0 else owner)
     is_whole = free & (shared == self.lengths) & (shared > 0)
     if is_whole.any():
       row = int(np.argmax(np.where(is_whole, shared, -1)))
@@ -76,7 +81,7 @@ class Pool:
     saved = shared[source] - shared[row]
     if saved < self._least and not (saved and shared[source] == len(tokens) - 1):
       source = row
-    place = Place(row, source, int(shared[source]))
+    place = Place(row, source, int(shared[source]), int(shared[source] * (shared[source] > self._prefilled[source])))
     self._readers[source] += source != row
     self._busy[row], self._salts[row], self._versions[row], self._owners[row] = True, salt, version, owner
     self._prefilled[row] = len(tokens) - 1 if place.shared <= self._prefilled[source] else self._prefilled[source]
@@ -84,7 +89,7 @@ class Pool:
     self.lengths[row], self._planned[row] = (place.shared if source == row else 0), len(tokens) - 1
     return place
 
-  def _shared(self, tokens: Integer[np.ndarray, " n"], salt: str, version: int, owner: str) -> Int[np.ndarray, " B"]:
+  def _shared(self, tokens: Integer[np.ndarray, " n"], salt: str, version: int, owner: str | None) -> Int[np.ndarray, " B"]:
     """Returns how many of the first tokens each row holds or is going to hold."""
     known = (self._salts == salt) & (self._versions == version)
     differs = np.ones((len(known), len(tokens) + 1), bool)

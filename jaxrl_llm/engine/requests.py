@@ -37,7 +37,8 @@ class Request(NamedTuple):
     oldest: Oldest version of the weights that may draw it; it waits for them.
     parts: Versions that draw it, with the number of tokens that each draws, as in
       `Completion.parts`, so that an earlier draw is repeated whenever new weights come. It waits
-      for each of them, and must be gone on with before the next ones. Empty leaves both open.
+      for each of them. Empty leaves it open.
+    reused: `Completion.reused` of the draw to repeat; None leaves it open.
   """
 
   tokens: Sequence[int]
@@ -54,6 +55,7 @@ class Request(NamedTuple):
   order: int = 0
   oldest: int = 0
   parts: Sequence[tuple[int, int]] = ()
+  reused: int | None = None
 
 
 class Piece(NamedTuple):
@@ -82,6 +84,8 @@ class Completion(NamedTuple):
     version: Version of the weights that drew the first token.
     parts: Versions of the weights that drew the tokens, with the number of tokens that each drew,
       in the order of the draw.
+    reused: Number of cached tokens, if some of them were drawn by earlier requests of this owner,
+      and therefore rounded in another way than in a prompt; else 0.
     routes: Experts that each of the S tokens of prompt and completion but the last visited, -1 in
       layers without experts; None if the engine records none.
     kept: Ids that the filters left to draw each token from; None if the engine does not record
@@ -95,12 +99,33 @@ class Completion(NamedTuple):
   computed_tokens: int
   version: int
   parts: tuple[tuple[int, int], ...] = ()
+  reused: int = 0
   routes: Int16[np.ndarray, "S L K"] | None = None
   kept: list[list[int]] | None = None
 
 
 class QueueFull(Exception):
   """The engine has as many open requests as it takes."""
+
+
+class ReplayLost(Exception):
+  """A request cannot be drawn as it was before, because the weights have moved on or the cache has not kept its tokens."""
+
+
+class Pulse(NamedTuple):
+  """What an engine has done since it was made.
+
+  Attributes:
+    open: Number of open requests.
+    calls: Number of programs that it has run.
+    idle_s: Time without any request, in seconds.
+    age_s: Time since it was made, in seconds.
+  """
+
+  open: int
+  calls: int
+  idle_s: float
+  age_s: float
 
 
 class Limits(NamedTuple):
