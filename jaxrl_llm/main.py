@@ -9,6 +9,8 @@
   --pilot           try the untouched model on the run's problems for a minute or two: pass rate,
                     share of groups that RL can learn from, time of a step and of the run, and what
                     to change first; keeps nothing
+  --replay          workdir of a run with config.rollout.queue, to repeat to the last bit: the same
+                    command with another --workdir, on the same devices
   --allow_config_change
                     resume in a --workdir whose run had other settings or devices; each difference
                     is printed and recorded
@@ -20,6 +22,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,9 @@ def main(argv: Sequence[str]) -> int:
       print(f"{workdir} holds a finished run; see {workdir / 'report.html'}, or give another --workdir to run again")
       return 0
     command = shlex.join(["python", "-m", "jaxrl_llm.main", *argv[1:]])
-    return train_in(config, workdir, command=command, allow_changes=allow_changes)
+    if request.replay is not None:
+      check_replay(config, workdir, request.replay)
+    return train_in(config, workdir, command=command, allow_changes=allow_changes, replay=request.replay)
   except (UsageError, claim.WorkdirError) as error:
     for line in str(error).splitlines():
       print(f"error: {line}", file=sys.stderr)
@@ -81,12 +86,28 @@ def config_problems(config: ConfigDict) -> list[str]:
   return list(dict.fromkeys(check.shorten(line) for line in problems_of(config)))
 
 
-def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False) -> int:
+def check_replay(config: ConfigDict, workdir: Path, replay: Path) -> None:
+  """Refuses to repeat a run that cannot be repeated.
+
+  Raises:
+    UsageError: If the folder holds no run with a queue, or the config has none.
+  """
+  if fields.is_reward_model(config) or not config.rollout.queue:
+    raise UsageError("--replay: found a config without rollout.queue=True, expected one with it: other runs repeat themselves by their seed")
+  if not (replay / "schedule.jsonl").is_file():
+    raise UsageError(f"--replay: found no schedule.jsonl in {replay}, expected the workdir of a run with config.rollout.queue=True")
+  if replay.resolve() == workdir.resolve():
+    raise UsageError(f"--replay: found the workdir itself, {workdir}, expected another run; without --replay the same command resumes it")
+
+
+def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False, replay: Path | None = None) -> int:
   """Starts JAX and trains, together with the run's other processes if there are any."""
   from jaxrl_llm import train  # Imported late: bad input is refused before JAX is imported.
   from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
+  from jaxrl_llm.engine.requests import ReplayLost
   from jaxrl_llm.evaluation.held_out import NoRewardError
   from jaxrl_llm.rollouts.run_engine import EngineError
+  from jaxrl_llm.rollouts.schedule import ReplayDiffersError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
   from jaxrl_llm.run import faults, stopping
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
@@ -105,10 +126,11 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
     ending.callback(claim.unlock, workdir)
     plain = {UsageError: USAGE_ERROR, claim.WorkdirError: USAGE_ERROR, OutOfMemoryError: 1, KeyboardInterrupt: INTERRUPTED}
     job = training if fields.is_reward_model(config) else train
+    starting = job.start_run if replay is None else partial(job.start_run, replay=replay)
     try:
       with hosts.together(plain):
         run, log = begin_attempt(
-          config, workdir, job.start_run, command=command, ending=ending, allow_changes=allow_changes, notes=(flags,)
+          config, workdir, starting, command=command, ending=ending, allow_changes=allow_changes, notes=(flags,)
         )
         try:
           with hosts.interruptible(run.progress.note):
@@ -116,7 +138,10 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
         except stopping.PreemptedError as error:  # Raised in every process, like the next ones.
           tell(error, log)
           return INTERRUPTED if hosts.interrupted() else PREEMPTED
-        except (stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError, EngineError) as error:
+        except ReplayLost as error:
+          tell(f"{error}; the same command resumes from the last checkpoint", log)
+          return PREEMPTED
+        except (ReplayDiffersError, stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError, EngineError) as error:
           tell(error, log)
           return 1
         hosts.barrier()  # A process that left early would look lost.
@@ -131,7 +156,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
   return 0
 
 
-def tell(error: Exception, log: logs.Log) -> None:
+def tell(error: Exception | str, log: logs.Log) -> None:
   """Reports why a run has stopped itself: process 0 on stderr, every other process in its log."""
   from jaxrl_llm.devices import hosts
 

@@ -11,10 +11,11 @@ from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import pipelining
+from jaxrl_llm.run.ahead import make_ahead
 from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
 from jaxrl_llm.run.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.out_of_memory import explained
-from jaxrl_llm.run.sample import assess, evaluate, judge_metrics, launch, move_weights, refill, wait
+from jaxrl_llm.run.sample import assess, evaluate, judge_metrics, refill
 from jaxrl_llm.run.start import Run, start_run
 from jaxrl_llm.run.stopping import end_step, position, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
@@ -97,22 +98,14 @@ def reinforce(run: Run) -> None:
   """
   config, record = run.config, run.record
   run.progress.start("rl", config.num_steps, done=record.rl_steps)
-  drawing = None
+  ahead = make_ahead(run)
   for step in range(record.rl_steps, config.num_steps):
     # With rollouts in flight, no saved state would let another process begin this step.
-    began = position(run) if drawing is None else None
+    began = position(run) if ahead.is_empty else None
     run.phases.profiler.step(step + 1)
     run.phases.begin_step(step + 1, "weight_sync")
-    is_ahead = pipelining.draws_ahead(config, step)
-    if drawing is None or is_ahead:
-      move_weights(run)
-
-    run.phases.begin("rollout")
-    current = drawing or launch(run, step)
-    drawn, draw_metrics = wait(run, current, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
-    # Launched as soon as the sampler is free, to overlap with the rest of this step, above all its
-    # updates.
-    drawing = launch(run, step + 1) if is_ahead else None
+    drawn, draw_metrics = ahead.take(step, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
+    ahead.begin(step)
     stop_if_preempted(run, began)
 
     run.phases.begin("reward", waits_for=run.grader.waits_for)
@@ -126,7 +119,7 @@ def reinforce(run: Run) -> None:
     adapt_kl(run, row)
     adapt_entropy(run, row)
     row |= summary_lib.step_performance(row, learned.num_tokens)
-    row |= {"rollout/staleness": step - current.version, "perf/compiles": run.compiled.count}
+    row |= {"perf/compiles": run.compiled.count}
     record.rl_steps, record.tokens = step + 1, record.tokens + learned.num_tokens
     row |= {"perf/recompiles": report_recompiles(run)} | report_failed_saves(run) | watch(run, row)
     run.writer.write(step + 1, "rl", row)
@@ -139,4 +132,4 @@ def reinforce(run: Run) -> None:
       record.accuracy_final = evaluate(run, step + 1)
       run.compiled.passed("eval")
     run.compiled.passed("rl")
-    end_step(run, saves=pipelining.saves(config, step), last=last, can_save=drawing is None)
+    end_step(run, saves=pipelining.saves(config, step), last=last, can_save=ahead.is_empty)

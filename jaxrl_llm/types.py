@@ -295,6 +295,8 @@ class Rollouts(NamedTuple):
     reasons: `StopReason` of each response; None if the sampler does not report it.
     written: True if the policy wrote the token; False for an environment's reply, which is read and
       not learned. None if the policy wrote every token in `mask`.
+    versions: Version of the weights that drew each token, as the number of RL steps behind them; -1
+      if the policy did not write it or the version is unknown. None if no version was recorded.
   """
 
   prompts: Int[Array, "N P"]
@@ -308,6 +310,7 @@ class Rollouts(NamedTuple):
   entropy: Float[Array, "N R"] | None = None
   reasons: Int[Array, " N"] | None = None
   written: Bool[Array, "N R"] | None = None
+  versions: Int[Array, "N R"] | None = None
 
 
 class TrainState(NamedTuple):

@@ -34,6 +34,7 @@ class Request(NamedTuple):
     allow_config_change: Whether to resume in a workdir whose run had another config or other
       devices.
     pilot: Whether to only try the untouched model on the run's problems.
+    replay: Workdir of a run to repeat; None for a run of its own.
   """
 
   config: ConfigDict
@@ -41,6 +42,7 @@ class Request(NamedTuple):
   dry_run: bool
   allow_config_change: bool = False
   pilot: bool = False
+  replay: Path | None = None
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -57,11 +59,12 @@ def parse(argv: Sequence[str]) -> Request:
   workdir = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=values)
   only_print = flags.DEFINE_bool("dry_run", False, "Describe the run without starting it.", flag_values=values)
   pilot = flags.DEFINE_bool("pilot", False, "Try the untouched model on the run's problems.", flag_values=values)
+  replay = flags.DEFINE_string("replay", None, "Folder of a run to repeat.", flag_values=values)
   changes = flags.DEFINE_bool("allow_config_change", False, "Resume with other settings.", flag_values=values)
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
-    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --dry_run, --pilot, --allow_config_change and --help_fields"
+    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --replay=DIR, --dry_run, --pilot, --allow_config_change and --help_fields"
     raise UsageError(f"{error}; flags are {known}") from error
   if strays:
     raise UsageError(
@@ -73,9 +76,11 @@ def parse(argv: Sequence[str]) -> Request:
   if changes.value and not workdir.value:
     raise UsageError("--allow_config_change: found no --workdir, expected the folder of the run to resume")
   config = override(load(path), overrides)
+  if replay.value is not None and not workdir.value:
+    raise UsageError("--replay: found no --workdir, expected a folder for the run that repeats the other one")
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
-  return Request(config, Path(workdir.value or f"runs/{name}{suffix(settings)}"), only_print.value, changes.value, pilot.value)
+  return Request(config, Path(workdir.value or f"runs/{name}{suffix(settings)}"), only_print.value, changes.value, pilot.value, replay.value and Path(replay.value))
 
 
 def help_fields(argv: Sequence[str]) -> str | None:

@@ -318,6 +318,16 @@ FIELDS: dict[str, Field] = {
   "rollout.staleness": Field(0, LAG,
     "RL steps by which the sampler's weights may lag: 0, or 1 to draw the next rollouts while this step "
     "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),
+  "rollout.queue": Field(False, SWITCH,
+    "Draw rollouts from a queue, request by request, while the learner works on earlier steps; for a staleness above 1, weights that "
+    "come in flight, and samplers in processes of their own."),
+  "rollout.update_in_flight": Field(None, one_of("keep", "recompute"),
+    "New weights go on with responses in progress, whose keys and values are kept or recomputed; None: each response is drawn to its end "
+    "with the weights that began it."),
+  "rollout.samplers": Field(0, NATURAL,
+    "Processes that draw (python -m jaxrl_llm.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
+    "0: this process draws."),
+  "rollout.sampler_timeout_s": Field(60.0, ABOVE_ZERO, "Seconds after which a silent sampler process is lost; others redo its requests."),
   "rollout.spare_prompts": Field(0, NATURAL,
     "Prompts in the sampler beyond num_prompts. A step ends once num_prompts groups are complete; the others continue in the next."),
   "rollout.max_refills": Field(0, NATURAL,

@@ -223,6 +223,17 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness=1 or spare_prompts above 0, "
     "off_policy_anchor='sampler'"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and x.ignores_lag, _IGNORES_LAG),
+  Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 1 and not c.rollout.queue,
+    "0 or 1, or rollout.queue=True, because without a queue only the next step is drawn ahead"),
+  Refusal("rollout.update_in_flight",
+    lambda c, x: c.rollout.update_in_flight is not None and not (c.rollout.queue and c.rollout.staleness > 0),
+    "None, or rollout.queue=True and a rollout.staleness above 0: otherwise no response is in progress when new weights come"),
+  Refusal("rollout.samplers", lambda c, x: c.rollout.samplers > 0 and not c.rollout.queue,
+    "0, or rollout.queue=True, because only the queue hands requests to other processes"),
+  Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.rollout.queue,
+    "0, because with rollout.queue=True later steps' groups are drawn beside the longest of this one: rollout.staleness has their place"),
+  Refusal("moe.replay", lambda c, x: c.moe.replay == "R3" and c.rollout.update_in_flight == "recompute",
+    "None or 'R2', or rollout.update_in_flight='keep', because recomputed tokens visit experts of other weights than those that drew them"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and x.ignores_lag, _IGNORES_LAG),
   Refusal("learner.old_logprobs",
     lambda c, x: _lags(c) and c.learner.old_logprobs == "learner" and "old_logprobs" in x.objective.needs
@@ -235,13 +246,13 @@ REFUSALS: tuple[Refusal, ...] = (
     "2 no step would lag"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.num_steps < 2,
     "0, because with num_steps below 2 no later step continues the spare groups: they would be lost"),
-  Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and _lags(c),
+  Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and _lags(c) and not c.rollout.queue,
     "0, because with rollout.staleness=1 or spare_prompts above 0 the sampler already draws for the next step; or both at 0"),
   Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and not x.estimator.compares_groups,
     "0, because this advantage.estimator does not compare the samples of a group: groups of equal reward teach as "
     "much as others"),
   Refusal("rollout.report_every",
-    lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0 and c.environment.name is None,
+    lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0 and c.environment.name is None and not c.rollout.queue,
     "0, because with rollout.staleness=1 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
     "or staleness=0"),
   Refusal("serving.layout", lambda c, x: c.serving.layout is not None and c.mesh.sampler > 0,
@@ -291,6 +302,7 @@ def refusals(config: ConfigDict) -> Iterator[str]:
 _OF_ONE_PROCESS = {
   "rollout.report_every": "score responses while it draws others",
   "mesh.sampler": "give sampler and learner separate devices",
+  "rollout.queue": "draw from a queue; sampler processes (rollout.samplers) are started by `python -m jaxrl_llm.join`",
 }
 
 

@@ -68,7 +68,7 @@ class _Open:
     text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
     kept: Ids that each token was drawn from; None if they are not recorded.
     cached, computed: Numbers of tokens; see `Completion`.
-    reused: See `Completion`.
+    reused: Number of cached tokens, if some of them were drawn; see `Completion`.
     parts: Versions of the weights that drew the tokens, each with its number of tokens.
     drawn_at: Stretch that drew the last token.
   """
@@ -138,7 +138,8 @@ class DecodingEngine:
     self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
     self._rows, self._routes, self._records_kept = no_rows(slots, _STOP_IDS), routes, records_kept
     self._in_flight, self._stretches, self._ids_of_stops = in_flight, 0, {}
-    self._turns, self._computed, self._idled = 0, 0, 0  # Turns of the loop, calls of programs, last turn without one.
+    # Turns of the loop, programs that were run, and the last turn that ran none.
+    self._turns, self._computed, self._idled = 0, 0, 0
     self._began, self._idle = time.monotonic(), 0.0
     self._widths = sorted(filter(self._draws_the_same, self._programs.stretches))
     self._waiting: deque[_Open] = deque()
@@ -291,7 +292,7 @@ class DecodingEngine:
     return not is_closing
 
   def _can_go_on(self) -> bool:
-    """Returns whether a request has a row or can be given one, rather than waits for new weights."""
+    """Returns whether a request does not wait for new weights."""
     opened = (*self._running.values(), *self._waiting)
     return any(x.aborted or not x.waits_for(self._version) for x in opened)
 

@@ -32,8 +32,8 @@ class Request(NamedTuple):
       in the cache.
     drawn: Number of the last ids of `tokens` that an earlier request with this seed drew: its
       completion goes on, also within a stop string.
-    order: Of the requests that wait, those of the lowest order get rows first, and among equals the
-      one that has waited for longest.
+    order: Place among the requests that wait: those of the lowest order get rows first, and among
+      equals the one that has waited for longest.
     oldest: Oldest version of the weights that may draw it; it waits for them.
     parts: Versions that draw it, with the number of tokens that each draws, as in
       `Completion.parts`, so that an earlier draw is repeated whenever new weights come. It waits
@@ -109,7 +109,7 @@ class QueueFull(Exception):
 
 
 class ReplayLost(Exception):
-  """A request cannot be drawn as it was before, because the weights have moved on or the cache has not kept its tokens."""
+  """A request cannot be drawn again as it was: weights or cached tokens are no longer there."""
 
 
 class Pulse(NamedTuple):

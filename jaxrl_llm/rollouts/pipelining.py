@@ -44,6 +44,18 @@ def saves(config: ConfigDict, step: int) -> bool:
   return step + 1 == config.num_steps or (step + 1) % config.checkpoint.every == 0
 
 
+def horizon(config: ConfigDict, step: int) -> int:
+  """Returns the first RL step that may not be begun yet at the start of a step; both count from 0.
+
+  Example:
+    >>> config = ConfigDict({"num_steps": 9, "checkpoint": {"every": 4}, "rollout": {"staleness": 2}})
+    >>> [horizon(config, step) for step in range(9)]
+    [3, 4, 4, 4, 7, 8, 8, 8, 9]
+  """
+  last = next(later for later in range(step, config.num_steps) if saves(config, later))
+  return min(step + config.rollout.staleness, last) + 1
+
+
 def draws_ahead(config: ConfigDict, step: int) -> bool:
   """Returns whether the next RL step's rollouts are drawn during this step, counted from 0.
 

@@ -102,6 +102,9 @@ class Conversation(NamedTuple):
     discarded_tokens: Number of tokens that were drawn behind the cut, and thrown away.
     routes: Experts that the first S ids of prompt and `tokens` visited when they were first fed to
       the model; None if unknown.
+    versions: Version of the weights that drew each token, as the number of RL steps behind them,
+      and anything for replies; empty if unknown.
+    text: Text of a response that is no conversation, and has no turns; None for conversations.
   """
 
   sequence: int
@@ -116,6 +119,8 @@ class Conversation(NamedTuple):
   computed_tokens: int = 0
   discarded_tokens: int = 0
   routes: Int16[np.ndarray, "S L K"] | None = None
+  versions: Sequence[int] = ()
+  text: str | None = None
 
 
 @runtime_checkable
@@ -259,22 +264,30 @@ def to_rollouts(
   prompts, tokens = np.full((len(played), width), tokenizer.pad_id, np.int32), np.full(shape, tokenizer.pad_id, np.int32)
   prompt_mask, mask, written = np.zeros(prompts.shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
   logprobs = np.zeros(shape, np.float32)
+  versions = np.full(shape, -1, np.int32) if any(len(talk.versions) for talk in played) else None
   routing = None if draws.routes is None else np.full((len(played), width + draws.max_new_tokens, *draws.routes), -1, np.int16)
   for row, (talk, prompt) in enumerate(zip(played, own, strict=True)):
     size = len(talk.tokens)
-    if not 0 < size <= draws.max_new_tokens or not len(talk.logprobs) == len(talk.written) == size or not talk.turns:
+    is_told = bool(talk.turns) or talk.text is not None
+    if not 0 < size <= draws.max_new_tokens or not len(talk.logprobs) == len(talk.written) == size or not is_told:
       raise ValueError(
         f"conversation {talk.sequence}: found {size} tokens with {len(talk.logprobs)} log-probabilities, {len(talk.written)} marks and "
         f"{len(talk.turns)} turns, expected 1 to {draws.max_new_tokens} of each"
       )
+    if len(talk.versions) not in (0, size):
+      raise ValueError(f"conversation {talk.sequence}: found {len(talk.versions)} versions of {size} tokens, expected one of each, or none")
     prompts[row, width - len(prompt) :], prompt_mask[row, width - len(prompt) :] = prompt, True
     if routing is not None and talk.routes is not None:
       known = talk.routes[: len(prompt) + size]
       routing[row, width - len(prompt) : width - len(prompt) + len(known)] = known
     tokens[row, :size], logprobs[row, :size], written[row, :size], mask[row, :size] = talk.tokens, talk.logprobs, talk.written, True
+    if len(talk.versions):
+      versions[row, :size] = np.where(talk.written, talk.versions, -1)
   reasons = np.array([talk.reason for talk in played], np.int8)
   stopped = (reasons == StopReason.TOKEN) | (reasons == StopReason.STRING)
-  rollouts = Rollouts(prompts, prompt_mask, tokens, mask, logprobs, stopped, routing, reasons=reasons, written=written)
+  if all(talk.text is not None for talk in played):
+    written = None  # All tokens are the policy's.
+  rollouts = Rollouts(prompts, prompt_mask, tokens, mask, logprobs, stopped, routing, reasons=reasons, written=written, versions=versions)
   return rollouts, [to_completion(talk) for talk in played]
 
 
@@ -289,5 +302,7 @@ def to_completion(talk: Conversation) -> Completion:
   """Returns a conversation as the rewards see it."""
   ids = tuple(int(token) for token, own in zip(talk.tokens, talk.written, strict=True) if own)
   stopped = talk.reason in (StopReason.TOKEN, StopReason.STRING)
+  if talk.text is not None:
+    return Completion(talk.text, ids, len(ids), stopped, (), talk.failed)
   text = talk.turns[-1].text if talk.turns else ""  # None if it failed before its first turn.
   return Completion(text, ids, len(ids), stopped, talk.turns, talk.failed)

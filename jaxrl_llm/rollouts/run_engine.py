@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.engine.requests import Engine
+from jaxrl_llm.engine.requests import Engine, ReplayLost
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing
 from jaxrl_llm.types import Params
@@ -83,6 +83,6 @@ def as_engine_error(error: BaseException) -> BaseException:
 
   Errors of the device stay what they are, because a run explains those of its memory.
   """
-  if isinstance(error, EngineError | jax.errors.JaxRuntimeError | MemoryError) or not isinstance(error, Exception):
+  if isinstance(error, EngineError | ReplayLost | jax.errors.JaxRuntimeError | MemoryError) or not isinstance(error, Exception):
     return error
   return EngineError(f"the decoding engine: {one_line(error)}")

@@ -271,7 +271,8 @@ def engine_sizes(config: ConfigDict) -> dict[str, int]:
   section = config.rollout
   most, context = (section.num_prompts + section.spare_prompts) * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
   chunk = min(max(1 << (context // 4).bit_length() - 1, 8), 32)
-  return dict(slots=min(section.slots or most, most), context=context, chunk=chunk, spans=256 // chunk, steps=8)
+  open_at_once = most * (1 + section.staleness if section.queue else 1)
+  return dict(slots=min(section.slots or most, open_at_once), context=context, chunk=chunk, spans=256 // chunk, steps=8)
 
 
 def engine_columns(config: ConfigDict, mesh: Mesh) -> int:

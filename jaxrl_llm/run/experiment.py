@@ -34,12 +34,14 @@ from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
+from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.environments import Environment
 from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
 from jaxrl_llm.rollouts.run_engine import RunEngine
 from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, make_samplers, memory_limit, room_in_prompts
+from jaxrl_llm.rollouts.singles import Singles
 from jaxrl_llm.rollouts.turns import Talks
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.run.teacher import Teacher, check_self, check_teacher, find_teachers
@@ -54,20 +56,27 @@ from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
 
 
 class Talking(NamedTuple):
-  """Conversations of a run over the decoding engine.
+  """What a run draws over the decoding engine: conversations, or responses from a queue.
 
   Attributes:
-    engine: The run's engine.
+    engine: The run's engine, or the queue before it.
     play: Player of a batch.
     train, evaluate: Settings of the turns of training and of evaluations.
     at_once: Number of conversations that the engine keeps.
   """
 
-  engine: RunEngine
+  engine: RunEngine | DrawingQueue
   play: PlayFn
   train: Draws
   evaluate: Draws
   at_once: int
+
+  @property
+  def queue(self) -> DrawingQueue:
+    """The queue of an asynchronous run."""
+    if not isinstance(self.engine, DrawingQueue):
+      raise ValueError("config.rollout.queue: found False, expected True: there is no queue")
+    return self.engine
 
   def job(self, examples: rollout.Examples, key: PRNGKeyArray, *, group_size: int, draws: Draws) -> Job:
     """Returns the conversations of a batch with this key."""
@@ -99,7 +108,7 @@ class Experiment(NamedTuple):
     eval_draw: Function `(weights on sampler_mesh, version) -> DrawFn` for the samples of an
       evaluation; the version is the number of RL steps that the weights were trained for.
     gallery: Pictures of the problems; None if they show none.
-    talking: Conversations over the decoding engine; None if the sampler draws everything.
+    talking: What is drawn over the decoding engine; None if the sampler draws everything.
     why_not_engine: Why the engine does not draw the conversations; None if it does, or there are
       none.
     teachers: Teachers of the policy by name, "" for the only one, whose weights are not loaded yet.
@@ -318,8 +327,11 @@ def build_experiment(config: ConfigDict) -> Experiment:
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   columns, why_not = None, None
-  if talk is not None and (why_not := why_not_engine(config, sampler_mesh)) is None:
+  uses_engine = talk is not None or config.rollout.queue
+  if uses_engine and (why_not := why_not_engine(config, sampler_mesh)) is None:
     columns = engine_columns(config, sampler_mesh)
+  if why_not is not None and config.rollout.queue:
+    raise ValueError(f"config.rollout.queue: found True, expected False: the decoding engine cannot draw here: {why_not}")
   if why_not is not None and talk.environment.player is not None:
     raise ValueError(f"config.environment.name: {config.environment.name} needs the decoding engine, but {why_not}")
   if problems := list(batch_problems(config, why_not)):
@@ -412,35 +424,57 @@ def batch_problems(config: ConfigDict, why_not: str | None) -> Iterator[str]:
       )
 
 
-def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: Rules) -> Talking:
-  """Makes what draws a run's conversations over the decoding engine; compiles nothing yet.
+def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: Rules | None) -> Talking:
+  """Makes what draws over the decoding engine; compiles nothing yet.
 
   Args:
     config: The experiment's config.
     model: Model in the sampler's dtype, on the sampler's devices: an engine for each, or for each
       `tensor` of them.
     tokenizer: The task's tokenizer.
-    talk: Rules of the conversations.
+    talk: Rules of the conversations; None for responses of a single turn.
   """
   section = config.rollout
   of_engine = engine_sizes(config)
-  player = partial(Talks, rules=talk, tokenizer=tokenizer) if talk.environment.player is None else talk.environment.player(talk, tokenizer)
-  most = max((section.num_prompts + section.spare_prompts) * section.group_size, config.eval.batch_prompts * config.eval.samples)
+  if talk is None:
+    player = partial(Singles, tokenizer=tokenizer)
+  elif talk.environment.player is None:
+    player = partial(Talks, rules=talk, tokenizer=tokenizer)
+  else:
+    player = talk.environment.player(talk, tokenizer)
   routes = (model.config.num_layers, model.config.experts.top_k) if records_routes(config, model.config) else None
-  options = of_engine | dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer, records_routes=routes is not None)
+  options = engine_options(config, model.config, tokenizer)
   common = dict(
     max_new_tokens=section.max_new_tokens,
     prompt_tokens=max(section.prompt_buckets),
     stop_ids=tokenizer.stop_ids,
-    stops=(*section.stop_strings, *talk.environment.stops),
+    stops=(*section.stop_strings, *(() if talk is None else talk.environment.stops)),
   )
+  make = lambda params, version: make_engines(model, params, version=version, **options)
   return Talking(
-    RunEngine(lambda params, version: make_engines(model, params, version=version, **options)),
+    DrawingQueue(make, patience_s=section.sampler_timeout_s) if section.queue else RunEngine(make),
     player,
     Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, routes=routes, **common),
     Draws(temperature=config.eval.temperature, **common),
     at_once=of_engine["slots"],
   )
+
+
+def engine_options(config: ConfigDict, shape: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+  """Returns the options of the decoding engine of a run, as `make_engines` takes them.
+
+  Args:
+    config: The experiment's config.
+    shape: Shape of the model, in the sampler's dtype.
+    tokenizer: The task's tokenizer.
+  """
+  section = config.rollout
+  of_step = (section.num_prompts + section.spare_prompts) * section.group_size
+  most = max(of_step, config.eval.batch_prompts * config.eval.samples) + section.staleness * of_step
+  options = dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer, records_routes=records_routes(config, shape))
+  if section.queue:
+    options["in_flight"] = section.update_in_flight or "wait"
+  return engine_sizes(config) | options
 
 
 def make_gallery(config: ConfigDict, task: Task, learner: Programs, shape: ModelConfig) -> Gallery | None:

@@ -151,6 +151,33 @@ def conversing(run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
   return arrive
 
 
+def publish(run: Run, *, between: Callable[[], None] = lambda: None) -> None:
+  """Gives the queue's engine the policy's weights, unless it has them."""
+  move_weights(run)
+  run.experiment.talking.queue.publish(sampler_params(run), run.record.rl_steps, between=between)
+
+
+def begin_queued(run: Run, step: int, *, draw: int = 0) -> None:
+  """Begins the rollouts of an RL step, or of one of its further draws, in the queue."""
+  talks, key = run.experiment.talking, jax.random.fold_in(jax.random.fold_in(run.key, ROLLOUT), step)
+  key = jax.random.fold_in(key, draw) if draw else key
+  job = talks.job(next(run.prompts), key, group_size=run.config.rollout.group_size, draws=talks.train)
+  talks.queue.begin(talks.play, job, step, draw)
+
+
+def wait_queued(
+  run: Run, step: int, *, draw: int = 0, between: Callable[[], None] = lambda: None
+) -> tuple[rollout.Drawn, dict[str, float]]:
+  """Waits for rollouts that were begun in the queue."""
+  talks, tokenizer = run.experiment.talking, run.experiment.task.tokenizer
+  playing, job = talks.queue.open(step, draw)
+  gathered = talks.queue.take(wait_for(playing, job, between=between, **grading(run)), step, draw)
+  rows = np.arange(len(job.seeds))
+  drawn, metrics = drawn_of(gathered, job, tokenizer, rows, prompt_buckets=run.config.rollout.prompt_buckets)
+  rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
+  return drawn._replace(rollouts=rollouts), metrics | talks.queue.metrics()
+
+
 def talking(run: Run, key: PRNGKeyArray) -> pipelining.ArriveFn:
   """Draws conversations over the decoding engine, each at its own pace."""
   section, experiment, talks = run.config.rollout, run.experiment, run.experiment.talking
@@ -233,7 +260,11 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
   mixed = lambda x: int(np.sum(dynamic_sampling.differs(x.graded.verdicts, x.graded.valid, group_size=x.group_size)))
   num_mixed = mixed(batch)
   while num_mixed < section.num_prompts and len(batches) <= section.max_refills:
-    drawn, _ = wait(run, launch(run, step, draw=len(batches)))
+    if run.config.rollout.queue:
+      begin_queued(run, step, draw=len(batches))
+      drawn, _ = wait_queued(run, step, draw=len(batches))
+    else:
+      drawn, _ = wait(run, launch(run, step, draw=len(batches)))
     batches.append(assess(run, drawn))
     num_mixed += mixed(batches[-1])
   batch, counters = dynamic_sampling.fill(batches, num_groups=section.num_prompts)

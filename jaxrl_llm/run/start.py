@@ -9,11 +9,12 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config import sizes
+from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
 from jaxrl_llm.rewards.grader import Grader
-from jaxrl_llm.rollouts import carried_talks, partial
+from jaxrl_llm.rollouts import carried_talks, partial, schedule
 from jaxrl_llm.rollouts.carried_talks import TalkGroups
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run import alarms
@@ -84,7 +85,12 @@ class Run:
 
 
 def start_run(
-  config: ConfigDict, workdir: Path, *, command: str = "", log: Callable[[str], None] = lambda line: None
+  config: ConfigDict,
+  workdir: Path,
+  *,
+  command: str = "",
+  log: Callable[[str], None] = lambda line: None,
+  replay: Path | None = None,
 ) -> Run:
   """Builds the experiment and starts it, or restores it from the newest checkpoint of `workdir`.
 
@@ -93,6 +99,7 @@ def start_run(
     workdir: Existing folder for metrics, samples, checkpoints, summary and report.
     command: Command as the user typed it, for the summary.
     log: Function called with every line of the screen.
+    replay: Workdir of a run with `rollout.queue` to repeat; None for a run of its own.
 
   Raises:
     ValueError: If a dataset or checkpoint is damaged, the mesh does not fit the devices or the
@@ -102,7 +109,7 @@ def start_run(
   refuse_several_processes(config, jax.process_count())
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
   with explained(config, lambda: "start"):
-    experiment = build_experiment(config)
+    asked, experiment = config, build_experiment(config)
     chosen, config = sizes.describe_sizes(config, experiment.config, experiment.lengths), experiment.config
     data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
     own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef)
@@ -124,6 +131,8 @@ def start_run(
       if record.entropy_coef_began != entropy_coef:
         record.entropy_coef = record.entropy_coef_began = entropy_coef
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
+    if config.rollout.queue:
+      experiment.talking.queue.schedule = open_schedule(asked, workdir, record, replay)
     taught = experiment.learner.teachers
     teachers = {name: load_teacher(x, taught[name].model, taught[name].abstract_params) for name, x in experiment.teachers.items()}
   samples = SampleWriter(workdir if hosts.is_main() else None)
@@ -154,6 +163,28 @@ def start_run(
     compiled=compiled,
     grader=make_grader(config, experiment.rewards, judgements=workdir / "judgements"),
   )
+
+
+def open_schedule(config: ConfigDict, workdir: Path, record: Record, replay: Path | None) -> schedule.Schedule:
+  """Opens the schedule of a run, and that of the run that it repeats.
+
+  Args:
+    config: Config as it was asked for, before sizes were chosen.
+    workdir: Folder of the run.
+    record: Record of the run.
+    replay: Workdir of the run to repeat; None if there is none.
+
+  Raises:
+    ValueError: If that run has another config or no schedule. One line.
+  """
+  settings, repeated = schedule.checksum_of(flatten(config)), None
+  if replay is not None:
+    repeated = schedule.read(replay)
+    if not repeated:
+      raise ValueError(f"--replay: found no {schedule.FILE} in {replay}, expected the workdir of a run with config.rollout.queue=True")
+    if any(batch.settings != settings for batch in repeated):
+      raise ValueError(f"--replay: found another config in {replay}, expected the same one: start with the command that its summary.json has")
+  return schedule.Schedule(workdir, settings, first=record.rl_steps, repeated=repeated)
 
 
 class Data(NamedTuple):

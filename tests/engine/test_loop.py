@@ -12,17 +12,28 @@ import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import CompileCounter
-from jaxrl_llm.engine.loop import _STOP_IDS, DecodingEngine, make_engine
-from jaxrl_llm.engine.pool import Pool
-from jaxrl_llm.engine.programs import NO_ID, make_programs, no_rows
-from jaxrl_llm.engine.requests import Limits, QueueFull, Request
-from jaxrl_llm.engine.routes import Routes
+from jaxrl_llm.engine.loop import _STOP_IDS, make_engine
+from jaxrl_llm.engine.programs import NO_ID, no_rows
+from jaxrl_llm.engine.requests import QueueFull, Request
 from jaxrl_llm.models import make_model, preset
-from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.sampler import make_sampler
 from jaxrl_llm.sampler.filters import REMOVED, make_filter
-from tests.engine.engines import CHUNK, CONTEXT, PRESETS, SPANS, STEPS, VOCAB, WAIT, built, complete, logits_of, logprobs_of, programs_of, prompt
+from tests.engine.engines import (
+  CHUNK,
+  CONTEXT,
+  PRESETS,
+  STEPS,
+  VOCAB,
+  WAIT,
+  built,
+  complete,
+  logits_of,
+  logprobs_of,
+  programs_of,
+  prompt,
+)
 from tests.marks import few
+
 
 @pytest.mark.parametrize("kind", few(PRESETS, 0))
 def test_greedy_completions_are_those_of_the_batch_sampler(engine_of, kind):

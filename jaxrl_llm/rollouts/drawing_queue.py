@@ -1,0 +1,195 @@
+"""The queue of an asynchronous run: batches that are drawn while the learner works on earlier ones.
+
+Batch b is what RL step b learns from. It is begun once the learner is at step b - η, with the
+weights of that step or later ones, for η = `rollout.staleness`:
+
+  learner:   | step 0 | step 1 | step 2 | step 3 | ...
+  begun:      0 ... η    η + 1    η + 2    η + 3
+
+So no token is older than η steps, at most η + 1 batches are open, and each step learns from the
+same prompts whatever the timing: nothing is dropped for being slow, or preferred for being quick.
+The oldest requests get rows first. Nothing is open across a checkpoint, which therefore holds all
+that the next step depends on.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, ReplayLost, Request
+from jaxrl_llm.rollouts.gathering import Gathered
+from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing, turn_seed
+from jaxrl_llm.rollouts.run_engine import as_engine_error
+from jaxrl_llm.rollouts.schedule import Batch, Schedule, Turn, versions_of
+from jaxrl_llm.types import Params
+
+_PATIENCE_S = 0.05  # Between two looks at whether a repeated run may go on.
+
+
+class DrawingQueue:
+  """Batches that an engine draws, and the weights that it gets meanwhile.
+
+  Args:
+    make: Function `(params, version) -> engine`.
+    patience_s: Time without a drawn token after which a repeated run is given up, in seconds.
+  """
+
+  def __init__(self, make: Callable[[Params, int], Engine], *, patience_s: float = 600.0):
+    self._make, self._patience = make, patience_s
+    self._engine: Engine | None = None
+    self._version: int | None = None
+    self._open: dict[tuple[int, int], tuple[_Noted, Playing, Job]] = {}
+    self.schedule = Schedule(None, "", first=0)
+
+  def publish(self, params: Params, version: int, *, between: Callable[[], None] = lambda: None) -> None:
+    """Gives the engine new weights; in a repeated run, not before the older ones have done their part.
+
+    Args:
+      params: Weights on the engine's devices, read before this returns.
+      version: Number of RL steps that they were trained for.
+      between: Function called while this waits; may raise.
+
+    Raises:
+      EngineError: If the engine has failed.
+      ReplayLost: If a repeated run cannot go on.
+    """
+    if version == self._version:
+      return
+    try:
+      if self._engine is None:
+        self._engine = self._make(params, version)
+      else:
+        self._wait_for_parts(between)
+        self._engine.update(params, version)
+    except Exception as error:
+      raise as_engine_error(error) from error
+    self._version = version
+
+  def begin(self, play: PlayFn, job: Job, step: int, draw: int = 0) -> None:
+    """Begins the rollouts of a step, with the weights that were published last, or later ones."""
+    known = self.schedule.known(step, draw)
+    if self._engine is None or self._version is None:
+      raise ValueError(f"step {step}: nothing can be drawn before weights are published")
+    noted = _Noted(self._engine, order=step, oldest=self._version, known=known, seeds=job.seeds)
+    self._open[step, draw] = noted, play(noted, job), job
+
+  def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
+    """Begins what is no training batch, before all else that waits; the arguments are those of `publish`."""
+    self.publish(params, version)
+    assert self._engine is not None
+    return play(_Noted(self._engine, order=-1, oldest=version, known=None, seeds=()), job)
+
+  def open(self, step: int, draw: int = 0) -> tuple[Playing, Job]:
+    """Returns the rollouts of a step that were begun."""
+    return self._open[step, draw][1:]
+
+  def take(self, gathered: Gathered, step: int, draw: int = 0) -> Gathered:
+    """Notes which weights drew a batch that is complete, in the schedule and in its conversations."""
+    noted, *_ = self._open.pop((step, draw))
+    turns = [noted.turns_of(talk.sequence) for talk in gathered.played]
+    self.schedule.note(step, draw, gathered.played, turns)
+    played = zip(gathered.played, turns, strict=True)
+    return gathered._replace(played=[talk._replace(versions=versions_of(talk, own)) for talk, own in played])
+
+  def _wait_for_parts(self, between: Callable[[], None]) -> None:
+    """Waits until the present weights have drawn what they drew in the run that is repeated."""
+    waited, before = 0.0, -1
+    while missing := sum(noted.missing(self._version) for noted, *_ in self._open.values()):
+      between()
+      if any(noted.error is not None for noted, *_ in self._open.values()):
+        return  # The batch raises it.
+      waited, before = (waited + _PATIENCE_S if missing == before else 0.0), missing
+      if waited > self._patience:
+        raise ReplayLost(f"replay: {missing} tokens of the weights after {self._version} steps do not come")
+      threading.Event().wait(_PATIENCE_S)
+
+  def metrics(self) -> dict[str, float]:
+    """Returns measures of the engine, such as the fraction of the time that it had nothing to do."""
+    return getattr(self._engine, "metrics", dict)()
+
+  def close(self) -> None:
+    """Gives up what is open, and ends the engine; a later use makes a new one."""
+    for _, playing, _ in self._open.values():
+      playing.close()
+    self._open.clear()
+    engine, self._engine, self._version = self._engine, None, None
+    if engine is not None:
+      engine.close()
+
+  def __enter__(self) -> "DrawingQueue":
+    """Returns itself."""
+    return self
+
+  def __exit__(self, *error: Any) -> None:
+    """Closes the queue."""
+    self.close()
+
+
+class _Noted:
+  """An `Engine` that notes which weights draw the requests of a batch, or has them drawn as before.
+
+  Args:
+    engine: Engine that draws.
+    order: Place of the batch among all; see `Request`.
+    oldest: Oldest version of the weights that may draw it.
+    known: How to draw it; None leaves that open.
+    seeds: Seeds of the sequences.
+  """
+
+  def __init__(self, engine: Engine, *, order: int, oldest: int, known: Batch | None, seeds: Sequence[int]):
+    self._engine, self._order, self._oldest, self._seeds = engine, order, oldest, seeds
+    self._known = {} if known is None else known.by_seed(seeds)
+    self._lock = threading.Lock()
+    self._turns: dict[int, Turn] = {}
+    self._drawn = dict.fromkeys(self._known, 0)
+    self.error: BaseException | None = None
+
+  @property
+  def limits(self) -> Limits:
+    """Limits of the engine."""
+    return self._engine.limits
+
+  def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
+    """Accepts a request; see `Engine`."""
+    known, seed = self._known.get(request.seed), request.seed
+    request = request._replace(order=self._order, oldest=self._oldest)
+    if known is not None:
+      request, own = request._replace(parts=known.parts, reused=known.reused), on_piece
+
+      def on_piece(piece: Piece) -> None:
+        with self._lock:
+          self._drawn[seed] += len(piece.tokens)
+        if own is not None:
+          own(piece)
+
+    handle = self._engine.submit(request, on_piece)
+    handle.completion.add_done_callback(lambda future: self._ended(seed, future))
+    return handle
+
+  def _ended(self, seed: int, future: Any) -> None:
+    self.error = self.error or future.exception()
+    if future.exception() is None:
+      completion: Completion = future.result()
+      with self._lock:
+        self._turns[seed] = Turn(tuple(map(tuple, completion.parts)), completion.reused)
+
+  def missing(self, version: int | None) -> int:
+    """Returns how many tokens the weights up to a version have yet to draw again."""
+    due = lambda turn: sum(count for own, count in turn.parts if version is None or own <= version)
+    with self._lock:
+      return sum(max(due(turn) - self._drawn[seed], 0) for seed, turn in self._known.items())
+
+  def turns_of(self, sequence: int) -> list[Turn]:
+    """Returns the turns of a sequence as they were drawn."""
+    turns: list[Turn] = []
+    while (turn := self._turns.get(turn_seed(self._seeds[sequence], len(turns)))) is not None:
+      turns.append(turn)
+    return turns
+
+  def update(self, params: Params, version: int) -> None:
+    """Gives the engine new weights; see `Engine`."""
+    self._engine.update(params, version)
+
+  def close(self) -> None:
+    """Ends the engine."""
+    self._engine.close()
