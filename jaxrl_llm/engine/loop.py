@@ -68,7 +68,6 @@ class _Open:
     text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
     kept: Ids that each token was drawn from; None if they are not recorded.
     cached, computed: Numbers of tokens; see `Completion`.
-    reused: Number of cached tokens, if some of them were drawn; see `Completion`.
     parts: Versions of the weights that drew the tokens, each with its number of tokens.
     drawn_at: Stretch that drew the last token.
   """
@@ -88,7 +87,6 @@ class _Open:
   kept: list[list[int]] | None = None
   cached: int = 0
   computed: int = 0
-  reused: int = 0
   parts: list[tuple[int, int]] = field(default_factory=list)
   drawn_at: int = 0
 
@@ -337,18 +335,14 @@ class DecodingEngine:
         continue
       if self._refuse_if_late(opened):
         continue
-      reused = opened.request.reused if not opened.tokens else None
-      place = self._pool.place(opened.fed, opened.request.salt, version=self._version, owner=opened.request.owner, reused=reused)
+      owner = opened.request.owner if opened.request.rereads else None
+      place = self._pool.place(opened.fed, opened.request.salt, version=self._version, owner=owner)
       if place is None:
         later.append(opened)
         break
       self._running[place.row] = opened
       opened.place, opened.copies = place, place.source != place.row
-      if reused and place.reused != reused:
-        self._finish(opened, ReplayLost(f"found {place.reused} cached tokens of this conversation, expected {reused}"))
-        continue
       opened.cached = 0 if opened.copies else place.shared
-      opened.reused = opened.reused if opened.tokens else place.reused
       self._write_settings(place.row, opened.request)
     self._waiting.extendleft(reversed(later))
 
@@ -496,7 +490,7 @@ class DecodingEngine:
     version = opened.parts[0][0] if opened.parts else self._version
     kept = None if opened.kept is None else opened.kept[: len(opened.tokens)]
     counts = opened.cached, opened.computed, version
-    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), opened.reused, routes, kept))
+    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, kept))
 
   def _routes_of(self, opened: _Open) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""

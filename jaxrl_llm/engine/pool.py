@@ -14,13 +14,11 @@ class Place(NamedTuple):
     row: Row that the request decodes in.
     source: Row with the first tokens of its prompt, which may be the same row.
     shared: Number of those tokens, which need not be computed.
-    reused: The same number if some of them were drawn, by requests of the same owner; else 0.
   """
 
   row: int
   source: int
   shared: int
-  reused: int = 0
 
 
 class Pool:
@@ -37,9 +35,9 @@ class Pool:
   Example:
     >>> pool = Pool(rows=2, columns=8, least=2)
     >>> pool.place(np.array([5, 6, 7, 8]), "", version=0)
-    Place(row=0, source=0, shared=0, reused=0)
+    Place(row=0, source=0, shared=0)
     >>> pool.place(np.array([5, 6, 7, 9]), "", version=0)  # Copied once row 0 has computed it.
-    Place(row=1, source=0, shared=3, reused=0)
+    Place(row=1, source=0, shared=3)
   """
 
   def __init__(self, rows: int, columns: int, *, least: int):
@@ -56,21 +54,19 @@ class Pool:
     self._ended = np.zeros(rows, np.int64)  # Time at which the row became idle.
     self._time, self._least = 0, least
 
-  def place(
-    self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int, owner: str = "", reused: int | None = None
-  ) -> Place | None:
+  def place(self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int, owner: str | None = "") -> Place | None:
     """Gives a request a row; None if no row is free.
 
     A row whose tokens all continue in the prompt is taken over as it is. Otherwise the request gets
     an empty row, or the one that has been idle for longest, and copies what another row shares with
     it. The last token of a prompt is never shared, because its logits are needed. Tokens that were
-    drawn, and what follows them, are shared with requests of the same owner only, and with
-    `reused=0` not with these.
+    drawn, and what follows them, are shared with requests of the same owner only; the owner None
+    shares none.
     """
     free = ~self._busy & (self._readers == 0)
     if not free.any():
       return None
-    shared = self._shared(tokens[:-1], salt, version, None if reused == 0 else owner)
+    shared = self._shared(tokens[:-1], salt, version, owner)
     is_whole = free & (shared == self.lengths) & (shared > 0)
     if is_whole.any():
       row = int(np.argmax(np.where(is_whole, shared, -1)))
@@ -81,7 +77,7 @@ class Pool:
     saved = shared[source] - shared[row]
     if saved < self._least and not (saved and shared[source] == len(tokens) - 1):
       source = row
-    place = Place(row, source, int(shared[source]), int(shared[source] * (shared[source] > self._prefilled[source])))
+    place = Place(row, source, int(shared[source]))
     self._readers[source] += source != row
     self._busy[row], self._salts[row], self._versions[row], self._owners[row] = True, salt, version, owner
     self._prefilled[row] = len(tokens) - 1 if place.shared <= self._prefilled[source] else self._prefilled[source]
@@ -96,7 +92,8 @@ class Pool:
     np.not_equal(self._tokens[:, : len(tokens)], tokens, out=differs[:, :-1])
     equal = differs.argmax(axis=1)
     held = np.maximum(self._planned, self.lengths)
-    held = np.where(self._owners == owner, held, np.minimum(held, self._prefilled))
+    is_own = np.full(len(held), False) if owner is None else self._owners == owner
+    held = np.where(is_own, held, np.minimum(held, self._prefilled))
     return np.where(known, np.minimum(equal, held), 0)
 
   def has_computed(self, place: Place) -> bool:

@@ -38,7 +38,9 @@ class Request(NamedTuple):
     parts: Versions that draw it, with the number of tokens that each draws, as in
       `Completion.parts`, so that an earlier draw is repeated whenever new weights come. It waits
       for each of them. Empty leaves it open.
-    reused: `Completion.reused` of the draw to repeat; None leaves it open.
+    rereads: Whether it may read cached keys and values of tokens that earlier requests of this owner
+      drew. Otherwise it computes them anew, as a prompt: its draw is then the same to the last bit
+      whether they are still cached or not.
   """
 
   tokens: Sequence[int]
@@ -55,7 +57,7 @@ class Request(NamedTuple):
   order: int = 0
   oldest: int = 0
   parts: Sequence[tuple[int, int]] = ()
-  reused: int | None = None
+  rereads: bool = True
 
 
 class Piece(NamedTuple):
@@ -84,8 +86,6 @@ class Completion(NamedTuple):
     version: Version of the weights that drew the first token.
     parts: Versions of the weights that drew the tokens, with the number of tokens that each drew,
       in the order of the draw.
-    reused: Number of cached tokens, if some of them were drawn by earlier requests of this owner,
-      and therefore rounded in another way than in a prompt; else 0.
     routes: Experts that each of the S tokens of prompt and completion but the last visited, -1 in
       layers without experts; None if the engine records none.
     kept: Ids that the filters left to draw each token from; None if the engine does not record
@@ -99,7 +99,6 @@ class Completion(NamedTuple):
   computed_tokens: int
   version: int
   parts: tuple[tuple[int, int], ...] = ()
-  reused: int = 0
   routes: Int16[np.ndarray, "S L K"] | None = None
   kept: list[list[int]] | None = None
 
@@ -109,7 +108,7 @@ class QueueFull(Exception):
 
 
 class ReplayLost(Exception):
-  """A request cannot be drawn again as it was: weights or cached tokens are no longer there."""
+  """A request cannot be drawn again as it was, because its weights are no longer there."""
 
 
 class Pulse(NamedTuple):

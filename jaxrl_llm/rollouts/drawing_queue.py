@@ -7,7 +7,8 @@ weights of that step or later ones, for η = `rollout.staleness`:
   begun:      0 ... η    η + 1    η + 2    η + 3
 
 So no token is older than η steps, at most η + 1 batches are open, and each step learns from the
-same prompts whatever the timing: nothing is dropped for being slow, or preferred for being quick.
+same prompts whatever the timing: nothing is dropped for being slow, or preferred for being quick. What
+a turn draws does not depend on whether its conversation is still cached.
 The oldest requests get rows first. Nothing is open across a checkpoint, which therefore holds all
 that the next step depends on.
 """
@@ -152,9 +153,9 @@ class _Noted:
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request; see `Engine`."""
     known, seed = self._known.get(request.seed), request.seed
-    request = request._replace(order=self._order, oldest=self._oldest)
+    request = request._replace(order=self._order, oldest=self._oldest, rereads=False)
     if known is not None:
-      request, own = request._replace(parts=known.parts, reused=known.reused), on_piece
+      request, own = request._replace(parts=known), on_piece
 
       def on_piece(piece: Piece) -> None:
         with self._lock:
@@ -171,11 +172,11 @@ class _Noted:
     if future.exception() is None:
       completion: Completion = future.result()
       with self._lock:
-        self._turns[seed] = Turn(tuple(map(tuple, completion.parts)), completion.reused)
+        self._turns[seed] = tuple(map(tuple, completion.parts))
 
   def missing(self, version: int | None) -> int:
     """Returns how many tokens the weights up to a version have yet to draw again."""
-    due = lambda turn: sum(count for own, count in turn.parts if version is None or own <= version)
+    due = lambda turn: sum(count for own, count in turn if version is None or own <= version)
     with self._lock:
       return sum(max(due(turn) - self._drawn[seed], 0) for seed, turn in self._known.items())
 

@@ -4,11 +4,11 @@ Draws depend on keys and weights alone, so what varies from one asynchronous run
 new weights reached the sampler. `WORKDIR/schedule.jsonl` records that. Its lines, one for each
 batch of rollouts, are all that it takes to repeat a run to the last bit, at any speed:
 
-  {"step": 7, "draw": 0, "settings": "5c1d...", "tokens": 3054198966, "turns": [[[0, 6, 31, 7, 12]], ...]}
+  {"step": 7, "draw": 0, "settings": "5c1d...", "tokens": 3054198966, "turns": [[[6, 31, 7, 12]], ...]}
 
-`turns` has a list for each sequence, and in it one for each turn that was drawn: `Request.reused`,
-and then versions of the weights, each with the number of tokens that it drew. `tokens` is a
-checksum of what was drawn, and `settings` one of the config.
+`turns` has a list for each sequence, and in it one for each turn that was drawn: versions of the
+weights, each with the number of tokens that it drew. `tokens` is a checksum of what was drawn, and
+`settings` one of the config.
 """
 
 import hashlib
@@ -25,16 +25,8 @@ from jaxrl_llm.rollouts.playing import Conversation, turn_seed
 FILE = "schedule.jsonl"
 
 
-class Turn(NamedTuple):
-  """How a turn was drawn.
-
-  Attributes:
-    parts: Versions of the weights, each with the number of tokens that it drew.
-    reused: Number of cached tokens, as in `Completion`.
-  """
-
-  parts: tuple[tuple[int, int], ...]
-  reused: int = 0
+Turn = tuple[tuple[int, int], ...]
+"""How a turn was drawn: versions of the weights, each with the number of tokens that it drew."""
 
 
 class Batch(NamedTuple):
@@ -82,10 +74,10 @@ def versions_of(talk: Conversation, turns: Sequence[Turn]) -> list[int]:
 
   Example:
     >>> talk = Conversation(0, (), (5, 6, 7), (-1.0,) * 3, (True, False, True), (), 0)
-    >>> versions_of(talk, [Turn(((2, 1),)), Turn(((3, 1),))])
+    >>> versions_of(talk, [((2, 1),), ((3, 1),)])
     [2, -1, 3]
   """
-  drawn = iter([version for turn in turns for version, count in turn.parts for _ in range(count)])
+  drawn = iter([version for turn in turns for version, count in turn for _ in range(count)])
   return [next(drawn, -1) if own else -1 for own in talk.written]
 
 
@@ -93,13 +85,13 @@ def to_line(batch: Batch) -> str:
   """Converts a batch to a line of the file.
 
   Example:
-    >>> batch = Batch(1, 0, "5c1d", 7, ((Turn(((1, 3), (2, 4))),),))
+    >>> batch = Batch(1, 0, "5c1d", 7, ((((1, 3), (2, 4)),),))
     >>> to_line(batch)
-    '{"step":1,"draw":0,"settings":"5c1d","tokens":7,"turns":[[[0,1,3,2,4]]]}'
+    '{"step":1,"draw":0,"settings":"5c1d","tokens":7,"turns":[[[1,3,2,4]]]}'
     >>> from_line(to_line(batch)) == batch
     True
   """
-  turns = [[[turn.reused, *(x for part in turn.parts for x in part)] for turn in turns] for turns in batch.turns]
+  turns = [[[x for part in turn for x in part] for turn in turns] for turns in batch.turns]
   return json.dumps(batch._asdict() | {"turns": turns}, separators=(",", ":"))
 
 
@@ -111,7 +103,7 @@ def from_line(line: str) -> Batch:
   """
   try:
     row = json.loads(line)
-    turns = tuple(tuple(Turn(tuple(zip(x[1::2], x[2::2], strict=True)), x[0]) for x in own) for own in row["turns"])
+    turns = tuple(tuple(tuple(zip(x[::2], x[1::2], strict=True)) for x in own) for own in row["turns"])
     return Batch(row["step"], row["draw"], row["settings"], row["tokens"], turns)
   except (KeyError, TypeError, IndexError) as error:
     raise ValueError(f"found {line[:60]!r}, expected a batch of a schedule") from error

@@ -24,7 +24,7 @@ def test_the_row_that_has_been_idle_for_longest_makes_room():
   pool = Pool(3, 64, least=4)
   rows = [ended(pool, np.arange(start, start + 5)).row for start in (0, 10, 20)]
   again = ended(pool, np.array([0, 1, 2, 3, 4, 5]))  # Row 0 is now the youngest.
-  assert rows == [0, 1, 2] and again == Place(0, 0, 5, 5)
+  assert rows == [0, 1, 2] and again == Place(0, 0, 5)
   assert [ended(pool, np.arange(start, start + 5)).row for start in (30, 40, 50)] == [1, 2, 0]
 
 
@@ -32,7 +32,7 @@ def test_a_row_is_taken_over_only_if_nothing_of_it_is_lost():
   pool = Pool(3, 64, least=4)
   ended(pool, A)
   assert ended(pool, np.append(A[:10], 7)) == Place(1, 0, 10)
-  assert ended(pool, np.append(A, 7)) == Place(0, 0, 20, 20)
+  assert ended(pool, np.append(A, 7)) == Place(0, 0, 20)
   # With no other row left, the oldest keeps what is shared.
   ended(pool, B)
   assert ended(pool, np.append(A[:10], 8)) == Place(1, 1, 10)
@@ -62,9 +62,9 @@ def test_what_was_drawn_is_shared_with_its_owner_alone():
   pool.add(place.row, A.tolist())  # The last 11 of them were drawn.
   pool.release(place.row, version=0)
   shared = {owner: Pool.place(copy.deepcopy(pool), np.append(A, 7), "", version=0, owner=owner) for owner in "ab"}
-  assert shared == {"a": Place(0, 0, 20, 20), "b": Place(1, 0, 9)}
-  # Nor with its owner, if a draw is repeated that did not read them.
-  assert copy.deepcopy(pool).place(np.append(A, 7), "", version=0, owner="a", reused=0) == Place(1, 0, 9)
+  assert shared == {"a": Place(0, 0, 20), "b": Place(1, 0, 9)}
+  # Nor with its owner, if that asks for what does not depend on the cache.
+  assert copy.deepcopy(pool).place(np.append(A, 7), "", version=0, owner=None) == Place(1, 0, 9)
   # Its owner's continuation, and a copy of it, hold drawn tokens too.
   pool.place(np.append(A, B), "", version=0, owner="a")
   assert pool.place(np.append(A, B), "", version=0, owner="b") == Place(1, 0, 9)

@@ -111,7 +111,7 @@ def repeated(engine, requests, results):
 
     return note
 
-  again = [request._replace(parts=result.parts, reused=result.reused) for request, result in zip(requests, results, strict=True)]
+  again = [request._replace(parts=result.parts) for request, result in zip(requests, results, strict=True)]
   handles = [engine.submit(request, noting(i)) for i, request in enumerate(again)]
   for version in range(NEWEST):
     due = [sum(count for of, count in result.parts if of <= version) for result in results]
@@ -147,17 +147,15 @@ def test_a_draw_of_older_weights_cannot_be_repeated(engine_of):
   assert complete(engine, Request(prompt(0, 9), 6))[0].reason == "length"
 
 
-def test_a_draw_that_reused_drawn_tokens_is_repeated_with_them_or_not_at_all(engine_of):
+def test_a_turn_that_rereads_nothing_is_the_same_whatever_is_cached(engine_of):
   first = Request(prompt(0, 9), 20, seed=1, owner="a")
   engine = engine_of()
   [said] = complete(engine, first)
-  second = Request([*first.tokens, *said.tokens, *prompt(1, 3)], 6, seed=2, owner="a")
-  [answer] = complete(engine, second)
-  assert answer.reused == len(first.tokens) + len(said.tokens) - 1
-  [apart] = complete(engine_of(), second)
-  assert apart.reused == 0
-  other = engine_of()
-  complete(other, first)
-  assert complete(other, second._replace(reused=0))[0].logprobs == apart.logprobs
-  with pytest.raises(ReplayLost, match="found 0 cached tokens"):
-    complete(engine_of(), second._replace(reused=answer.reused))
+  second = Request([*first.tokens, *said.tokens, *prompt(1, 3)], 20, seed=2, owner="a", rereads=False)
+  [answer], [apart] = complete(engine, second), complete(engine_of(), second)
+  assert (answer.tokens, answer.logprobs) == (apart.tokens, apart.logprobs)
+  assert answer.cached_tokens == len(first.tokens) - 1 and apart.cached_tokens == 0
+  # All that is now computed as a prompt need not be computed again.
+  third = second._replace(tokens=[*second.tokens, *answer.tokens, *prompt(2, 3)], seed=3)
+  assert complete(engine, third)[0].cached_tokens == len(second.tokens) - 1
+  assert complete(engine, third._replace(rereads=True))[0].cached_tokens > len(second.tokens)

@@ -1,0 +1,163 @@
+"""Runs that draw from a queue: how old their tokens are, and that they repeat to the last bit."""
+
+import random
+import time
+
+import jax
+import pytest
+
+from jaxrl_llm import train
+from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.main import main
+from jaxrl_llm.rollouts import schedule
+from jaxrl_llm.rollouts.schedule import ReplayDiffersError
+from jaxrl_llm.run import ahead, learn
+from tests.marks import few
+from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
+
+SHORT = VARIED | {
+  "num_steps": 7, "warm_start.num_steps": 0, "checkpoint.every": 4, "eval.every": 5, "eval.num_prompts": 8, "eval.batch_prompts": 8,
+  "learner.learning_rate": 1e-2, "log.tensorboard": False, "rollout.queue": True, "rollout.staleness": 2, "rollout.slots": 8,
+}  # fmt: skip
+TIMES = ("perf/", "timing_s/", "rollout/engine", "conversation/computed_tokens", "conversation/cached_tokens")
+
+
+def config_of(name="gspo", changes=None):
+  config = tiny_config(name, SHORT | (changes or {}))
+  assert config_problems(config) == []
+  return config
+
+
+def results(workdir):
+  """Returns all metrics of a run but for times, and for what was still cached."""
+  return [{name: x for name, x in row.items() if not name.startswith(TIMES)} for phase in ("rl", "eval") for row in rows(workdir, phase)]
+
+
+def repeat(config, workdir, replay):
+  """Repeats a run in another workdir."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  with quick():
+    return train.proceed(train.start_run(config, workdir, replay=replay))
+
+
+@pytest.fixture
+def slowly(monkeypatch):
+  """Makes updates take random times, so that weights change at any time."""
+  pauses, update = random.Random(0), learn.update
+
+  def updating(*args):
+    time.sleep(pauses.uniform(0, 0.15))
+    return update(*args)
+
+  monkeypatch.setattr(learn, "update", updating)
+
+
+@pytest.mark.parametrize("in_flight", few(["keep", "recompute", None], 0, rest="slow"))
+@pytest.mark.parametrize("name", few(["gspo", "tools"], 0, rest="slow"))
+def test_a_run_is_repeated_to_the_last_bit(name, in_flight, slowly, tmp_path, monkeypatch):
+  config = config_of(name, {"rollout.update_in_flight": in_flight})
+  run_here(config, tmp_path / "first")
+  ages = column(tmp_path / "first", "rollout/staleness")
+  # The steps behind the checkpoint after step 4 begin anew.
+  assert max(ages) == 2 and all(age <= lag for age, lag in zip(ages, [0, 1, 2, 2, 0, 1, 2], strict=True))
+  assert len({row["rollout/tokens_sha256"] for row in rows(tmp_path / "first", "rl")}) == 7
+  monkeypatch.undo()
+  repeat(config, tmp_path / "again", tmp_path / "first")
+  assert results(tmp_path / "again") == results(tmp_path / "first")
+  assert schedule.read(tmp_path / "again") == schedule.read(tmp_path / "first")
+
+
+def test_without_lag_a_run_is_the_same_whenever(tmp_path, monkeypatch):
+  config = config_of(changes={"rollout.staleness": 0, "num_steps": 3})
+  run_here(config, tmp_path / "first")
+  monkeypatch.setattr(learn, "update", lambda *args, update=learn.update: (time.sleep(0.2), update(*args))[1])
+  run_here(config, tmp_path / "again")
+  assert results(tmp_path / "again") == results(tmp_path / "first")
+  assert column(tmp_path / "first", "rollout/staleness") == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_does_again_what_it_had_done(slowly, tmp_path, monkeypatch):
+  """It stops twice, before and behind its checkpoint; what it had learned by then stays the same."""
+  config, stops = config_of(changes={"rollout.update_in_flight": "keep"}), [3, 6]
+
+  class Killed(Exception):
+    pass
+
+  def stopping(run, batch, step, *args, learn_from=train.learn_from, **options):
+    if stops and step == stops[0]:
+      stops.pop(0)
+      raise Killed
+    return learn_from(run, batch, step, *args, **options)
+
+  monkeypatch.setattr(train, "learn_from", stopping)
+  seen = []
+  while True:
+    try:
+      run_here(config, tmp_path / "first")
+      break
+    except Killed:
+      seen.append(schedule.read(tmp_path / "first"))
+  assert [len(batches) >= known for batches, known in zip(seen, (3, 6), strict=True)] == [True, True]
+  last = schedule.read(tmp_path / "first")
+  assert all(last[: len(batches)] == batches for batches in seen) and len(last) == 7
+  monkeypatch.undo()
+  repeat(config, tmp_path / "again", tmp_path / "first")
+  assert results(tmp_path / "again") == results(tmp_path / "first")
+
+
+@pytest.mark.slow
+def test_what_a_run_did_with_other_settings_is_not_repeated(tmp_path, monkeypatch):
+  def stopping(run, *args, **options):
+    if run.record.rl_steps == 5:
+      raise InterruptedError
+    return learn_from(run, *args, **options)
+
+  learn_from = train.learn_from
+  monkeypatch.setattr(train, "learn_from", stopping)
+  with pytest.raises(InterruptedError):
+    run_here(config_of(), tmp_path)
+  before = schedule.read(tmp_path)
+  monkeypatch.undo()
+  run_here(config_of(changes={"learner.learning_rate": 2e-2}), tmp_path)
+  after = schedule.read(tmp_path)
+  assert len(after) == 7 and after[:4] == before[:4] and {batch.settings for batch in after[4:]} != {before[4].settings}
+
+
+@pytest.mark.slow
+def test_a_replay_that_differs_is_an_error(tmp_path):
+  config = config_of(changes={"num_steps": 2, "rollout.staleness": 0})
+  run_here(config, tmp_path / "first")
+  lines = [batch._replace(tokens=1) if batch.step else batch for batch in schedule.read(tmp_path / "first")]
+  (tmp_path / "first" / schedule.FILE).write_text("".join(f"{schedule.to_line(batch)}\n" for batch in lines))
+  with pytest.raises(ReplayDiffersError, match="replay: the rollouts of step 2"):
+    repeat(config, tmp_path / "again", tmp_path / "first")
+
+
+def test_tokens_beyond_the_bound_are_never_learned_from(tmp_path, monkeypatch):
+  """An engine that ignores `Request.oldest` is found out."""
+  config = config_of(changes={"num_steps": 2, "rollout.staleness": 0})
+  wait = ahead.wait_queued
+
+  def older(run, step, **options):
+    drawn, metrics = wait(run, step, **options)
+    return drawn._replace(rollouts=drawn.rollouts._replace(versions=jax.tree.map(lambda x: x - (x > 0), drawn.rollouts.versions))), metrics
+
+  monkeypatch.setattr(ahead, "wait_queued", older)
+  with pytest.raises(ahead.StaleError, match="step 2: found tokens of the weights after 0 steps, expected 1 or later"):
+    run_here(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ((), "--replay: found a config without rollout.queue=True"),
+    (("--config.rollout.queue=True",), "--replay: found no schedule.jsonl in"),
+  ],
+)
+def test_a_replay_of_nothing_is_refused(arguments, message, tmp_path, capsys):
+  argv = ["main", "--config=configs/gspo.py:tiny", f"--workdir={tmp_path / 'again'}", f"--replay={tmp_path}", *arguments]
+  assert main(argv) == 2
+  assert message in capsys.readouterr().err
+  assert main(argv[:2] + argv[3:]) == 2
+  assert "--replay: found no --workdir" in capsys.readouterr().err
