@@ -222,6 +222,8 @@ class TrainBatch(NamedTuple):
       rows; 0 for padding. None if no weight depends on it.
     taught: The rows as a teacher with prompts of its own reads them, for a comparison with it over
       the whole vocabulary; None otherwise.
+    lag: Number of RL steps between the weights that drew each token and those at the start of this
+      rollout batch's updates; 0 for tokens that the policy did not draw. None if nothing reads it.
   """
 
   tokens: Int[Array, "B T"]
@@ -245,6 +247,7 @@ class TrainBatch(NamedTuple):
   entropy_coefs: Float[Array, "B T"] | None = None
   replies: Float[Array, "B T"] | None = None
   taught: TaughtRows | None = None
+  lag: Int[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):
@@ -356,9 +359,9 @@ class Objective(NamedTuple):
     weigh: Function that returns the weights of all tokens of the global batch.
     token_loss: Function that returns the loss of each token, to be minimised.
     needs: Optional fields of `TrainBatch` and `PolicyOutputs` that `token_loss` reads, among
-      `old_logprobs`, `sampler_logprobs`, `ref_logprobs`, `entropy` and `comparison`; `groups`,
-      which `weigh` reads; or `old_entropy`, which `prepare` reads. The training loop computes only
-      these.
+      `old_logprobs`, `sampler_logprobs`, `ref_logprobs`, `entropy`, `comparison` and `lag`;
+      `groups`, which `weigh` reads; or `old_entropy`, which `prepare` reads. The training loop
+      computes only these.
     value_loss: Loss of the values of a critic with its own parameters; None for a method without a
       critic. `token_loss` adds the same term by itself if `PolicyOutputs.values` is given, i.e. if
       policy and critic share their parameters.

@@ -45,6 +45,7 @@ def needed_by_step(
     taught=batch.taught if taught else None,
     groups=batch.groups if "groups" in needs else None,
     old_entropy=batch.old_entropy if "old_entropy" in needs else None,
+    lag=batch.lag if "lag" in needs else None,
     returns=None,
     old_values=None,
   )
@@ -58,7 +59,7 @@ def needed_by_critic(batch: TrainBatch, needs: frozenset[str]) -> TrainBatch:
     needs: Optional fields that the objective reads.
   """
   groups = batch.groups if "groups" in needs else None
-  gone = ("ref_logprobs", "kl_coefs", "entropy_coefs", "sampler_logprobs", "routing", "old_entropy", "replies", "taught")
+  gone = ("ref_logprobs", "kl_coefs", "entropy_coefs", "sampler_logprobs", "routing", "old_entropy", "replies", "taught", "lag")
   return batch._replace(**dict.fromkeys(gone), groups=groups)
 
 
@@ -73,6 +74,7 @@ def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   """Keeps the optional arrays for passes that only compute log-probabilities or values."""
   gone = ("ref_logprobs", "kl_coefs", "returns", "old_values", "importance", "groups", "old_entropy", "entropy_coefs", "replies", "taught")
+  gone += ("lag",)
   return batch._replace(**dict.fromkeys(gone))
 
 
@@ -104,6 +106,7 @@ def abstract_batch(
     routing=routing,
     prefixes=ints if shares else None,
     groups=ints,
+    lag=ints,
     taught=TaughtRows(ints, ints, ints, ints, ints if shares else None),
     **dict.fromkeys(names, floats),
   )

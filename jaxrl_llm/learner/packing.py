@@ -26,6 +26,8 @@ class Trajectory(NamedTuple):
     group: Number of the prompt that the sequence is a sample of; None if not needed. `pack` numbers
       the prompts of a batch anew.
     replies: 1 if a token is part of an environment's reply, else 0; None if not needed.
+    lag: Number of RL steps by which the weights that drew each token lag, 0 for other tokens; None
+      if not needed.
   """
 
   tokens: Int[np.ndarray, " t"]
@@ -37,6 +39,7 @@ class Trajectory(NamedTuple):
   pictures: Pictures | None = None
   group: int | None = None
   replies: Float[np.ndarray, " t"] | None = None
+  lag: Int[np.ndarray, " t"] | None = None
 
 
 class Unit(NamedTuple):
@@ -99,7 +102,7 @@ def demonstration(
 def with_prompt(sequence: Trajectory, prompt: Sequence[int] | Int[np.ndarray, " p"]) -> Trajectory:
   """Replaces the prompt of a sequence, for a model that reads another one.
 
-  Recorded routes, pictures and marks of replies belong to the old prompt and are dropped.
+  Recorded routes, pictures, marks of replies and lags belong to the old prompt and are dropped.
 
   Example:
     >>> other = with_prompt(demonstration([1, 2], [3])._replace(num_prompt=2), [7])
@@ -381,6 +384,7 @@ def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = No
   floats = {name: np.zeros(layout.shape, np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
   if sequences and sequences[0].replies is not None:
     floats["replies"] = np.zeros(layout.shape, np.float32)
+  lag = np.zeros(layout.shape, np.int32) if sequences and sequences[0].lag is not None else None
   prompts: dict[int | None, int] = {}
   for sequence in sequences:
     prompts.setdefault(sequence.group, len(prompts) + 1)
@@ -398,11 +402,13 @@ def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = No
       array[row, slots] = getattr(sequence, name)
     if routing is not None:
       routing[row, slots] = sequence.routing
+    if lag is not None:
+      lag[row, slots] = sequence.lag
   if not layout.shares:
     ints["prefixes"] = None
   if not sequences or sequences[0].group is None:
     ints["groups"] = None
-  batch = TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"], routing=routing)
+  batch = TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"], routing=routing, lag=lag)
   return batch if room is None else _with_pictures(batch, sequences, layout, room)
 
 

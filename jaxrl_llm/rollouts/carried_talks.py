@@ -103,6 +103,7 @@ def to_json(groups: TalkGroups) -> dict[str, Any]:
         "reason": int(talk.reason),
         "failed": talk.failed,
         "routes": talk.routes if talk.routes is None else _to_text(talk.routes),
+        "versions": [int(x) for x in talk.versions],
       }
       for talk in groups.talks
     ],
@@ -127,6 +128,7 @@ def from_json(saved: Mapping[str, Any]) -> TalkGroups:
         StopReason(talk["reason"]),
         talk["failed"] and tuple(talk["failed"]),
         routes=talk["routes"] and _from_text(*talk["routes"]),
+        versions=tuple(talk.get("versions", ())),
       )
     )
   return TalkGroups(list(saved["examples"]), talks, list(saved["seeds"]), list(saved["steps"]))

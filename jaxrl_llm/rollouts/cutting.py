@@ -95,4 +95,5 @@ def cut(talk: Conversation, num_written: int) -> Conversation:
     failed=None,
     discarded_tokens=max(len(positions) - num_written, 0),
     routes=None if talk.routes is None else talk.routes[:fed],
+    versions=talk.versions[:size],
   )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.advantages.estimators import Evidence
 from jaxrl_llm.learner.packing import Trajectory
@@ -123,6 +123,7 @@ def trajectories(
   pictures: Sequence[Pictures | None] | None = None,
   group_size: int | None = None,
   replies: bool = False,
+  lags: Int[np.ndarray, "N R"] | None = None,
 ) -> list[Trajectory]:
   """Makes the trajectories of a rollout batch on the host, with zero advantages.
 
@@ -133,6 +134,7 @@ def trajectories(
     group_size: Number of samples per prompt, to number the prompts; None leaves them without
       numbers.
     replies: Whether to mark the tokens of an environment's replies.
+    lags: Lag of each response token, from `versions.lags`; None if nothing reads it.
   """
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
@@ -156,6 +158,7 @@ def trajectories(
         pictures=None if pictures is None else pictures[row],
         group=None if group_size is None else row // group_size + 1,
         replies=np.concatenate([zeros, (1 - own) * counted[row]]).astype(np.float32) if replies else None,
+        lag=None if lags is None else np.concatenate([np.zeros(len(prompt), np.int32), lags[row][drawn]]).astype(np.int32),
       )
     )
   return result

@@ -166,9 +166,10 @@ def test_a_checkpoint_restores_every_bit():
   groups = carried_talks.join(carried_talks.NO_GROUPS, [{"prompt": "1", "level": 2}], [2**63 + 1, 3], step=4)
   talk = Conversation(
     0, [1], [5, 6, 7], [-np.float32(0.1).item(), 0.0, -1e-30], [True, False, True], (Turn("a", (6,), 0.1, 0),), StopReason.UNFINISHED,
-    routes=routes,
+    routes=routes, versions=(3, 0, 4),
   )  # fmt: skip
   failed = talk._replace(sequence=1, turns=(Turn("a", "b", 0.0, 0),), reason=StopReason.ABORTED, failed=("raised", "x"), routes=None)
+  failed = failed._replace(versions=())
   groups = groups._replace(talks=[talk, failed])
   again = carried_talks.from_json(json.loads(json.dumps(carried_talks.to_json(groups))))
   assert np.array_equal(again.talks[0].routes, routes) and again.talks[0].routes.dtype == np.int16
