@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 
 from jaxrl_llm.config.values import (  # isort: skip
-  ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LAG, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
+  ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
   SCHEDULE, SEED, SHARE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, names_path, one_of, or_none, texts,
 )  # fmt: skip
 from jaxrl_llm.messages import Problem, did_you_mean, shown
@@ -316,7 +316,7 @@ FIELDS: dict[str, Field] = {
   "rollout.cache_dtype": Field(None, one_of("float32", "bfloat16", "int8"), "Type of the cache. None: the sampler's."),
   "rollout.cache_blocks": Field(None, COUNTS, "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget."),
   "rollout.staleness": Field(0, NATURAL,
-    "RL steps by which the sampler's weights may lag: 0, or 1 to draw the next rollouts while this step "
+    "RL steps by which the weights that draw a token may lag; above 0, the next rollouts are drawn while this step "
     "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),
   "rollout.queue": Field(False, SWITCH,
     "Draw rollouts from a queue, request by request, while the learner works on earlier steps; for a staleness above 1, weights that "
@@ -351,7 +351,9 @@ FIELDS: dict[str, Field] = {
     "Weight of the cross-entropy of an environment's replies (ECHO), in the mean over the tokens of all replies; 0: none."),
   "learner.row_buckets": Field(None, COUNTS,
     "Rows of a packed mini-batch, which takes the smallest number that holds its sequences."),
-  "learner.old_logprobs": Field("sampler", one_of("sampler", "learner"), "Source of the old policy's log-probabilities."),
+  "learner.old_logprobs": Field("sampler", one_of("sampler", "learner", "interpolated"),
+    "Source of the old policy's log-probabilities: the sampler, a pass of the learner, or (A-3PO) an interpolation between "
+    "the sampler and the current policy."),
   "learner.learning_rate": Field(2e-4, ABOVE_ZERO, "AdamW's largest learning rate."),
   "learner.warmup_steps": Field(10, NATURAL, "Updates over which the learning rate rises."),
   "learner.schedule": Field("linear", SCHEDULE, "Learning rate after warm-up: constant, or linear down to 0 at the last step."),

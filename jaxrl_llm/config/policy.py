@@ -11,6 +11,7 @@ from jaxrl_llm.config.fields import given
 from jaxrl_llm.models import Lora, Model, ModelConfig, load_params, preset, read_config
 from jaxrl_llm.models.config import Vision
 from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.objectives.interpolation import interpolated
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
 from jaxrl_llm.text_types import Tokenizer
@@ -87,5 +88,6 @@ def first_params(config: ConfigDict, model: Model, shardings: PyTree) -> Callabl
 
 
 def make_objective(config: ConfigDict) -> Objective:
-  """Builds the objective, with the corrections that the config asks for."""
-  return corrected(objectives.make(config.objective.name, **given(config.objective, "name")), **given(config.correction))
+  """Builds the objective, with the corrections and the old policy that the config asks for."""
+  objective = corrected(objectives.make(config.objective.name, **given(config.objective, "name")), **given(config.correction))
+  return interpolated(objective) if config.learner.old_logprobs == "interpolated" else objective

@@ -64,6 +64,11 @@ def _lags(c: ConfigDict) -> bool:
   return c.rollout.staleness > 0 or c.rollout.spare_prompts > 0
 
 
+def _interpolates(c: ConfigDict) -> bool:
+  """Returns whether the old policy lies between the sampler's and the current one."""
+  return c.learner.old_logprobs == "interpolated"
+
+
 def has_teacher(c: ConfigDict) -> bool:
   """Returns whether a config names a teacher, or several."""
   return c.teacher.path is not None or c.teacher.paths is not None
@@ -220,7 +225,7 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("correction.off_policy_mask",
     lambda c, x: c.correction.off_policy_mask is not None and c.learner.updates_per_rollout == 1 and c.learner.old_logprobs == "learner"
     and not (_lags(c) and c.correction.off_policy_anchor == "sampler"),
-    "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness=1 or spare_prompts above 0, "
+    "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness or spare_prompts above 0, "
     "off_policy_anchor='sampler'"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and x.ignores_lag, _IGNORES_LAG),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 1 and not c.rollout.queue,
@@ -238,22 +243,32 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("learner.old_logprobs",
     lambda c, x: _lags(c) and c.learner.old_logprobs == "learner" and "old_logprobs" in x.objective.needs
     and x.objective.ratio_level is not None and not (x.corrected.corrects_mismatch or c.correction.bypass),
-    "'sampler', because with rollout.staleness=1 or spare_prompts above 0 the ratio would start at 1 however much "
+    "'sampler', because with rollout.staleness or spare_prompts above 0 the ratio would start at 1 however much "
     "the sampler's weights "
     "lag; or correction.tis, mis or icepop, which correct for the lag"),
+  Refusal("learner.old_logprobs", lambda c, x: _interpolates(c) and (c.rollout.staleness == 0 or c.rollout.spare_prompts > 0),
+    "'sampler' or 'learner', because the interpolation needs a lag that is known for each token: a rollout.staleness above 0, and "
+    "spare_prompts=0"),
+  Refusal("learner.old_logprobs", lambda c, x: _interpolates(c) and ("old_logprobs" not in x.corrected.needs or c.correction.bypass),
+    "'sampler', because the objective does not read the old policy's log-probabilities, or correction.bypass replaces them"),
+  Refusal("learner.old_logprobs",
+    lambda c, x: _interpolates(c) and _lags(c) and "old_logprobs" in x.objective.needs and x.objective.ratio_level is not None
+    and not (x.corrected.corrects_mismatch or c.correction.bypass),
+    "'sampler', because the ratio to the interpolated policy leaves out a part of the lag; or correction.tis, mis or icepop, which "
+    "correct for it"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and min(c.checkpoint.every, c.num_steps) < 2,
     "0, because the first step and those after a checkpoint never lag: with checkpoint.every=1 or num_steps below "
     "2 no step would lag"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.num_steps < 2,
     "0, because with num_steps below 2 no later step continues the spare groups: they would be lost"),
   Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and _lags(c) and not c.rollout.queue,
-    "0, because with rollout.staleness=1 or spare_prompts above 0 the sampler already draws for the next step; or both at 0"),
+    "0, because with rollout.staleness or spare_prompts above 0 the sampler already draws for the next step; or both at 0"),
   Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and not x.estimator.compares_groups,
     "0, because this advantage.estimator does not compare the samples of a group: groups of equal reward teach as "
     "much as others"),
   Refusal("rollout.report_every",
     lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0 and c.environment.name is None and not c.rollout.queue,
-    "0, because with rollout.staleness=1 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
+    "0, because with rollout.staleness above 0 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
     "or staleness=0"),
   Refusal("serving.layout", lambda c, x: c.serving.layout is not None and c.mesh.sampler > 0,
     "None, because mesh.sampler is above 0: mesh.sampler_expert and mesh.sampler_tensor lay out the sampler's weights"),
@@ -264,7 +279,7 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("profile.num_steps", lambda c, x: c.profile.num_steps > 1 and c.profile.start is None,
     "1, because profile.start is None: nothing is traced"),
   Refusal("checkpoint.every_minutes", lambda c, x: c.rollout.staleness > 0 and c.checkpoint.every_minutes is not None,
-    "None, because with rollout.staleness=1 rollouts are in flight at the end of every step that does not save "
+    "None, because with rollout.staleness above 0 rollouts are in flight at the end of every step that does not save "
     "anyway; lower checkpoint.every"),
   Refusal("rollout.report_every", lambda c, x: c.rollout.report_every >= c.rollout.max_new_tokens and c.rollout.slots is None,
     "less than rollout.max_new_tokens, unless rollout.slots makes sequences wait: otherwise all finish before the "

@@ -140,7 +140,6 @@ SHARE = Check(lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]", floa
 INSIDE = Check(lambda x: _is_number(x) and 0 < x < 1, "a number between 0 and 1", float)
 UNIT = Check(lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1", float)
 SEED = Check(lambda x: _is_whole(x) and 0 <= x < 2**32, "a whole number from 0 to 2**32 - 1", int)
-LAG = Check(lambda x: _is_whole(x) and x in (0, 1), "0 or 1 RL steps", int)
 WORKERS = Check(lambda x: _is_whole(x) and 1 <= x <= 1024, "a whole number of processes from 1 to 1024", int)
 AXIS = Check(
   lambda x: _is_whole(x) and (x == -1 or 1 <= x <= MAX_COUNT),

@@ -19,7 +19,7 @@ from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed
 from jaxrl_llm.learner.programs import step_options, teaches_itself
 from jaxrl_llm.objectives.penalties import adapted_coef, adapted_entropy_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import trajectories
+from jaxrl_llm.rollouts import trajectories, versions
 from jaxrl_llm.rollouts.rollout import Examples, written_mask
 from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run
@@ -87,7 +87,8 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
     of_prompts = gallery.pictures(batch.examples[:: batch.group_size], run.state.params)
     pictures = [own for own in of_prompts for _ in range(batch.group_size)]
   group_size = batch.group_size if "groups" in run.experiment.needs else None
-  options = dict(pictures=pictures, group_size=group_size, replies=run.config.learner.echo_coef > 0)
+  lags = versions.lags(batch.rollouts, step) if "lag" in run.experiment.needs else None
+  options = dict(pictures=pictures, group_size=group_size, replies=run.config.learner.echo_coef > 0, lags=lags)
   drawn = trajectories.trajectories(batch.rollouts, batch.counted, **options)
   sequences = packing.split(drawn, num_updates)
   minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
@@ -123,6 +124,8 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   sequences = [x for minibatch in minibatches for x in minibatch]
   metrics = summary.combine(updates) | batch_lib.metrics(batch) | credit_metrics | of_teachers
   metrics |= {"perf/packing_waste": packing.packing_waste(packed), "perf/prompts_saved": packing.prompts_saved(sequences, packed)}
+  if batch.rollouts.versions is not None:
+    metrics |= versions.metrics(batch.rollouts, step, most=run.config.rollout.staleness)
   if credit is not None:
     metrics["actor/frac_zero_advantages"] = float(1 - np.mean(taken))
   return Learned(batch, taken, layouts, placed, updates, metrics, sum(len(sequence.tokens) for sequence in sequences))

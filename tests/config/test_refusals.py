@@ -6,6 +6,7 @@ from jaxrl_llm.config import check, fields
 from jaxrl_llm.config.refusals import REFUSALS, refuse_several_processes
 from tests.runs import tiny_config
 
+QUEUE = {"rollout.queue": True, "rollout.staleness": 8}
 ONE_UPDATE = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
 
 CASES = [
@@ -61,6 +62,17 @@ CASES = [
   ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
   ("gspo", {"rollout.staleness": 1, "correction.off_policy_mask": 0.1, "correction.tis": 2.0, "learner.old_logprobs": "learner",
             **ONE_UPDATE}, "correction.off_policy_mask"),
+  ("gspo", {"rollout.staleness": 2}, "rollout.staleness"),
+  ("gspo", QUEUE | {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", {"rollout.update_in_flight": "keep"}, "rollout.update_in_flight"),
+  ("gspo", {"rollout.queue": True, "rollout.update_in_flight": "keep"}, "rollout.update_in_flight"),
+  ("gspo", {"rollout.samplers": 2}, "rollout.samplers"),
+  ("gspo", QUEUE | {"rollout.spare_prompts": 2}, "rollout.spare_prompts"),
+  ("gspo", {"learner.old_logprobs": "interpolated", "correction.tis": 2.0}, "learner.old_logprobs"),
+  ("gspo", QUEUE | {"learner.old_logprobs": "interpolated"}, "learner.old_logprobs"),
+  ("gspo", QUEUE | {"learner.old_logprobs": "interpolated", "correction.bypass": True}, "learner.old_logprobs"),
+  ("dppo_tv", QUEUE | {"learner.old_logprobs": "interpolated"}, "learner.old_logprobs"),
+  ("gspo", {"learner.old_logprobs": "interpolated", "rollout.spare_prompts": 2, "correction.tis": 2.0}, "learner.old_logprobs"),
   ("reinforce", {"rollout.spare_prompts": 2}, "rollout.spare_prompts"),
   ("gspo", {"rollout.spare_prompts": 2, "num_steps": 1}, "rollout.spare_prompts"),
   ("gspo", {"rollout.spare_prompts": 2, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
@@ -173,6 +185,10 @@ LEGAL = [
   ("reinforce", {"rollout.spare_prompts": 2, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
   ("grpo", {"rollout.spare_prompts": 2, "objective.kl_estimator": "k1", **ONE_UPDATE}),
   ("gspo", {"rollout.staleness": 1, "correction.bypass": True}),
+  ("gspo", QUEUE | {"rollout.update_in_flight": "recompute"}),
+  ("gspo", QUEUE | {"correction.tis": 2.0, "learner.old_logprobs": "interpolated"}),
+  ("minirl", {"rollout.staleness": 1, "learner.old_logprobs": "interpolated"}),
+  ("reinforce", QUEUE | {"environment.name": "calculator", "correction.mis": 2.0, "learner.old_logprobs": "interpolated"}),
   ("gspo", {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
   ("minirl", {"rollout.staleness": 1, "learner.old_logprobs": "learner"}),
   ("reinforce", {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
