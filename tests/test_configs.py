@@ -27,7 +27,7 @@ prompt_length/mean group/frac_reward_zero_std reward/final_answer/mean
 rollout_corr/logprob_abs_diff/mean rollout_corr/logprob_abs_diff/max rollout_corr/kl
 rollout_corr/k3_kl rollout/tokens_sha256 train/skipped_steps timing_s/step timing_s/rollout
 timing_s/update perf/throughput perf/total_num_tokens perf/packing_waste perf/compiles
-perf/max_memory_allocated_gb rollout/staleness timing_s/weight_sync
+perf/max_memory_allocated_gb rollout/staleness timing_s/weight_sync perf/learner_idle
 """.split()
 OWN_METRICS = {
   "sapo": ["sapo/gate_pos", "sapo/gate_neg"],

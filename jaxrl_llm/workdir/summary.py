@@ -87,15 +87,23 @@ def combine(updates: list[dict[str, float]]) -> dict[str, float]:
 def step_performance(row: Mapping[str, Any], tokens: int) -> dict[str, Any]:
   """Returns time, throughput and memory of an RL step.
 
+  `perf/learner_idle` is the fraction of the step that the learner waited for rollouts (verl's
+  `trainer/idle_ratio`).
+
   Args:
     row: Metrics of the step with its `timing_s/*`.
     tokens: Number of tokens in all its sequences, prompts included.
+
+  Example:
+    >>> step_performance({"timing_s/rollout": 1.0, "timing_s/update": 3.0}, 8)["perf/learner_idle"]
+    0.25
   """
   seconds = sum(value for name, value in row.items() if name.startswith("timing_s/"))
   return {
     "timing_s/step": seconds,
     "perf/total_num_tokens": tokens,
     "perf/throughput": tokens / seconds,
+    "perf/learner_idle": row.get("timing_s/rollout", 0.0) / seconds,
     "perf/max_memory_allocated_gb": peak_memory_gb(),
   }
 

@@ -23,6 +23,14 @@ const PANELS = [
       series: [["max", "ratio/max", 1], ["99th percentile", "ratio/p99", 3], ["mean", "ratio/mean", 0], ["min", "ratio/min", 2]] },
     { title: "Gap between sampler and learner", unit: "nats, log axis", log: true,
       series: [["largest", "rollout_corr/logprob_abs_diff/max", 1], ["mean", "rollout_corr/logprob_abs_diff/mean", 0]] },
+    { title: "Effective sample size", unit: "%", zero: true, series: [["ratio to the old policy, tokens", "ratio/ess"],
+      ["ratio to the old policy, sequences", "ratio/sequence/ess"], ["weights of the correction", "rollout_corr/rollout_is/ess"]] },
+  ] },
+  { group: "Asynchrony", panels: [
+    { title: "Lag of the weights that drew a token", unit: "RL steps", zero: true, series: [["max", "rollout/staleness/max", 1],
+      ["mean", "rollout/staleness/mean", 0], ["min", "rollout/staleness/min", 2]] },
+    { title: "Tokens by lag", unit: "tokens, by RL steps", kind: "stack", series: [["", /^rollout\/staleness\/tokens\/(\d+)$/]] },
+    { title: "Responses drawn by several weights", unit: "%", zero: true, series: [["", "rollout/staleness/partial_ratio"]] },
   ] },
   { group: "Experts", panels: [
     { title: "Changed experts", unit: "%", zero: true, series: [["by an update", "moe/expert_change/update"],
@@ -51,6 +59,7 @@ const PANELS = [
       series: [["rollout", "timing_s/rollout"], ["reward", "timing_s/reward"], ["old log-probs", "timing_s/old_logprobs"],
         ["update", "timing_s/update"], ["eval", "timing_s/eval"], ["checkpoint", "timing_s/checkpoint"],
         ["", /^timing_s\/(?!step$|total$|rollout$|reward$|old_logprobs$|update$|eval$|checkpoint$)(.+)$/]] },
+    { title: "Learner idle", unit: "%", zero: true, series: [["waiting for rollouts", "perf/learner_idle"]] },
     { title: "Throughput", unit: "tokens per second", zero: true, series: [["", "perf/throughput"]] },
     { title: "Packing waste", unit: "%", zero: true, series: [["padding", "perf/packing_waste"]] },
     { title: "Peak memory", unit: "GB", zero: true, series: [["", "perf/max_memory_allocated_gb"]] },
@@ -66,13 +75,16 @@ function withEvalTime(phases) {
   return { ...phases, rl: { ...phases.rl, "timing_s/eval": phases.rl.step.map((step) => at.get(step) ?? 0) } };
 }
 
+// pass@8 comes before pass@16.
+const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true });
+
 function resolvePanel(panel, phases) {
   const phase = panel.phase || "rl";
   const columns = phases[phase];
   if (!columns) return null;
   const series = [];
   for (const [label, name, color] of panel.series) {
-    const names = name instanceof RegExp ? Object.keys(columns).filter((key) => name.test(key)).sort() : [name];
+    const names = name instanceof RegExp ? Object.keys(columns).filter((key) => name.test(key)).sort(byNumber) : [name];
     for (const key of names) {
       if (!columns[key] || !columns[key].some(isNumber)) continue;
       // A stack leaves out what never took time; a curve of zeros says something.
