@@ -60,3 +60,10 @@ def test_numbers_as_the_tables_of_a_comparison_write_them():
     states([{state: "finished"}, {state: "failed"}, {state: "finished"}]),
     armClass(9), nearest([0, 10, 20], 14)]"""
   assert run(code, "charts.js", "arms.js") == ["12.3%", "3.0e-4", "12.3k", "2 finished, 1 failed", "c1 d4", 1]
+
+
+def test_the_tokens_of_each_lag_are_stacked_in_the_order_of_the_lags():
+  columns = {"step": [1, 2]} | {f"rollout/staleness/tokens/{lag}": x for lag, x in {10: [1, 0], 2: [0, 3], 0: [0, 0]}.items()}
+  code = f"""resolvePanel(PANELS.flatMap((group) => group.panels).find((panel) => panel.title === "Tokens by lag"),
+    {{rl: {json.dumps(columns)}}}).series"""
+  assert run(code, "charts.js", "panels.js") == [{"label": "2", "values": [0, 3]}, {"label": "10", "values": [1, 0]}]
