@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxrl_llm.rollouts import pipelining, rollout
+from jaxrl_llm.rollouts import pipelining, rollout, versions
 from jaxrl_llm.run.sample import begin_queued, launch, move_weights, publish, wait, wait_queued
 from jaxrl_llm.run.start import Run
 
@@ -67,6 +67,9 @@ class OneStep:
     run.phases.begin("rollout")
     current, self._drawing = self._drawing or launch(run, step), None
     drawn, metrics = wait(run, current, between=between)
+    # Older weights drew what is carried.
+    if run.config.rollout.staleness and not run.config.rollout.spare_prompts:
+      drawn = drawn._replace(rollouts=versions.of_one_version(drawn.rollouts, current.version))
     return drawn, metrics | {"rollout/staleness": step - current.version}
 
   def begin(self, step: int) -> None:
@@ -99,8 +102,8 @@ class FromQueue:
       begin_queued(run, later)
       self._begun = later + 1
     drawn, metrics = wait_queued(run, step, between=between)
-    versions = drawn.rollouts.versions
-    oldest = int(np.min(versions[versions >= 0], initial=step))
+    drawn_by = drawn.rollouts.versions
+    oldest = int(np.min(drawn_by[drawn_by >= 0], initial=step))
     if oldest < (least := step - run.config.rollout.staleness):
       raise StaleError(f"step {step + 1}: found tokens of the weights after {oldest} steps, expected {least} or later")
     return drawn, metrics | {"rollout/staleness": step - oldest}

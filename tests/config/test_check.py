@@ -41,7 +41,7 @@ BAD_BY_FIELD = {
   "learner.moments_dtype": ("float16", "int8"),
   "model.lora_targets": ((), ("(",), (3,)),
   "moe.replay": ("R1", "r2", ""),
-  "rollout.staleness": (-1, -2),
+  "rollout.update_in_flight": ("drop", ""),
   "task.bad_rows": ("", "skip"),
   "task.test_fraction": (0.0, 1.0),
   "task.parts": ((), ("",)),
