@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import pipelining, rollout
-from jaxrl_llm.run import experiment, learn, stopping
+from jaxrl_llm.run import ahead, experiment, learn, stopping
 from jaxrl_llm.run.saved_state import ROLLOUT
 from jaxrl_llm.tasks.pipeline import example_iterator
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
@@ -113,7 +112,7 @@ def lagging(tmp_path_factory):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(learn, "update", noted("update", updating))
-    for place, name in ((train, "launch"), (learn, "with_logprobs"), (stopping, "save")):
+    for place, name in ((ahead, "launch"), (learn, "with_logprobs"), (stopping, "save")):
       patch.setattr(place, name, noted(name, getattr(place, name)))
     run_here(config_of(LAG), workdir, devices=2)
   return workdir, weights, events

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import train
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, preset, trainable
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, checksum, make_weight_sync
+from jaxrl_llm.run import ahead
 from tests.marks import few
 from tests.runs import run_here, tiny_config
 
@@ -180,8 +180,8 @@ def test_a_stale_version_is_refused(version, step, staleness):
 @pytest.mark.slow
 def test_a_run_checks_the_version_before_it_draws(tmp_path, monkeypatch):
   """A forgotten transfer: without the check the run would silently learn from older weights."""
-  move = train.move_weights
-  monkeypatch.setattr(train, "move_weights", lambda run: move(run) if run.record.rl_steps == 0 else None)
+  move = ahead.move_weights
+  monkeypatch.setattr(ahead, "move_weights", lambda run: move(run) if run.record.rl_steps == 0 else None)
   config = tiny_config(overrides={"mesh.sampler": 1, "num_steps": 2, "eval.every": 2, "warm_start.num_steps": 0})
   with pytest.raises(WeightSyncError, match="the weights after 0 RL steps, expected those after 1"):
     run_here(config, tmp_path, devices=2)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm import main, train
+from jaxrl_llm import main
 from jaxrl_llm.devices import compilation_cache, hosts
-from jaxrl_llm.run import learn, out_of_memory, sample, start
+from jaxrl_llm.run import ahead, learn, out_of_memory, sample, start
 from jaxrl_llm.run.phases import PHASES
 from tests.runs import ROOT, flags, quick, tiny_config
 
@@ -51,7 +51,7 @@ def test_a_full_device_is_one_message(status_of, monkeypatch):
   ("room", "function", "doing"),
   [
     (sample.held_out, "evaluate_policy", "the evaluation"),
-    (train, "launch", "the sampler"),
+    (ahead, "launch", "the sampler"),
     (learn, "with_logprobs", "the pass for log-probabilities"),
     (learn, "update", "the update"),
   ],
