@@ -97,7 +97,7 @@ def check_replay(config: ConfigDict, workdir: Path, replay: Path) -> None:
   if not (replay / "schedule.jsonl").is_file():
     raise UsageError(f"--replay: found no schedule.jsonl in {replay}, expected the workdir of a run with config.rollout.queue=True")
   if replay.resolve() == workdir.resolve():
-    raise UsageError(f"--replay: found the workdir itself, {workdir}, expected another run; without --replay the same command resumes it")
+    raise UsageError(f"--replay: found the workdir itself, {workdir}, expected that of another run")
 
 
 def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False, replay: Path | None = None) -> int:

@@ -64,8 +64,8 @@ def parse(argv: Sequence[str]) -> Request:
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
-    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --replay=DIR, --dry_run, --pilot, --allow_config_change and --help_fields"
-    raise UsageError(f"{error}; flags are {known}") from error
+    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --replay=DIR, --dry_run, --pilot, --allow_config_change"
+    raise UsageError(f"{error}; flags are {known} and --help_fields") from error
   if strays:
     raise UsageError(
       f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote values that contain "
@@ -80,7 +80,8 @@ def parse(argv: Sequence[str]) -> Request:
     raise UsageError("--replay: found no --workdir, expected a folder for the run that repeats the other one")
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
-  return Request(config, Path(workdir.value or f"runs/{name}{suffix(settings)}"), only_print.value, changes.value, pilot.value, replay.value and Path(replay.value))
+  folder, repeated = Path(workdir.value or f"runs/{name}{suffix(settings)}"), replay.value and Path(replay.value)
+  return Request(config, folder, only_print.value, changes.value, pilot.value, repeated)
 
 
 def help_fields(argv: Sequence[str]) -> str | None:

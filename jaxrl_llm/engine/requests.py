@@ -38,9 +38,9 @@ class Request(NamedTuple):
     parts: Versions that draw it, with the number of tokens that each draws, as in
       `Completion.parts`, so that an earlier draw is repeated whenever new weights come. It waits
       for each of them. Empty leaves it open.
-    rereads: Whether it may read cached keys and values of tokens that earlier requests of this owner
-      drew. Otherwise it computes them anew, as a prompt: its draw is then the same to the last bit
-      whether they are still cached or not.
+    rereads: Whether it may read cached keys and values of tokens that earlier requests of this
+      owner drew. Otherwise it computes them anew, as a prompt: its draw is then the same to the
+      last bit whether they are still cached or not.
   """
 
   tokens: Sequence[int]

@@ -7,10 +7,10 @@ weights of that step or later ones, for η = `rollout.staleness`:
   begun:      0 ... η    η + 1    η + 2    η + 3
 
 So no token is older than η steps, at most η + 1 batches are open, and each step learns from the
-same prompts whatever the timing: nothing is dropped for being slow, or preferred for being quick. What
-a turn draws does not depend on whether its conversation is still cached.
-The oldest requests get rows first. Nothing is open across a checkpoint, which therefore holds all
-that the next step depends on.
+same prompts whatever the timing: nothing is dropped for being slow, or preferred for being quick.
+The oldest requests get rows first. What a turn draws does not depend on whether its conversation is
+still cached. Nothing is open across a checkpoint, which therefore holds all that the next step
+depends on.
 """
 
 import threading
@@ -43,7 +43,7 @@ class DrawingQueue:
     self.schedule = Schedule(None, "", first=0)
 
   def publish(self, params: Params, version: int, *, between: Callable[[], None] = lambda: None) -> None:
-    """Gives the engine new weights; in a repeated run, not before the older ones have done their part.
+    """Gives the engine new weights; in a repeated run, once the older ones have done their part.
 
     Args:
       params: Weights on the engine's devices, read before this returns.
@@ -75,7 +75,7 @@ class DrawingQueue:
     self._open[step, draw] = noted, play(noted, job), job
 
   def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
-    """Begins what is no training batch, before all else that waits; the arguments are those of `publish`."""
+    """Begins what is no training batch, before all else that waits; publishes its weights first."""
     self.publish(params, version)
     assert self._engine is not None
     return play(_Noted(self._engine, order=-1, oldest=version, known=None, seeds=()), job)
@@ -85,7 +85,7 @@ class DrawingQueue:
     return self._open[step, draw][1:]
 
   def take(self, gathered: Gathered, step: int, draw: int = 0) -> Gathered:
-    """Notes which weights drew a batch that is complete, in the schedule and in its conversations."""
+    """Notes which weights drew a complete batch, in the schedule and in its conversations."""
     noted, *_ = self._open.pop((step, draw))
     turns = [noted.turns_of(talk.sequence) for talk in gathered.played]
     self.schedule.note(step, draw, gathered.played, turns)
@@ -105,7 +105,7 @@ class DrawingQueue:
       threading.Event().wait(_PATIENCE_S)
 
   def metrics(self) -> dict[str, float]:
-    """Returns measures of the engine, such as the fraction of the time that it had nothing to do."""
+    """Returns measures of the engine, such as the fraction of the time that it was idle."""
     return getattr(self._engine, "metrics", dict)()
 
   def close(self) -> None:
@@ -133,7 +133,7 @@ class _Noted:
     engine: Engine that draws.
     order: Place of the batch among all; see `Request`.
     oldest: Oldest version of the weights that may draw it.
-    known: How to draw it; None leaves that open.
+    known: Batch to draw again as it was; None for a new one.
     seeds: Seeds of the sequences.
   """
 

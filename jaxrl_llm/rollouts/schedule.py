@@ -4,7 +4,7 @@ Draws depend on keys and weights alone, so what varies from one asynchronous run
 new weights reached the sampler. `WORKDIR/schedule.jsonl` records that. Its lines, one for each
 batch of rollouts, are all that it takes to repeat a run to the last bit, at any speed:
 
-  {"step": 7, "draw": 0, "settings": "5c1d...", "tokens": 3054198966, "turns": [[[6, 31, 7, 12]], ...]}
+  {"step": 7, "draw": 0, "settings": "5c1d...", "tokens": 30541989, "turns": [[[6, 31, 7, 12]]]}
 
 `turns` has a list for each sequence, and in it one for each turn that was drawn: versions of the
 weights, each with the number of tokens that it drew. `tokens` is a checksum of what was drawn, and

@@ -17,7 +17,7 @@ from jaxrl_llm.run.start import Run
 
 
 class StaleError(RuntimeError):
-  """Rollouts are older than the run allows. It cannot happen, and nothing is learned from them if it does."""
+  """Rollouts are older than the run allows, so nothing is learned from them."""
 
 
 @runtime_checkable
@@ -73,7 +73,7 @@ class OneStep:
     return drawn, metrics | {"rollout/staleness": step - current.version}
 
   def begin(self, step: int) -> None:
-    """Begins the next step's rollouts, to overlap with the rest of this one, above all its updates."""
+    """Begins the next step's rollouts, to overlap with this one's updates."""
     if pipelining.draws_ahead(self._run.config, step):
       self._drawing = launch(self._run, step + 1)
 

@@ -183,7 +183,7 @@ def open_schedule(config: ConfigDict, workdir: Path, record: Record, replay: Pat
     if not repeated:
       raise ValueError(f"--replay: found no {schedule.FILE} in {replay}, expected the workdir of a run with config.rollout.queue=True")
     if any(batch.settings != settings for batch in repeated):
-      raise ValueError(f"--replay: found another config in {replay}, expected the same one: start with the command that its summary.json has")
+      raise ValueError(f"--replay: found another config in {replay}, expected the same one: the command is in its summary.json")
   return schedule.Schedule(workdir, settings, first=record.rl_steps, repeated=repeated)
 
 

@@ -78,7 +78,7 @@ def test_without_lag_a_run_is_the_same_whenever(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_interrupted_run_does_again_what_it_had_done(slowly, tmp_path, monkeypatch):
-  """It stops twice, before and behind its checkpoint; what it had learned by then stays the same."""
+  """It stops twice, before and behind its checkpoint; what it had learned by then stays."""
   config, stops = config_of(changes={"rollout.update_in_flight": "keep"}), [3, 6]
 
   class Killed(Exception):
