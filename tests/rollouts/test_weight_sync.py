@@ -9,7 +9,8 @@ import pytest
 from jaxrl_llm import train
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, preset, trainable
-from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, checksum, make_weight_sync
+from jaxrl_llm.models.checksums import checksum
+from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, make_weight_sync
 from tests.marks import few
 from tests.runs import run_here, tiny_config
 
