@@ -103,7 +103,7 @@ def test_turns_stay_where_their_conversation_is_and_strangers_go_where_least_is_
   assert loads(engines) == [3, 11]
   engines[1].lose()
   crew.submit(Request([7], 2, owner=own.owner, salt="a"))
-  assert loads(engines) == [10, 0]  # Its turns now wait, or live, elsewhere.
+  assert loads(engines) == [15, 0]  # The conversation has moved as a whole.
   while engines[0].open:
     engines[0].end()
   assert crew.redone == 11 and crew.lost == 1 and not crew._waiting

@@ -134,6 +134,8 @@ def test_a_lost_sampler_fails_its_requests_and_all_later_ones(link_of):
   link = link_of(on_lost=lost.append)
   link.engine.is_frozen = True
   handle = link.remote.submit(Request([1], 3))
+  while not link.engine.asked:
+    time.sleep(0.01)
   wire.hang_up(link.served)
   with pytest.raises(SamplerLost, match="^sampler: the connection is broken"):
     handle.completion.result(WAIT)
@@ -149,7 +151,7 @@ def test_an_engine_that_hangs_is_lost_and_one_that_waits_for_weights_is_not(link
   link.remote.submit(Request([1], 3)).completion.result(WAIT)
   link.engine.is_frozen = True
   waiting = link.remote.submit(Request([1], 3, oldest=3))
-  time.sleep(2.5)
+  time.sleep(2.0)
   assert not link.remote.is_lost
   hanging = link.remote.submit(Request([2], 3))
   with pytest.raises(SamplerLost, match=r"no new token for 1\.5 s, with 1 open requests"):
