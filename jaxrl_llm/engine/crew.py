@@ -9,7 +9,6 @@ import contextlib
 import heapq
 import itertools
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +18,7 @@ from typing import Any
 
 from jaxrl_llm.engine.checks import check_request
 from jaxrl_llm.engine.remote import RemoteEngine, SamplerLost
-from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.weights import Snapshot
 from jaxrl_llm.types import Params
 
@@ -27,10 +26,6 @@ _ROUNDS = 2  # Open requests per row of an engine, beyond which others wait here
 _HOMES = 1 << 16  # Number of conversations whose engine is remembered.
 _TRIES = 2  # Number of versions that a newcomer gets before it takes requests in any case.
 _ANY_ID = 1 << 31
-
-
-class ReplayLost(Exception):
-  """A request that repeats an earlier draw was lost, and the weights that it needs are gone."""
 
 
 @dataclass(eq=False)
@@ -62,6 +57,15 @@ class _Open:
 
 @dataclass(eq=False)
 class _Member:
+  """An engine of the crew.
+
+  Attributes:
+    engine: The engine.
+    slots: Number of its rows.
+    open: Number of its open requests.
+    seen: Idle time and age of the engine, in seconds, when they were last asked for.
+  """
+
   engine: Engine
   slots: int
   open: int = 0
@@ -86,7 +90,7 @@ class Crew:
     note: Function that gets lines for the log.
 
   Attributes:
-    limits: See above.
+    limits: Largest sizes of requests, and number of those that are open.
     redone: Number of requests that were given to another engine.
     lost: Number of engines that were lost.
   """
@@ -286,7 +290,7 @@ class Crew:
   # Weights, and the end.
 
   def update(self, params: Params, version: int) -> None:
-    """Gives all engines new weights; see `Engine`. Those in other processes get them in the background."""
+    """Gives engines new weights, in the background to those in other processes; see `Engine`."""
     snapshot = Snapshot(params, version, dtype=self._dtype, earlier=self._snapshot)
     with self._changed:
       self._refuse_if_closed()
@@ -302,7 +306,7 @@ class Crew:
     self._dispatch()
 
   def metrics(self) -> dict[str, float]:
-    """Returns numbers about the engines; the fractions are those of the time since the last call."""
+    """Returns numbers about the engines; fractions are those of the time since the last call."""
     with self._changed:
       members = list(self._members.values())
       idle = list(self.idle().values())
@@ -319,15 +323,15 @@ class Crew:
       }
 
   def idle(self) -> dict[str, float]:
-    """Returns for each engine in another process the fraction of time without a request."""
+    """Returns for each engine in another process the fraction of time in which it had no work."""
     fractions = {}
     with self._changed:
       for member in self._members.values():
         if isinstance(member.engine, RemoteEngine):
-          busy, alive = member.engine.beat["busy_s"], member.engine.beat["alive_s"]
-          spent = alive - member.seen[1]
-          fractions[member.engine.name] = 1 - min((busy - member.seen[0]) / spent, 1) if spent > 0 else 0.0
-          member.seen = busy, alive
+          idle, age = member.engine.beat["idle_s"], member.engine.beat["age_s"]
+          spent = age - member.seen[1]
+          fractions[member.engine.name] = min((idle - member.seen[0]) / spent, 1.0) if spent > 0 else 0.0
+          member.seen = idle, age
     return fractions
 
   def on_close(self, callback: Callable[[], None]) -> None:

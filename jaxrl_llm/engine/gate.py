@@ -1,4 +1,4 @@
-"""The door of a learner: samplers in other processes find it, prove who they are, and join its crew."""
+"""The door of a learner, by which samplers in other processes join its crew."""
 
 import contextlib
 import hashlib
@@ -162,7 +162,7 @@ class Gate:
     return None
 
   def close(self) -> None:
-    """Lets nobody in any more."""
+    """Lets no more samplers in."""
     self._is_closed = True
     with contextlib.suppress(OSError):
       self._listener.shutdown(socket.SHUT_RDWR)
@@ -250,7 +250,7 @@ def open_crew(
   workdir: Path, *, limits: Limits, timeout_s: float = 60.0, host: str = "127.0.0.1", port: int = 0, fingerprint: str | None = None,
   vocab_size: int | None = None, dtype: str | None = None, note: Callable[[str], None] | None = None,
 ) -> Crew:  # fmt: skip
-  """Opens a crew of samplers that find it by the workdir; `close`, or the end of a block, closes it.
+  """Opens a crew of samplers that find it by the workdir; `close`, or a block's end, closes it.
 
   Args:
     workdir: Folder of the run, in which `samplers.json` says where the learner listens.

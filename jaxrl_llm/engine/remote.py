@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from jaxrl_llm.engine import wire
 from jaxrl_llm.engine.checks import check_request
-from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.weights import Snapshot, pieces
 from jaxrl_llm.engine.wire import Frame, WireError
 from jaxrl_llm.messages import one_line
@@ -26,7 +26,7 @@ from jaxrl_llm.types import Params
 BEAT_S = 1.0
 """Time between two signs of life, in seconds."""
 
-ERRORS = {"ValueError": ValueError, "FloatingPointError": FloatingPointError, "QueueFull": QueueFull}
+ERRORS = {"ValueError": ValueError, "FloatingPointError": FloatingPointError, "QueueFull": QueueFull, "ReplayLost": ReplayLost}
 """Errors of a single request by the names under which they travel."""
 
 _CLOSING_S = 5.0  # Time for the completions of requests that `close` aborts.
@@ -76,9 +76,11 @@ class RemoteEngine:
       soon.
 
   Attributes:
-    limits, slots, name: See above.
+    limits: Limits of the engine there.
+    slots: Number of its rows.
+    name: Name for messages.
     moved: The last finished move of weights; None before the first.
-    beat: Times of the sampler in seconds: `busy_s`, with open requests, of `alive_s`.
+    beat: Times of the sampler in seconds: `idle_s`, without work, of `age_s`.
 
   Note:
     All requests that are open when the sampler is lost raise `SamplerLost`, and so do later calls.
@@ -90,7 +92,7 @@ class RemoteEngine:
   ):  # fmt: skip
     self.limits, self.slots, self.name = limits, slots, name
     self.moved: Moved | None = None
-    self.beat: dict[str, float] = {"busy_s": 0.0, "alive_s": 0.0}
+    self.beat: dict[str, float] = {"idle_s": 0.0, "age_s": 0.0}
     self._connection, self._vocab_size, self._timeout_s, self._dtype = connection, vocab_size, timeout_s, dtype
     self._note, self._on_lost = note or (lambda line: None), on_lost or (lambda engine: None)
     self._numbers, self._outbox, self._answers = itertools.count(), queue.SimpleQueue(), queue.SimpleQueue()
@@ -300,7 +302,7 @@ class RemoteEngine:
   def _take(self, frame: Frame) -> None:
     fields = frame.fields
     if frame.kind == "beat":
-      self.beat = {name: float(fields[name]) for name in ("busy_s", "alive_s")}
+      self.beat = {name: float(fields[name]) for name in ("idle_s", "age_s")}
       if fields["progress"] != self._progress:
         self._progress, self._moved_on = fields["progress"], time.monotonic()
     elif frame.kind == "piece":

@@ -1,4 +1,4 @@
-"""The other side of a `RemoteEngine`: a process that draws for a learner with an engine of its own."""
+"""The other side of a `RemoteEngine`: a process that draws for a learner with its own engine."""
 
 import queue
 import threading
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from jaxrl_llm.engine import wire
 from jaxrl_llm.engine.remote import BEAT_S, ERRORS
-from jaxrl_llm.engine.requests import Engine, Handle, Piece
+from jaxrl_llm.engine.requests import Engine, Handle, Piece, Pulse
 from jaxrl_llm.engine.weights import HeldWeights, Offer, WeightsRefused
 from jaxrl_llm.engine.wire import Frame, WireError
 from jaxrl_llm.messages import one_line
@@ -55,6 +55,15 @@ def serve(
   return _Serving(engine, connection, weights, timeout_s, leave or threading.Event(), note or (lambda line: None)).run()
 
 
+@runtime_checkable
+class Pulsing(Protocol):
+  """An engine that says what it has done."""
+
+  def pulse(self) -> Pulse:
+    """Returns what the engine has done so far."""
+    ...
+
+
 class _Serving:
   def __init__(
     self, engine: Engine, connection: Connection, weights: HeldWeights, timeout_s: float, leave: threading.Event,
@@ -66,8 +75,8 @@ class _Serving:
     self._lock = threading.Lock()
     self._open: dict[int, Handle | None] = {}
     self._broken: BaseException | None = None
-    self._progress, self._busy_s, self._busy_since = 0, 0.0, 0.0
-    self._began = time.monotonic()
+    self._pieces, self._idle_s, self._idle_since = 0, 0.0, time.monotonic()
+    self._began = self._pulse()
     self._reading_since: float | None = None
     self._lacked: list[str] = []
     self._is_second = False
@@ -158,7 +167,7 @@ class _Serving:
     number, request = int(frame.fields["id"]), wire.request_of(frame)
     with self._lock:
       if not self._open:
-        self._busy_since = time.monotonic()
+        self._idle_s += time.monotonic() - self._idle_since
       self._open[number] = None
     try:
       handle = self._engine.submit(request, partial(self._drew, number, bool(frame.fields["pieces"])))
@@ -172,7 +181,7 @@ class _Serving:
   # Called by the engine's thread.
 
   def _drew(self, number: int, is_wanted: bool, piece: Piece) -> None:
-    self._progress += 1
+    self._pieces += 1
     if is_wanted:
       self._outbox.put(wire.piece_frame(number, piece))
 
@@ -180,7 +189,7 @@ class _Serving:
     if (error := future.exception()) is not None:
       self._fail(number, error)
       return
-    self._progress += 1
+    self._pieces += 1
     self._close(number)
     self._outbox.put(wire.completion_frame(number, future.result()))
 
@@ -196,7 +205,7 @@ class _Serving:
     with self._lock:
       self._open.pop(number, None)
       if not self._open:
-        self._busy_s += time.monotonic() - self._busy_since
+        self._idle_since = time.monotonic()
 
   def _abort_all(self, end: str) -> None:
     with self._lock:
@@ -226,14 +235,23 @@ class _Serving:
           pass
         if (now := time.monotonic()) - beaten >= BEAT_S:
           beaten = now
-          wire.send(self._connection, self._beat(now))
+          wire.send(self._connection, self._beat())
         if (since := self._reading_since) is not None and now - since > self._timeout_s:
           wire.hang_up(self._connection)
     except (OSError, WireError) as error:
       self._note(f"nothing can be sent to the learner ({one_line(error)})")
       wire.hang_up(self._connection)
 
-  def _beat(self, now: float) -> Frame:
+  def _beat(self) -> Frame:
+    pulse = self._pulse()
+    times = {"idle_s": pulse.idle_s - self._began.idle_s, "age_s": pulse.age_s - self._began.age_s}
+    return Frame("beat", {"progress": pulse.calls} | times)
+
+  def _pulse(self) -> Pulse:
+    """Returns the pulse of the engine, or, if it has none, what its requests show."""
+    if isinstance(self._engine, Pulsing):
+      return self._engine.pulse()
     with self._lock:
-      busy = self._busy_s + (now - self._busy_since if self._open else 0.0)
-    return Frame("beat", {"progress": self._progress, "busy_s": busy, "alive_s": now - self._began})
+      now = time.monotonic()
+      idle_s = self._idle_s + (0.0 if self._open else now - self._idle_since)
+      return Pulse(len(self._open), self._pieces, idle_s, now)

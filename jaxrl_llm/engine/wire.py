@@ -5,7 +5,7 @@ numbers of the arrays that the header lists:
 
   {"kind": "done", "id": 7, "arrays": [["tokens", "int32", [3]], ["logprobs", "float32", [3]]]}
 
-Nothing is unpickled: what arrives is numbers and text, whoever has sent it. A connection begins
+Nothing is unpickled: what arrives is numbers and text. A connection begins
 with the exchange of `multiprocessing.connection`, in which both sides prove that they know a secret
 without sending it. Starts no JAX.
 """
@@ -85,7 +85,7 @@ def decode(data: bytes) -> Frame:
     >>> decode(b"GET / HTTP/1.1")
     Traceback (most recent call last):
     ...
-    jaxrl_llm.engine.wire.WireError: found a frame with a header of 542,393,671 bytes in 14, expected ...
+    jaxrl_llm.engine.wire.WireError: found a frame with a header of 542,393,671 bytes ...
   """
   size = int.from_bytes(data[:4], "little")
   if len(data) < 4 or size > min(len(data) - 4, _LARGEST_HEADER):
@@ -163,7 +163,7 @@ def completion_frame(number: int, completion: Completion) -> Frame:
   if kept is not None:
     arrays["kept"] = np.asarray([token for own in kept for token in own], np.int32)
     arrays["kept_counts"] = np.asarray([len(own) for own in kept], np.int32)
-  names = ("reason", "cached_tokens", "computed_tokens", "version", "parts")
+  names = ("reason", "cached_tokens", "computed_tokens", "version", "parts", "reused")
   return Frame("done", {"id": number} | {name: _plain(getattr(completion, name)) for name in names}, arrays)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.engine import gate, wire
-from jaxrl_llm.engine.crew import Crew, ReplayLost
+from jaxrl_llm.engine.crew import Crew
 from jaxrl_llm.engine.remote import SamplerLost
-from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.wire import WireError
 from tests.engine.links import LIMITS, PARAMS, VOCAB, WAIT, Link, Steady, drawn, threads
 

@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm.engine import weights as weights_lib
 from jaxrl_llm.engine import wire
 from jaxrl_llm.engine.remote import SamplerLost
-from jaxrl_llm.engine.requests import Limits, QueueFull, Request
+from jaxrl_llm.engine.requests import Limits, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.weights import Snapshot, WeightsRefused
 from jaxrl_llm.engine.wire import Frame
 from tests.engine.links import PARAMS, WAIT, Link, Steady, drawn, threads
@@ -63,6 +63,9 @@ def test_errors_keep_their_kind_and_others_go_on(link_of):
     link.remote.submit(Request([1], 3), fail).completion.result(WAIT)
   link.engine.error = FloatingPointError("not finite")
   with pytest.raises(FloatingPointError, match="^not finite$"):
+    link.remote.submit(Request([1], 3)).completion.result(WAIT)
+  link.engine.error = ReplayLost("other weights")
+  with pytest.raises(ReplayLost, match="^other weights$"):
     link.remote.submit(Request([1], 3)).completion.result(WAIT)
   assert not link.remote.is_lost
   link.engine.error = RuntimeError("broken")
