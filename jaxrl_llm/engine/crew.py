@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from jaxrl_llm.engine.checks import check_request
-from jaxrl_llm.engine.remote import RemoteEngine, SamplerLost
-from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, QueueFull, ReplayLost, Request
+from jaxrl_llm.engine.remote import Pulsing, RemoteEngine, SamplerLost
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.weights import Snapshot
 from jaxrl_llm.types import Params
 
@@ -26,6 +26,7 @@ _ROUNDS = 2  # Open requests per row of an engine, beyond which others wait here
 _HOMES = 1 << 16  # Number of conversations whose engine is remembered.
 _TRIES = 2  # Number of versions that a newcomer gets before it takes requests in any case.
 _ANY_ID = 1 << 31
+_NO_PULSE = Pulse(0, 0, 0.0, 0.0)
 
 
 @dataclass(eq=False)
@@ -35,6 +36,7 @@ class _Open:
   Attributes:
     request: What the caller asked for.
     on_piece: Function that gets the tokens as they are drawn.
+    arrival: Number of the request.
     future: Future of the completion, which the caller has.
     member: Engine that draws it; None while it waits.
     handle: What that engine returned.
@@ -46,6 +48,7 @@ class _Open:
 
   request: Request
   on_piece: Callable[[Piece], None] | None
+  arrival: int
   future: "Future[Completion]" = field(default_factory=Future)
   member: "_Member | None" = None
   handle: Handle | None = None
@@ -63,13 +66,13 @@ class _Member:
     engine: The engine.
     slots: Number of its rows.
     open: Number of its open requests.
-    seen: Idle time and age of the engine, in seconds, when they were last asked for.
+    seen: Pulse of the engine when it was last asked for.
   """
 
   engine: Engine
   slots: int
   open: int = 0
-  seen: tuple[float, float] = (0.0, 0.0)
+  seen: Pulse = _NO_PULSE
 
 
 class Crew:
@@ -155,7 +158,7 @@ class Crew:
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request; see `Engine`. Its future may raise `ReplayLost`."""
     check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
-    opened = _Open(request, on_piece)
+    opened = _Open(request, on_piece, next(self._arrivals))
     opened.future.set_running_or_notify_cancel()
     with self._changed:
       self._refuse_if_closed()
@@ -172,7 +175,7 @@ class Crew:
 
   def _wait(self, opened: _Open) -> None:
     opened.member = opened.handle = None
-    heapq.heappush(self._waiting, (opened.request.order, next(self._arrivals), opened))
+    heapq.heappush(self._waiting, (opened.request.order, opened.arrival, opened))
 
   def _abort(self, opened: _Open) -> None:
     with self._changed:
@@ -322,16 +325,23 @@ class Crew:
         "samplers/weights_bytes": float(sum(move.num_bytes for move in moves)),
       }
 
+  def pulse(self) -> Pulse:
+    """Returns what the engines have done so far: sums, but the mean of their idle times."""
+    with self._changed:
+      pulses = [member.engine.pulse() for member in self._members.values() if isinstance(member.engine, Pulsing)]
+      idle_s = sum(own.idle_s for own in pulses) / max(len(pulses), 1)
+      return Pulse(self._num_open, sum(own.calls for own in pulses), idle_s, max((own.age_s for own in pulses), default=0.0))
+
   def idle(self) -> dict[str, float]:
     """Returns for each engine in another process the fraction of time in which it had no work."""
     fractions = {}
     with self._changed:
       for member in self._members.values():
         if isinstance(member.engine, RemoteEngine):
-          idle, age = member.engine.beat["idle_s"], member.engine.beat["age_s"]
-          spent = age - member.seen[1]
-          fractions[member.engine.name] = min((idle - member.seen[0]) / spent, 1.0) if spent > 0 else 0.0
-          member.seen = idle, age
+          pulse, before = member.engine.pulse(), member.seen
+          spent = pulse.age_s - before.age_s
+          fractions[member.engine.name] = min((pulse.idle_s - before.idle_s) / spent, 1.0) if spent > 0 else 0.0
+          member.seen = pulse
     return fractions
 
   def on_close(self, callback: Callable[[], None]) -> None:

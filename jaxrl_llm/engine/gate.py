@@ -28,6 +28,7 @@ PROTOCOL = 1
 
 _AT_ONCE = 32  # Number of connections that may be proving who they are.
 _HELLO_S = 10.0
+_LEAST_S = 3.0  # Time in which a sign of life comes for sure, with one each second.
 
 
 class Refused(Exception):
@@ -93,7 +94,7 @@ class Gate:
     self._note = note or (lambda line: None)
     self._listener = wire.listen(host, port)
     self.address: tuple[str, int] = self._listener.getsockname()[:2]
-    self._room, self._is_closed = threading.BoundedSemaphore(_AT_ONCE), False
+    self._room, self._is_closed, self._num_strangers = threading.BoundedSemaphore(_AT_ONCE), False, 0
     self._thread = threading.Thread(target=self._accept, name="gate of samplers", daemon=True)
     self._thread.start()
 
@@ -114,7 +115,9 @@ class Gate:
       try:
         connection = wire.accept(accepted, self._secret, seconds=_HELLO_S)
       except WireError as error:
-        self._note(f"a stranger at {peer} is refused: {error}")
+        self._num_strangers += 1
+        if not self._num_strangers & (self._num_strangers - 1):  # A flood of them leaves few lines.
+          self._note(f"a stranger at {peer} is refused, the {self._num_strangers}. so far: {error}")
         return
       patience = threading.Timer(_HELLO_S, wire.hang_up, [connection])
       patience.daemon = True
@@ -266,8 +269,10 @@ def open_crew(
 
   Raises:
     OSError: If the address cannot be used, or the file not be written.
-    ValueError: If there is no run in the workdir.
+    ValueError: If there is no run in the workdir, or the time is too short.
   """
+  if not timeout_s >= _LEAST_S:
+    raise ValueError(f"timeout_s: found {timeout_s}, expected at least {_LEAST_S:g} seconds")
   own, secret = fingerprint_of(workdir) if fingerprint is None else fingerprint, secrets.token_bytes(32)
   crew = Crew(limits, vocab_size=vocab_size, dtype=dtype, note=note)
   gate = Gate(crew, secret, fingerprint=own, timeout_s=timeout_s, host=host, port=port, dtype=dtype, note=note)

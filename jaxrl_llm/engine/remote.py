@@ -13,11 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxrl_llm.engine import wire
 from jaxrl_llm.engine.checks import check_request
-from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, ReplayLost, Request
+from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.weights import Snapshot, pieces
 from jaxrl_llm.engine.wire import Frame, WireError
 from jaxrl_llm.messages import one_line
@@ -34,6 +34,15 @@ _CLOSING_S = 5.0  # Time for the completions of requests that `close` aborts.
 
 class SamplerLost(Exception):
   """The process of an engine is gone, hangs, or says what it must not. One line."""
+
+
+@runtime_checkable
+class Pulsing(Protocol):
+  """An engine that says what it has done."""
+
+  def pulse(self) -> Pulse:
+    """Returns what the engine has done so far."""
+    ...
 
 
 class Moved(NamedTuple):
@@ -80,7 +89,6 @@ class RemoteEngine:
     slots: Number of its rows.
     name: Name for messages.
     moved: The last finished move of weights; None before the first.
-    beat: Times of the sampler in seconds: `idle_s`, without work, of `age_s`.
 
   Note:
     All requests that are open when the sampler is lost raise `SamplerLost`, and so do later calls.
@@ -92,7 +100,7 @@ class RemoteEngine:
   ):  # fmt: skip
     self.limits, self.slots, self.name = limits, slots, name
     self.moved: Moved | None = None
-    self.beat: dict[str, float] = {"idle_s": 0.0, "age_s": 0.0}
+    self._pulse = Pulse(0, -1, 0.0, 0.0)
     self._connection, self._vocab_size, self._timeout_s, self._dtype = connection, vocab_size, timeout_s, dtype
     self._note, self._on_lost = note or (lambda line: None), on_lost or (lambda engine: None)
     self._numbers, self._outbox, self._answers = itertools.count(), queue.SimpleQueue(), queue.SimpleQueue()
@@ -100,7 +108,7 @@ class RemoteEngine:
     self._open: dict[int, _Open] = {}
     self._lost: SamplerLost | None = None
     self._is_closing, self._ended, self._is_moving = False, threading.Event(), False
-    self._version, self._progress = -1, -1
+    self._version = -1
     self._heard = self._moved_on = time.monotonic()
     self._threads = [
       threading.Thread(target=target, name=f"remote engine: {what}", daemon=True)
@@ -148,6 +156,10 @@ class RemoteEngine:
       self._refuse_if_ended()
       self._outbox.put(move)
     return move.moved
+
+  def pulse(self) -> Pulse:
+    """Returns what the sampler has done since it joined, by its last sign of life."""
+    return self._pulse
 
   def close(self) -> None:
     """Aborts all requests and ends the connection."""
@@ -302,9 +314,10 @@ class RemoteEngine:
   def _take(self, frame: Frame) -> None:
     fields = frame.fields
     if frame.kind == "beat":
-      self.beat = {name: float(fields[name]) for name in ("idle_s", "age_s")}
-      if fields["progress"] != self._progress:
-        self._progress, self._moved_on = fields["progress"], time.monotonic()
+      pulse = Pulse(int(fields["open"]), int(fields["calls"]), float(fields["idle_s"]), float(fields["age_s"]))
+      if pulse.calls != self._pulse.calls:
+        self._moved_on = time.monotonic()
+      self._pulse = pulse
     elif frame.kind == "piece":
       self._moved_on = time.monotonic()
       with self._lock:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jaxrl_llm.engine import wire
-from jaxrl_llm.engine.remote import BEAT_S, ERRORS
+from jaxrl_llm.engine.remote import BEAT_S, ERRORS, Pulsing
 from jaxrl_llm.engine.requests import Engine, Handle, Piece, Pulse
 from jaxrl_llm.engine.weights import HeldWeights, Offer, WeightsRefused
 from jaxrl_llm.engine.wire import Frame, WireError
@@ -55,15 +55,6 @@ def serve(
   return _Serving(engine, connection, weights, timeout_s, leave or threading.Event(), note or (lambda line: None)).run()
 
 
-@runtime_checkable
-class Pulsing(Protocol):
-  """An engine that says what it has done."""
-
-  def pulse(self) -> Pulse:
-    """Returns what the engine has done so far."""
-    ...
-
-
 class _Serving:
   def __init__(
     self, engine: Engine, connection: Connection, weights: HeldWeights, timeout_s: float, leave: threading.Event,
@@ -90,14 +81,13 @@ class _Serving:
       end = self._answer()
       if end == "left":
         self._outbox.put(Frame("left", {"line": "it leaves"}))
+      if self._broken is not None:
+        self._outbox.put(Frame("broken", {"line": f"its engine has failed ({one_line(self._broken)})"}))
     except WeightsRefused as error:
       self._outbox.put(Frame("refused", {"line": str(error)}))
       raise
     except (EOFError, OSError, WireError, KeyError, TypeError, ValueError) as error:
       self._note(f"the learner is gone ({one_line(error)})")
-    except Exception as error:
-      self._outbox.put(Frame("broken", {"line": f"its engine has failed ({one_line(error)})"}))
-      raise
     finally:
       self._abort_all(end)
       self._outbox.put(None)
@@ -105,13 +95,15 @@ class _Serving:
       wire.hang_up(self._connection)
       self._sender.join()
       self._connection.close()
+    if self._broken is not None:
+      raise self._broken
     return end
 
   def _answer(self) -> str:
     heard = time.monotonic()
     while True:
       if self._broken is not None:
-        raise self._broken
+        return "lost"
       if self._leave.is_set():
         return "left"
       if not self._connection.poll(_LOOK_S):
@@ -244,8 +236,8 @@ class _Serving:
 
   def _beat(self) -> Frame:
     pulse = self._pulse()
-    times = {"idle_s": pulse.idle_s - self._began.idle_s, "age_s": pulse.age_s - self._began.age_s}
-    return Frame("beat", {"progress": pulse.calls} | times)
+    calls, idle_s, age_s = (now - then for now, then in zip(pulse[1:], self._began[1:], strict=True))
+    return Frame("beat", pulse._replace(calls=calls, idle_s=idle_s, age_s=age_s)._asdict())
 
   def _pulse(self) -> Pulse:
     """Returns the pulse of the engine, or, if it has none, what its requests show."""

@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Integer, PyTree, UInt8
+from jaxtyping import Array, PyTree, UInt8
 
 from jaxrl_llm.messages import shown
 from jaxrl_llm.models import lower_precision
-from jaxrl_llm.models.checksums import checksum
+from jaxrl_llm.models.checksums import double_checksum
 from jaxrl_llm.types import Params
 
-PIECE_BYTES = 1 << 25
-"""Largest number of bytes of a piece."""
-
-_SEEDS = (0, 0x5BD1E995)  # Two sums: one of 32 bits would miss a change once in 2³² weights.
+PIECE_BYTES = 1 << 18
+"""Largest number of bytes of a piece. Python reads larger ones into ever new memory."""
 
 
 class WeightsRefused(Exception):
@@ -39,18 +37,13 @@ class Offer(NamedTuple):
     name: Path in the tree.
     dtype: Name of its dtype.
     shape: Sizes of its axes.
-    sums: Checksums; see `weight_sums`.
+    sums: Checksums; see `double_checksum`.
   """
 
   name: str
   dtype: str
   shape: tuple[int, ...]
   sums: tuple[int, ...]
-
-
-def weight_sums(x: Array) -> Integer[Array, " 2"]:
-  """Returns the checksums by which two processes compare a weight."""
-  return jnp.stack([checksum(x, seed).bits for seed in _SEEDS])
 
 
 def names_of(params: Params) -> list[str]:
@@ -67,7 +60,7 @@ def names_of(params: Params) -> list[str]:
 def _copied(params: Params, dtype: str | None) -> tuple[Params, list[Array]]:
   lowered = params if dtype is None else lower_precision(params, dtype)
   # Copies, because a jitted function returns an unchanged argument itself.
-  return jax.tree.map(jnp.copy, lowered), [weight_sums(x) for x in jax.tree.leaves(lowered)]
+  return jax.tree.map(jnp.copy, lowered), [double_checksum(x) for x in jax.tree.leaves(lowered)]
 
 
 class Snapshot:
@@ -169,7 +162,7 @@ class HeldWeights:
     for x in leaves.values():
       key = x.shape, x.dtype, x.sharding
       if key not in compiled:
-        compiled[key] = jax.jit(weight_sums).lower(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)).compile()
+        compiled[key] = jax.jit(double_checksum).lower(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)).compile()
     self._sums = {name: compiled[x.shape, x.dtype, x.sharding] for name, x in leaves.items()}
 
   def lacking(self, offered: Sequence[Offer]) -> list[str]:

@@ -73,7 +73,7 @@ class Link:
     self.lines, self.leave, self.end = [], threading.Event(), []
     self.held = self.template(params)
     self.served = other
-    self.thread = threading.Thread(target=self._serve, args=[timeout_s], daemon=True)
+    self.thread = threading.Thread(target=self._serve, daemon=True)
     self.thread.start()
     options = dict(vocab_size=VOCAB, slots=slots, timeout_s=timeout_s, name=name, on_lost=on_lost)
     self.remote = RemoteEngine(own, self.engine.limits, note=self.lines.append, **options)
@@ -82,9 +82,9 @@ class Link:
   def template(params):
     return HeldWeights(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params))
 
-  def _serve(self, timeout_s):
+  def _serve(self):
     try:
-      self.end.append(serve(self.engine, self.served, self.held, timeout_s=timeout_s, leave=self.leave))
+      self.end.append(serve(self.engine, self.served, self.held, timeout_s=WAIT, leave=self.leave))
     except Exception as error:
       self.end.append(error)
 

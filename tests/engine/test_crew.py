@@ -239,7 +239,7 @@ def test_only_samplers_of_this_run_get_in_and_garbage_disturbs_nobody(tmp_path):
     link = Link.__new__(Link)
     link.engine, link.leave, link.end, link.lines = Steady(pace_s=0.01), threading.Event(), [], []
     link.held, link.served = Link.template(PARAMS), knock(tmp_path).connection
-    thread = threading.Thread(target=link._serve, args=[5.0])
+    thread = threading.Thread(target=link._serve)
     thread.start()
     assert crew.wait_for(1, WAIT) == 1
     handles = [crew.submit(Request([i], 30, seed=i)) for i in range(8)]
@@ -251,7 +251,7 @@ def test_only_samplers_of_this_run_get_in_and_garbage_disturbs_nobody(tmp_path):
       assert handle.completion.result(WAIT).tokens == drawn(Request([i], 30, seed=i))[0]
     for stranger in strangers:
       stranger.close()
-    wait_until(lambda: sum("a stranger" in line for line in lines) >= 20)
+    wait_until(lambda: any("the 16. so far" in line for line in lines))
     with pytest.raises(WireError, match="another secret"):
       knock(tmp_path, secret=b"wrong")
     with pytest.raises(gate.Refused, match="^config: found the fingerprint 'other'"):
@@ -283,6 +283,8 @@ def test_a_damaged_or_later_file_is_left_alone(tmp_path):
   gate.write_learner(tmp_path, later)
   crew.close()
   assert gate.read_learner(tmp_path) == later
+  with pytest.raises(ValueError, match="^timeout_s: found 2"):
+    gate.open_crew(tmp_path, limits=LIMITS, timeout_s=2)
   (tmp_path / gate.FILE).write_text("{")
   with pytest.raises(ValueError, match="it cannot be read"):
     gate.read_learner(tmp_path)

@@ -17,8 +17,9 @@ from tests.engine.links import PARAMS, WAIT, Link, Steady, drawn, threads
 
 
 @pytest.fixture
-def link_of():
+def link_of(monkeypatch):
   """Returns a function that makes links, all of which must end without a thread."""
+  monkeypatch.setattr("jaxrl_llm.engine.served.BEAT_S", 0.05)
   links = []
 
   def make(*args, **options):
@@ -150,26 +151,26 @@ def test_a_lost_sampler_fails_its_requests_and_all_later_ones(link_of):
 
 
 def test_an_engine_that_hangs_is_lost_and_one_that_waits_for_weights_is_not(link_of):
-  link = link_of(timeout_s=1.5)
+  link = link_of(timeout_s=0.8)
   link.remote.submit(Request([1], 3)).completion.result(WAIT)
   link.engine.is_frozen = True
   waiting = link.remote.submit(Request([1], 3, oldest=3))
-  time.sleep(2.0)
+  time.sleep(1.2)
   assert not link.remote.is_lost
   hanging = link.remote.submit(Request([2], 3))
-  with pytest.raises(SamplerLost, match=r"no new token for 1\.5 s, with 1 open requests"):
+  with pytest.raises(SamplerLost, match=r"no new token for 0\.8 s, with 1 open requests"):
     hanging.completion.result(WAIT)
   assert waiting.completion.exception(WAIT) is not None
 
 
 def test_a_silent_sampler_is_lost(link_of, monkeypatch):
-  link = link_of(timeout_s=1.0)
+  link = link_of(timeout_s=0.5)
   sent = wire.send
   monkeypatch.setattr("jaxrl_llm.engine.served.wire.send", lambda connection, frame: connection is link.served or sent(connection, frame))
   start = time.monotonic()
   while not link.remote.is_lost and time.monotonic() - start < WAIT:
     time.sleep(0.05)
-  assert "not heard of for 1 s" in link.remote.why_lost
+  assert "not heard of for 0.5 s" in link.remote.why_lost
 
 
 def test_a_sampler_leaves_when_it_is_told_to(link_of):
