@@ -151,10 +151,8 @@ def make_sampler(config: Any) -> Sampler:
   from jaxrl_llm.devices import mesh as mesh_lib
   from jaxrl_llm.engine.fleet import make_engines
   from jaxrl_llm.engine.weights import HeldWeights
-  from jaxrl_llm.learner.programs import records_routes
   from jaxrl_llm.models import lower_precision, make_model
   from jaxrl_llm.models.decoding import serving_of
-  from jaxrl_llm.rollouts.samplers import engine_sizes
   from jaxrl_llm.run import experiment
 
   if problems := config_problems(config):
@@ -178,13 +176,11 @@ def make_sampler(config: Any) -> Sampler:
   rules = {axis: "tensor" if over == "tensor" else None for axis, over in mesh_lib.RULES.items()}
   shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract, rules=rules)
   template = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract, shardings)
-  section, own = config.rollout, engine_sizes(config)
-  most = max((section.num_prompts + section.spare_prompts) * section.group_size, config.eval.batch_prompts * config.eval.samples)
-  options = dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=task.tokenizer)
-  options |= dict(records_routes=records_routes(config, shape), version=-1)
+  options = experiment.engine_options(config, model.config, task.tokenizer)
   # Random weights, because an engine compares what its programs draw.
   params = jax.jit(lowered, out_shardings=shardings)(jax.random.key(0))
-  return Sampler(make_engines(model, params, **own, **options), HeldWeights(template), own["slots"], shape.vocab_size)
+  engine = make_engines(model, params, version=-1, **options)
+  return Sampler(engine, HeldWeights(template), options["slots"], shape.vocab_size)
 
 
 def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: threading.Event) -> int:

@@ -176,6 +176,8 @@ def test_a_silent_sampler_is_lost(link_of, monkeypatch):
 def test_a_sampler_leaves_when_it_is_told_to(link_of):
   link = link_of(Steady(pace_s=0.2))
   handle = link.remote.submit(Request([1], 50))
+  while not link.engine.asked:
+    time.sleep(0.01)
   link.leave.set()
   with pytest.raises(SamplerLost, match="it leaves"):
     handle.completion.result(WAIT)
