@@ -249,13 +249,13 @@ def test_only_samplers_of_this_run_get_in_and_garbage_disturbs_nobody(tmp_path):
       strangers[-1].sendall([b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000][i % 3])
     for i, handle in enumerate(handles):
       assert handle.completion.result(WAIT).tokens == drawn(Request([i], 30, seed=i))[0]
+    with pytest.raises(gate.Refused, match="^config: found the fingerprint 'other'"):
+      knock(tmp_path, fingerprint="other")  # While a third of the strangers say nothing.
     for stranger in strangers:
       stranger.close()
     wait_until(lambda: any("the 16. so far" in line for line in lines))
     with pytest.raises(WireError, match="another secret"):
       knock(tmp_path, secret=b"wrong")
-    with pytest.raises(gate.Refused, match="^config: found the fingerprint 'other'"):
-      knock(tmp_path, fingerprint="other")
     with pytest.raises(gate.Refused, match="^context: found 32, expected at least 64"):
       knock(tmp_path, limits=Limits(32, 5))
     wait_until(lambda: any("is refused: context: found 32" in line for line in lines))

@@ -48,7 +48,8 @@ def test_garbled_frames_are_one_clear_error():
       wire.request_of(wire.decode(garbled))
     except WireError as error:
       assert "\n" not in str(error)
-  for wrong in (b"", b"\0", b"\xff" * 50, b"\2\0\0\0[]", wire.encode(Frame("x", {}, {"a": np.int32([1])}))[:-1]):
+  whole = wire.encode(Frame("x", {}, {"a": np.int32([1])}))
+  for wrong in (b"", b"\0", b"\xff" * 50, b"\2\0\0\0[]", whole[:-1], whole + b"x"):
     with pytest.raises(WireError, match="found a frame"):
       wire.decode(wrong)
   with pytest.raises(WireError, match=r"x\.a: found the dtype float64"):
