@@ -30,6 +30,7 @@ LARGEST_FRAME = 1 << 28
 """Largest number of bytes of a frame."""
 
 _LARGEST_HEADER, _MOST_ARRAYS = 1 << 24, 16
+_AS_ARRAYS = ("tokens", "logprobs", "routes", "kept")
 _DTYPES = ("int16", "int32", "float32", "uint8")
 
 
@@ -163,8 +164,8 @@ def completion_frame(number: int, completion: Completion) -> Frame:
   if kept is not None:
     arrays["kept"] = np.asarray([token for own in kept for token in own], np.int32)
     arrays["kept_counts"] = np.asarray([len(own) for own in kept], np.int32)
-  names = ("reason", "cached_tokens", "computed_tokens", "version", "parts", "reused")
-  return Frame("done", {"id": number} | {name: _plain(getattr(completion, name)) for name in names}, arrays)
+  fields = {name: _plain(value) for name, value in completion._asdict().items() if name not in _AS_ARRAYS}
+  return Frame("done", {"id": number} | fields, arrays)
 
 
 def completion_of(frame: Frame) -> Completion:
