@@ -28,7 +28,7 @@ FLOORS = (
   ("workdir",),
   ("report",),
   ("run",),
-  ("train", "evaluate", "export", "serve"),
+  ("train", "evaluate", "export", "join", "serve"),
   ("main",),
 )
 RANKS = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}

@@ -328,6 +328,9 @@ FIELDS: dict[str, Field] = {
     "Processes that draw (python -m jaxrl_llm.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
     "0: this process draws."),
   "rollout.sampler_timeout_s": Field(60.0, ABOVE_ZERO, "Seconds after which a silent sampler process is lost; others redo its requests."),
+  "rollout.sampler_host": Field("127.0.0.1", TEXT,
+    "Address on which the learner waits for sampler processes. 127.0.0.1 lets in those of this machine alone, 0.0.0.0 those of others, "
+    "all of which must know the secret in WORKDIR/samplers.json."),
   "rollout.spare_prompts": Field(0, NATURAL,
     "Prompts in the sampler beyond num_prompts. A step ends once num_prompts groups are complete; the others continue in the next."),
   "rollout.max_refills": Field(0, NATURAL,

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.devices.mesh import AXES, RULES, num_row_shards, param_shardings
 from jaxrl_llm.engine.loop import DecodingEngine, make_engine
-from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, QueueFull, Request
 from jaxrl_llm.models import Model, make_model
 from jaxrl_llm.types import Params
 
@@ -136,6 +136,12 @@ class Fleet:
       engine.update(own, version)
     with self._lock:
       self._known.clear()
+
+  def pulse(self) -> Pulse:
+    """Returns what the engines have done so far: sums, but the mean of their idle times."""
+    pulses = [engine.pulse() for engine in self._engines]
+    idle_s = sum(own.idle_s for own in pulses) / len(pulses)
+    return Pulse(sum(own.open for own in pulses), sum(own.calls for own in pulses), idle_s, max(own.age_s for own in pulses))
 
   def close(self) -> None:
     """Aborts all requests and ends the loops."""

@@ -15,9 +15,10 @@ depends on.
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, ReplayLost, Request
+from jaxrl_llm.engine.remote import Pulsing
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, ReplayLost, Request
 from jaxrl_llm.rollouts.gathering import Gathered
 from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing, turn_seed
 from jaxrl_llm.rollouts.run_engine import as_engine_error
@@ -25,6 +26,15 @@ from jaxrl_llm.rollouts.schedule import Batch, Schedule, Turn, versions_of
 from jaxrl_llm.types import Params
 
 _PATIENCE_S = 0.05  # Between two looks at whether a repeated run may go on.
+
+
+@runtime_checkable
+class Measured(Protocol):
+  """An engine with measures of its own."""
+
+  def metrics(self) -> dict[str, float]:
+    """Returns the measures since the last call."""
+    ...
 
 
 class DrawingQueue:
@@ -38,9 +48,21 @@ class DrawingQueue:
   def __init__(self, make: Callable[[Params, int], Engine], *, patience_s: float = 600.0):
     self._make, self._patience = make, patience_s
     self._engine: Engine | None = None
+    self._is_ready: Callable[[], bool] = lambda: True
     self._version: int | None = None
     self._open: dict[tuple[int, int], tuple[_Noted, Playing, Job]] = {}
+    self._seen = Pulse(0, 0, 0.0, 0.0)
     self.schedule = Schedule(None, "", first=0)
+
+  def use(self, engine: Engine, is_ready: Callable[[], bool]) -> None:
+    """Has an engine draw that has no weights yet, instead of one that is made.
+
+    Args:
+      engine: Engine, which is closed with the queue.
+      is_ready: Function that is asked before anything is begun, until it returns True; it may wait
+        for a second.
+    """
+    self._engine, self._is_ready = engine, is_ready
 
   def publish(self, params: Params, version: int, *, between: Callable[[], None] = lambda: None) -> None:
     """Gives the engine new weights; in a repeated run, once the older ones have done their part.
@@ -62,6 +84,8 @@ class DrawingQueue:
       else:
         self._wait_for_parts(between)
         self._engine.update(params, version)
+      while self._version is None and not self._is_ready():
+        between()
     except Exception as error:
       raise as_engine_error(error) from error
     self._version = version
@@ -106,7 +130,14 @@ class DrawingQueue:
 
   def metrics(self) -> dict[str, float]:
     """Returns measures of the engine, such as the fraction of the time that it was idle."""
-    return getattr(self._engine, "metrics", dict)()
+    if isinstance(self._engine, Measured):
+      return self._engine.metrics()
+    if not isinstance(self._engine, Pulsing):
+      return {}
+    pulse, before = self._engine.pulse(), self._seen
+    self._seen = pulse
+    spent = pulse.age_s - before.age_s
+    return {"samplers/idle_mean": min((pulse.idle_s - before.idle_s) / spent, 1.0) if spent > 0 else 0.0}
 
   def close(self) -> None:
     """Gives up what is open, and ends the engine; a later use makes a new one."""

@@ -1,8 +1,7 @@
 """Verified transfer of weights from the learner's devices to the sampler's.
 
-Both sides compute a checksum of every weight: the sum of each number's bits times an odd hash of
-its index, modulo 2³². The sum does not depend on the layout of a weight over devices, and costs one
-pass over it. No token is drawn unless both sums agree.
+Both sides compute the checksum of every weight (see `checksum`). No token is drawn unless both sums
+agree.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,12 +10,12 @@ from typing import NamedTuple
 
 import chex
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, PyTree, UInt32
+from jaxtyping import PyTree
 
 from jaxrl_llm.devices.mesh import SAMPLER_FIELDS, param_shardings, replicated, staging_mesh
 from jaxrl_llm.models import lower_precision
+from jaxrl_llm.models.checksums import Checksum, checksums
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.types import Params
 
@@ -42,46 +41,6 @@ class SamplerWeights(NamedTuple):
   def params(self) -> Params:
     """Both trees combined."""
     return combine(self.trained, self.frozen)
-
-
-class Checksum(NamedTuple):
-  """The hashed sum of a weight's bits.
-
-  Attributes:
-    bits: Hashed sum modulo 2³².
-    nonfinite: Number of non-finite numbers.
-  """
-
-  bits: UInt32[Array, ""]
-  nonfinite: UInt32[Array, ""]
-
-
-def checksum(x: Float[Array, "..."]) -> Checksum:
-  """Computes Σᵢ hash(i)·bits(xᵢ) mod 2³², where i is a number's index in its array.
-
-  hash(i) is odd. A wrong or stale number changes the sum, because an odd factor loses no bit. So do
-  swapped pieces, because the factors of two pieces are unrelated. Addition modulo 2³² is exact in
-  any order, so the sum is the same for every layout over devices.
-
-  Example:
-    >>> x = jnp.arange(4.0)
-    >>> [int(checksum(y).bits) == int(checksum(x).bits) for y in (x, x[::-1], x.at[2].set(2.0000002))]
-    [True, False, False]
-  """
-  bits = jax.lax.bitcast_convert_type(x, {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]).astype(jnp.uint32)
-  place, stride = jnp.zeros(x.shape, jnp.uint32), 1
-  for axis in reversed(range(x.ndim)):
-    place = place + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
-    stride *= x.shape[axis]
-  factor = place * jnp.uint32(0x9E3779B1)
-  factor = (factor ^ (factor >> 15)) * jnp.uint32(0x85EBCA77) | 1
-  total = jnp.sum(bits * factor, dtype=jnp.uint32)
-  return Checksum(total, jnp.sum(~jnp.isfinite(x), dtype=jnp.uint32))
-
-
-def checksums(params: Params) -> dict[str, Checksum]:
-  """Returns the checksum of every weight by name; None in the tree is skipped."""
-  return {jax.tree_util.keystr(path, simple=True, separator="/"): checksum(x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def compare(sent: Mapping[str, Checksum], arrived: Mapping[str, Checksum]) -> None:

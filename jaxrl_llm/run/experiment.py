@@ -452,7 +452,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
   )
   make = lambda params, version: make_engines(model, params, version=version, **options)
   return Talking(
-    DrawingQueue(make, patience_s=section.sampler_timeout_s) if section.queue else RunEngine(make),
+    DrawingQueue(make, patience_s=10 * section.sampler_timeout_s) if section.queue else RunEngine(make),
     player,
     Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, routes=routes, **common),
     Draws(temperature=config.eval.temperature, **common),

@@ -13,11 +13,13 @@ from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
+from jaxrl_llm.engine import gate
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import carried_talks, partial, schedule
 from jaxrl_llm.rollouts.carried_talks import TalkGroups
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run import alarms
+from jaxrl_llm.run.crewing import use_samplers
 from jaxrl_llm.run.experiment import Experiment, build_experiment, kl_coef_in_loss, make_grader
 from jaxrl_llm.run.opening import Opened, first_record, open_outputs, open_workdir, restore_iterator
 from jaxrl_llm.run.out_of_memory import explained, footprint
@@ -131,8 +133,6 @@ def start_run(
       if record.entropy_coef_began != entropy_coef:
         record.entropy_coef = record.entropy_coef_began = entropy_coef
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
-    if config.rollout.queue:
-      experiment.talking.queue.schedule = open_schedule(asked, workdir, record, replay)
     taught = experiment.learner.teachers
     teachers = {name: load_teacher(x, taught[name].model, taught[name].abstract_params) for name, x in experiment.teachers.items()}
   samples = SampleWriter(workdir if hosts.is_main() else None)
@@ -142,6 +142,10 @@ def start_run(
   first_lines = [] if experiment.task.report is None else [f"data: {report.in_words(experiment.task.report)}"]
   first_lines += [*chosen, *experiment.drawn_by()]
   writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
+  if config.rollout.samplers:
+    use_samplers(config, experiment, workdir, fingerprint=gate.fingerprint(asked.to_dict()), note=progress.note)
+  if config.rollout.queue:
+    experiment.talking.queue.schedule = open_schedule(asked, workdir, record, replay)
   return Run(
     experiment=experiment,
     config=config,

@@ -8,7 +8,8 @@ import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, preset, trainable
-from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, checksum, make_weight_sync
+from jaxrl_llm.models.checksums import checksum, double_checksum
+from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, make_weight_sync
 from jaxrl_llm.run import ahead
 from tests.marks import few
 from tests.runs import run_here, tiny_config
@@ -74,6 +75,15 @@ def test_every_piece_of_a_sampler_device_is_whole_on_one_learner_device(meshes, 
   for x, sharding in zip(jax.tree.leaves(staged), jax.tree.leaves(placed), strict=True):
     pieces = lambda s, shape=x.shape: {str(piece) for piece in s.devices_indices_map(shape).values()}
     assert pieces(sharding) <= pieces(x.sharding)
+
+
+def test_both_sums_are_the_same_for_every_layout():
+  x = jax.random.normal(jax.random.key(0), (8, 6, 4)).astype(jnp.bfloat16)
+  mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
+  spread = jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "tensor"), "fsdp")))
+  own, other, swapped = (np.asarray(jax.jit(double_checksum)(y)) for y in (x, spread, x[::-1]))
+  np.testing.assert_array_equal(own, other)
+  assert own[0] == checksum(x).bits and own[0] != own[1] and (own != swapped).all()
 
 
 @pytest.mark.slow

@@ -1,0 +1,48 @@
+"""Samplers of a run in processes of their own; see `jaxrl_llm.join`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from jaxrl_llm.engine.gate import open_crew
+from jaxrl_llm.engine.requests import Limits
+from jaxrl_llm.run.experiment import Experiment, engine_options
+
+_LOOK_S = 1.0  # Between two looks at how many have joined.
+
+
+def use_samplers(
+  config: ConfigDict, experiment: Experiment, workdir: Path, *, fingerprint: str, note: Callable[[str], None]
+) -> None:
+  """Has other processes draw the rollouts of a run; they may join from now on.
+
+  Args:
+    config: The experiment's config.
+    experiment: Experiment with a queue.
+    workdir: Folder of the run, in which they find the address.
+    fingerprint: Fingerprint of the config that they must have.
+    note: Function that gets lines for the screen.
+
+  Raises:
+    ValueError: If the address cannot be used. One line.
+  """
+  section, shape = config.rollout, experiment.learner.model.config
+  options = engine_options(config, shape, experiment.task.tokenizer)
+  of_crew = dict(limits=Limits(options["context"], options["max_requests"]), timeout_s=section.sampler_timeout_s)
+  of_crew |= dict(host=section.sampler_host, vocab_size=shape.vocab_size, dtype=config.model.sampler_dtype or shape.dtype)
+  try:
+    crew = open_crew(workdir, fingerprint=fingerprint, note=note, **of_crew)
+  except OSError as error:
+    raise ValueError(f"config.rollout.sampler_host: found {section.sampler_host!r}, expected an address of this machine ({error})") from error
+  told = -1
+
+  def is_ready() -> bool:
+    nonlocal told
+    missing = section.samplers - crew.wait_for(section.samplers, _LOOK_S)
+    if missing > 0 and missing != told:
+      note(f"waiting for {missing} of {section.samplers} samplers: python -m jaxrl_llm.join {workdir}")
+    told = missing
+    return missing <= 0
+
+  experiment.talking.queue.use(crew, is_ready)

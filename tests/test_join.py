@@ -1,0 +1,101 @@
+"""The command of a sampler in a process of its own, alone and with a learner."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import join
+from jaxrl_llm.engine import gate
+from jaxrl_llm.engine.requests import Request
+from jaxrl_llm.models import lower_precision
+from jaxrl_llm.run import experiment
+from jaxrl_llm.workdir import claim
+from tests.runs import ROOT, environment, quick, tiny_config
+
+WAIT = 120
+COMMAND = [sys.executable, "-m", "jaxrl_llm.join"]
+
+
+def test_bad_input_is_one_line_before_jax_starts(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(join, "make_sampler", None)
+  (tmp_path / "model").mkdir()
+  (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3"}')
+  for argv, expected in {
+    (): "the following arguments are required: workdir; expected WORKDIR",
+    ("a", "b"): "unrecognized arguments: b; expected WORKDIR",
+    ("a", "--timeout_s=-1"): "--timeout_s: found -1.0, expected 0 or more seconds",
+    ("a", "--learner=host"): "--learner: found 'host', expected HOST:PORT",
+    (str(tmp_path),): "without the config.json of a run, expected the --workdir of one",
+    (str(tmp_path / "model"),): "without the config.json of a run, expected the --workdir of one",
+  }.items():
+    assert join.main(["join", *argv]) == join.USAGE_ERROR
+    out, error = capsys.readouterr()
+    assert not out and error.count("\n") == 1 and expected in error, error
+  assert join.main(["join", "-h"]) == 0 and "WORKDIR" in capsys.readouterr().out
+
+
+def test_a_finished_run_needs_no_sampler(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(join, "make_sampler", None)
+  claim.claim(tmp_path, tiny_config("tools").to_dict())
+  (tmp_path / "summary.json").write_text(json.dumps({"status": "finished"}))
+  assert join.main(["join", str(tmp_path)]) == 0 and "finished run" in capsys.readouterr().out
+
+
+def start(workdir, *options):
+  return subprocess.Popen(
+    [*COMMAND, str(workdir), *options], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  )
+
+
+@pytest.mark.slow
+def test_another_process_draws_the_bits_of_this_one_and_may_be_killed(tmp_path):
+  """Also with new weights, and with a learner that comes back."""
+  config = tiny_config("tools")
+  claim.claim(tmp_path, config.to_dict())
+  samplers = [start(tmp_path) for _ in range(2)]
+  try:
+    with quick():
+      built = experiment.build_experiment(config)
+      model = built.sampler.model if hasattr(built.sampler, "model") else built.learner.model
+      dtype = built.config.model.sampler_dtype or built.config.model.dtype
+      weights = [lower_precision(jax.jit(model.init)(jax.random.key(i)), dtype) for i in range(2)]
+      local = built.talking.engine._make(weights[0], 0)
+    rng = np.random.default_rng(0)
+    asked = [Request(rng.integers(0, 200, 4 + i % 12).tolist(), 12, seed=i, owner=f"{i % 10}") for i in range(20)]
+    crew = gate.open_crew(tmp_path, limits=local.limits, timeout_s=30.0)
+    crew.update(weights[0], 0)
+    assert crew.wait_for(2, WAIT) == 2
+    for version in range(2):
+      if version:
+        local.update(weights[1], 1)
+        crew.update(weights[1], 1)
+      expected = [handle.completion.result(WAIT) for handle in [local.submit(x) for x in asked]]
+      if version:
+        samplers[0].send_signal(signal.SIGSTOP)
+      handles = [crew.submit(x) for x in asked]
+      if version:
+        samplers[0].kill()
+      for x, handle in zip(expected, handles, strict=True):
+        got = handle.completion.result(WAIT)
+        assert (got.tokens, got.logprobs, got.reason, got.version) == (x.tokens, x.logprobs, x.reason, version)
+    assert crew.lost == 1 and crew.redone > 0 and crew.wait_for(2, 0) == 1
+    crew.close()
+    with gate.open_crew(tmp_path, limits=local.limits, timeout_s=30.0) as crew:
+      assert crew.wait_for(1, WAIT) == 1
+      crew.update(weights[1], 1)
+      handle = crew.submit(asked[0])
+      assert handle.completion.result(WAIT).tokens == expected[0].tokens
+      assert crew.metrics()["samplers/weights_bytes"] == 0  # It still has them.
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "finished"}))
+    out, _ = samplers[1].communicate(timeout=WAIT)
+    assert samplers[1].returncode == 0 and "the run is finished" in out, out
+    local.close()
+  finally:
+    for sampler in samplers:
+      sampler.kill()
+      sampler.wait()
