@@ -93,7 +93,7 @@ def check_replay(config: ConfigDict, workdir: Path, replay: Path) -> None:
     UsageError: If the folder holds no run with a queue, or the config has none.
   """
   if fields.is_reward_model(config) or not config.rollout.queue:
-    raise UsageError("--replay: found a config without rollout.queue=True, expected one with it: other runs repeat themselves by their seed")
+    raise UsageError("--replay: found a config without rollout.queue=True, expected one with it: other runs repeat by their seed")
   if not (replay / "schedule.jsonl").is_file():
     raise UsageError(f"--replay: found no schedule.jsonl in {replay}, expected the workdir of a run with config.rollout.queue=True")
   if replay.resolve() == workdir.resolve():

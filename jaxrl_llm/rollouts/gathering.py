@@ -68,7 +68,7 @@ def drawn_of(
   examples = [job.examples[row // job.group_size] for row in rows[:: job.group_size]]
   talks = [gathered.played[row]._replace(sequence=i) for i, row in enumerate(rows)]
   rollouts, responses = to_rollouts(talks, examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
-  own = conversations.metrics(rollouts, responses) | token_metrics(gathered.played)
+  own = conversations.metrics(rollouts, responses) | ({} if rollouts.written is None else token_metrics(gathered.played))
   graded = gathered.graded
   if graded is not None:
     graded, own["perf/reward_overlap_s"] = mapped(lambda x: x[rows], graded), gathered.seconds

@@ -34,7 +34,8 @@ def use_samplers(
   try:
     crew = open_crew(workdir, fingerprint=fingerprint, note=note, **of_crew)
   except OSError as error:
-    raise ValueError(f"config.rollout.sampler_host: found {section.sampler_host!r}, expected an address of this machine ({error})") from error
+    host = section.sampler_host
+    raise ValueError(f"config.rollout.sampler_host: found {host!r}, expected an address of this machine ({error})") from error
   told = -1
 
   def is_ready() -> bool:
