@@ -1,0 +1,1 @@
+"""Asynchronous runs: how much faster they are, and whether they learn as well."""
