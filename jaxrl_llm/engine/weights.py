@@ -181,7 +181,10 @@ class HeldWeights:
       )
     self._offered = {own.name: own for own in offered}
     self._staged, self._buffers = {}, {}
-    return [own.name for own in offered if own.name not in self._held or self._held[own.name][0] != own.sums]
+    lacked = [own.name for own in offered if own.name not in self._held or self._held[own.name][0] != own.sums]
+    for name in lacked:
+      self._held.pop(name, None)  # Makes room for the new one; the engine has copies.
+    return lacked
 
   def add(self, name: str, start: int, data: UInt8[np.ndarray, " n"]) -> None:
     """Takes the next piece of a weight, and puts the weight on the devices with its last one.
