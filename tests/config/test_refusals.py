@@ -127,6 +127,11 @@ CASES = [
   ("gspo", {"task.name": "environment"}, "task.name"),
   ("gspo", {"model.preset": "nano-moe", "mesh.sampler": 1, "serving.layout": "learner"}, "serving.layout"),
   ("gspo", {"model.preset": "nano-moe", "serving.layout": "spread"}, "serving.layout"),
+  ("gspo", {"rollout.sampler_host": "0.0.0.0"}, "rollout.sampler_host"),
+  ("gspo", {"rollout.queue": True, "rollout.samplers": 1, "mesh.sampler": 1}, "mesh.sampler"),
+  ("gspo", {"rollout.queue": True, "rollout.spare_prompts": 1, "num_steps": 4}, "rollout.spare_prompts"),
+  ("gspo", {"rollout.queue": True, "rollout.staleness": 1, "rollout.update_in_flight": "recompute", "model.preset": "nano-moe",
+            "moe.replay": "R3"}, "moe.replay"),
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from jaxrl_llm import train
 from jaxrl_llm.run.start import Run
 
 ROOT = Path(__file__).resolve().parents[3]
-PROBLEMS, LONGEST, BASE = 6000, 16, 5
+PROBLEMS, LONGEST, BASE = 6000, 12, 10
 LEARNER_CORE, SAMPLER_CORE = 0, 1
 PATIENCE_S = 600
 
@@ -40,15 +40,15 @@ class Arm(NamedTuple):
 
 
 def write_problems(folder: Path) -> Path:
-  """Writes sums of 2 to 17 digits modulo 5, with a line of work for each addition.
+  """Writes sums of 2 to 13 digits modulo 10, with a line of work for each addition.
 
-  The number of additions k has the weight k^-1.5. Most problems with one addition are duplicates
+  The number of additions k has the weight k^-2. Most problems with one addition are duplicates
   and left out.
   """
   rng, seen, path = random.Random(0), set(), folder / "sums.jsonl"
   with path.open("w") as file:
     while len(seen) < PROBLEMS:
-      count = rng.choices(range(1, LONGEST + 1), [k**-1.5 for k in range(1, LONGEST + 1)])[0]
+      count = rng.choices(range(1, LONGEST + 1), [k**-2.0 for k in range(1, LONGEST + 1)])[0]
       digits = [rng.randrange(BASE) for _ in range(count + 1)]
       question, total, lines = "+".join(map(str, digits)), digits[0], []
       for digit in digits[1:]:
@@ -63,13 +63,14 @@ def write_problems(folder: Path) -> Path:
 def settings(problems: Path, steps: int) -> dict[str, Any]:
   """Returns the fields that all runs share."""
   return {
-    "model.preset": "nano", "task.name": "file", "task.path": str(problems), "task.levels": None, "task.question_column": "question",
-    "task.answer_column": "answer", "task.response_column": "solution", "task.test_fraction": 0.1, "rollout.max_new_tokens": 128,
-    "rollout.num_prompts": 32, "rollout.slots": 16, "rollout.prompt_buckets": (40,),
-    "learner.row_tokens": 176, "learner.row_buckets": (56, 128), "learner.updates_per_rollout": 2, "rollout.max_refills": 0, "learner.learning_rate": 1e-3, "learner.schedule": "constant", "rollout.queue": True,
-    "rollout.samplers": 1, "num_steps": steps, "checkpoint.every": steps, "eval.every": steps, "eval.num_prompts": 512,
+    "model.preset": "tiny", "task.name": "file", "task.path": str(problems), "task.levels": None, "task.question_column": "question",
+    "task.answer_column": "answer", "task.response_column": "solution", "task.test_fraction": 0.1, "rollout.max_new_tokens": 96,
+    "rollout.num_prompts": 16, "rollout.slots": 8, "rollout.prompt_buckets": (28,),
+    "learner.row_tokens": 124, "learner.row_buckets": (24, 64), "learner.updates_per_rollout": 2, "rollout.max_refills": 0,
+    "learner.learning_rate": 1e-4, "learner.schedule": "constant", "rollout.queue": True,
+    "rollout.samplers": 1, "num_steps": steps, "checkpoint.every": steps, "eval.every": steps, "eval.num_prompts": 256,
     "eval.batch_prompts": 128, "log.tensorboard": False, "log.num_table_rows": 0, "warm_start.num_steps": 0, "warm_start.row_buckets": None,
-    "warm_start.learning_rate": 6e-3,
+    "warm_start.learning_rate": 3e-3,
   }  # fmt: skip
 
 
