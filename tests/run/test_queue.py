@@ -4,6 +4,7 @@ import random
 import time
 
 import jax
+import numpy as np
 import pytest
 
 from jaxrl_llm import train
@@ -11,6 +12,7 @@ from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.main import main
 from jaxrl_llm.rollouts import schedule
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
+from jaxrl_llm.rollouts.singles import Singles
 from jaxrl_llm.run import ahead, learn
 from tests.marks import few
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
@@ -161,3 +163,47 @@ def test_a_replay_of_nothing_is_refused(arguments, message, tmp_path, capsys):
   assert message in capsys.readouterr().err
   assert main(argv[:2] + argv[3:]) == 2
   assert "--replay: found no --workdir" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path, monkeypatch):
+  """Both sides pause at random; the run is stopped and resumed three times."""
+  pauses, drawn, learned, stops = random.Random(1), [], [], [30, 95, 160]
+  changes = {"num_steps": 200, "checkpoint.every": 25, "eval.every": 200, "rollout.staleness": 4, "rollout.update_in_flight": "keep"}
+  config, update, learn_from, response = config_of(changes=changes), learn.update, train.learn_from, Singles._response
+
+  class Killed(Exception):
+    pass
+
+  def learning(run, batch, step, *args, **options):
+    if stops and step == stops[0]:
+      stops.pop(0)
+      raise Killed
+    learned.extend((step, int(size)) for size in batch.rollouts.mask.sum(axis=1))
+    return learn_from(run, batch, step, *args, **options)
+
+  def noting(self, sequence, completion):
+    time.sleep(0.02 * (pauses.random() < 0.05))  # In the engine's own thread.
+    if self._job.draws.temperature == config.rollout.temperature and self._job.group_size == config.rollout.group_size:
+      drawn.append(len(completion.tokens))
+    return response(self, sequence, completion)
+
+  monkeypatch.setattr(learn, "update", lambda *args: (time.sleep(pauses.uniform(0, 0.1)), update(*args))[1])
+  monkeypatch.setattr(train, "learn_from", learning)
+  monkeypatch.setattr(Singles, "_response", noting)
+  while True:
+    try:
+      run_here(config, tmp_path)
+      break
+    except Killed:
+      continue
+  batches = schedule.read(tmp_path)
+  ages = [batch.step - version for batch in batches for turns in batch.turns for turn in turns for version, _ in turn]
+  assert [batch.step for batch in batches] == list(range(200)) and min(ages) >= 0 and max(ages) == 4
+  assert max(column(tmp_path, "rollout/staleness")) == 4
+  assert {step for step, _ in learned} == set(range(200))
+  ordered = np.sort(drawn), np.sort([size for _, size in learned])
+  grid = np.arange(1, 33)
+  distance = max(abs(np.searchsorted(ordered[0], grid, "right") / len(drawn) - np.searchsorted(ordered[1], grid, "right") / len(learned)))
+  # Kolmogorov and Smirnov's 95 % bound for two samples of these sizes.
+  assert distance < 1.36 * np.sqrt((len(drawn) + len(learned)) / (len(drawn) * len(learned)))
