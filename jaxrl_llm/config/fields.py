@@ -15,7 +15,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from jaxrl_llm.config.values import (  # isort: skip
   ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
-  SCHEDULE, SEED, SHARE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, names_path, one_of, or_none, texts,
+  SCHEDULE, SEED, SHARE, SILENCE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, names_path, one_of, or_none, texts,
 )  # fmt: skip
 from jaxrl_llm.messages import Problem, did_you_mean, shown
 
@@ -327,7 +327,7 @@ FIELDS: dict[str, Field] = {
   "rollout.samplers": Field(0, NATURAL,
     "Processes that draw (python -m jaxrl_llm.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
     "0: this process draws."),
-  "rollout.sampler_timeout_s": Field(60.0, ABOVE_ZERO, "Seconds after which a silent sampler process is lost; others redo its requests."),
+  "rollout.sampler_timeout_s": Field(60.0, SILENCE, "Seconds after which a silent sampler process is lost; others redo its requests."),
   "rollout.sampler_host": Field("127.0.0.1", TEXT,
     "Address on which the learner waits for sampler processes. 127.0.0.1 lets in those of this machine alone, 0.0.0.0 those of others, "
     "all of which must know the secret in WORKDIR/samplers.json."),

@@ -12,16 +12,13 @@ from jaxrl_llm.run.experiment import Experiment, engine_options
 _LOOK_S = 1.0  # Between two looks at how many have joined.
 
 
-def use_samplers(
-  config: ConfigDict, experiment: Experiment, workdir: Path, *, fingerprint: str, note: Callable[[str], None]
-) -> None:
+def use_samplers(config: ConfigDict, experiment: Experiment, workdir: Path, *, note: Callable[[str], None]) -> None:
   """Has other processes draw the rollouts of a run; they may join from now on.
 
   Args:
     config: The experiment's config.
     experiment: Experiment with a queue.
-    workdir: Folder of the run, in which they find the address.
-    fingerprint: Fingerprint of the config that they must have.
+    workdir: Folder of the run, with its `config.json`, in which they find the address.
     note: Function that gets lines for the screen.
 
   Raises:
@@ -32,7 +29,7 @@ def use_samplers(
   of_crew = dict(limits=Limits(options["context"], options["max_requests"]), timeout_s=section.sampler_timeout_s)
   of_crew |= dict(host=section.sampler_host, vocab_size=shape.vocab_size, dtype=config.model.sampler_dtype or shape.dtype)
   try:
-    crew = open_crew(workdir, fingerprint=fingerprint, note=note, **of_crew)
+    crew = open_crew(workdir, note=note, **of_crew)
   except OSError as error:
     host = section.sampler_host
     raise ValueError(f"config.rollout.sampler_host: found {host!r}, expected an address of this machine ({error})") from error

@@ -13,7 +13,6 @@ from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
-from jaxrl_llm.engine import gate
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import carried_talks, partial, schedule
 from jaxrl_llm.rollouts.carried_talks import TalkGroups
@@ -143,7 +142,7 @@ def start_run(
   first_lines += [*chosen, *experiment.drawn_by()]
   writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   if config.rollout.samplers:
-    use_samplers(config, experiment, workdir, fingerprint=gate.fingerprint(asked.to_dict()), note=progress.note)
+    use_samplers(config, experiment, workdir, note=progress.note)
   if config.rollout.queue:
     experiment.talking.queue.schedule = open_schedule(asked, workdir, record, replay)
   return Run(
