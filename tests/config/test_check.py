@@ -42,6 +42,7 @@ BAD_BY_FIELD = {
   "model.lora_targets": ((), ("(",), (3,)),
   "moe.replay": ("R1", "r2", ""),
   "rollout.update_in_flight": ("drop", ""),
+  "rollout.sampler_timeout_s": (2.9, float("inf"), float("nan")),
   "task.bad_rows": ("", "skip"),
   "task.test_fraction": (0.0, 1.0),
   "task.parts": ((), ("",)),

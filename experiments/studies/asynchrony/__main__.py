@@ -57,10 +57,10 @@ def measure(folder: Path, *, smoke: bool) -> dict:
       for name, arm in arms.items():
         if any((row["arm"], row["seed"]) == (name, seed) for row in rows):
           continue
-        found = bed.trial(
+        row = bed.trial(
           arm, seed, problems=problems, policy=policy, folder=home / f"{len(rows)}", steps=steps, skipped=skipped
         )
-        rows.append({"arm": name, "seed": seed} | found)
+        rows.append({"arm": name, "seed": seed} | row)
         with path.open("a") as file:
           file.write(json.dumps(rows[-1]) + "\n")
         print({key: rows[-1][key] for key in ("arm", "seed", "seconds", "first", "accuracy", "lag_mean")}, flush=True)

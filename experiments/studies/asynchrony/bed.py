@@ -1,4 +1,4 @@
-"""The bed of the study: sums with a heavy tail of lengths, a warm policy, and a trial's processes."""
+"""The bed of the study: sums with a heavy tail of lengths, a warm policy, and its processes."""
 
 import json
 import os
