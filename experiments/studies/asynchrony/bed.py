@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,6 +158,3 @@ def measured(workdir: Path, skipped: int) -> dict[str, Any]:
   }  # fmt: skip
 
 
-def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns values that JSON can hold."""
-  return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
