@@ -21,7 +21,7 @@ SHORT = VARIED | {
   "num_steps": 7, "warm_start.num_steps": 0, "checkpoint.every": 4, "eval.every": 5, "eval.num_prompts": 8, "eval.batch_prompts": 8,
   "learner.learning_rate": 1e-2, "log.tensorboard": False, "rollout.queue": True, "rollout.staleness": 2, "rollout.slots": 8,
 }  # fmt: skip
-TIMES = ("perf/", "timing_s/", "rollout/engine", "conversation/computed_tokens", "conversation/cached_tokens")
+TIMES = ("perf/", "timing_s/", "samplers/", "conversation/computed_tokens", "conversation/cached_tokens")
 
 
 def config_of(name="gspo", changes=None):
