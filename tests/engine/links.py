@@ -13,7 +13,7 @@ from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece
 from jaxrl_llm.engine.served import serve
 from jaxrl_llm.engine.weights import HeldWeights
 
-LIMITS, VOCAB, WAIT = Limits(64, 100), 1000, 20
+LIMITS, VOCAB, WAIT = Limits(64, 100), 1000, 60
 PARAMS = {"layers": {"up": np.arange(12, dtype=np.float32).reshape(3, 4)}, "scale": np.float32([1, 2])}
 
 
