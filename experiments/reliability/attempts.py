@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -27,6 +28,8 @@ VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allo
 
 _LOOK_SECONDS = 0.002
 _LIMIT_SECONDS = 600.0
+# Range of random kills after the first step of an attempt: some steps and a checkpoint.
+_REACH_SECONDS = 1.5
 
 
 class Job(NamedTuple):
@@ -116,7 +119,61 @@ def attempt(
   struck_at_all = struck is not None or bool(fault)
   log = job.workdir / "logs" / f"attempt-{number}.log"
   seconds = gone - struck if struck is not None else 0.0
-  return Ended(statuses, struck_at_all and any(statuses), seconds, last_step(job.workdir), _resumed(log))
+  return Ended(statuses, struck_at_all and any(statuses), seconds, last_step(job.workdir), resumed(log))
+
+
+def stepping(lots: random.Random) -> When:
+  """Strikes some time after the attempt's first new step is on disk."""
+  seconds, first, known = lots.uniform(0, _REACH_SECONDS), None, None
+
+  def when(job, processes, started):
+    nonlocal first, known
+    path = job.workdir / "metrics.jsonl"
+    size = path.stat().st_size if path.exists() else 0
+    # A resumed run truncates the rows after its checkpoint.
+    known = size if known is None else min(known, size)
+    if first is None and size > known:
+      first = time.monotonic()
+    return first is not None and time.monotonic() - first >= seconds
+
+  return when
+
+
+def saving(lots: random.Random) -> When:
+  """Strikes shortly after a checkpoint begins to be written."""
+  seconds, first, known = lots.uniform(0, 0.05), None, None
+
+  def when(job, processes, started):
+    nonlocal first, known
+    folder = job.workdir / "checkpoints"
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if known is None or not rows_grow(job, started):
+      known = names
+    if first is None and names - known:
+      first = time.monotonic()
+    return first is not None and time.monotonic() - first >= seconds
+
+  return when
+
+
+def rows_grow(job: Job, started: float) -> bool:
+  """Returns whether the attempt has written anything.
+
+  Before that, checkpoint folders come and go while it cleans up.
+  """
+  path = job.workdir / "metrics.jsonl"
+  return path.exists() and path.stat().st_mtime > time.time() - (time.monotonic() - started)
+
+
+def environment(job: Job, fault: str = "") -> dict[str, str]:
+  """Returns the environment of a run's processes; `fault` is the value of `JAXRL_FAULT`."""
+  return dict(os.environ) | {
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={job.devices}",
+    "JAX_COMPILATION_CACHE_DIR": str(job.cache),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAXRL_FAULT": fault,
+  }
 
 
 def _launch(job: Job, fault: str, output: Path) -> list[subprocess.Popen]:
@@ -124,13 +181,7 @@ def _launch(job: Job, fault: str, output: Path) -> list[subprocess.Popen]:
   command = [sys.executable, "-m", "jaxrl_llm.main", *job.flags, f"--workdir={job.workdir}"]
   processes = []
   for index in range(job.processes):
-    settings = dict(os.environ) | {
-      "XLA_FLAGS": f"--xla_force_host_platform_device_count={job.devices}",
-      "JAX_COMPILATION_CACHE_DIR": str(job.cache),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-      "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-      "JAXRL_FAULT": fault,
-    }
+    settings = environment(job, fault)
     if job.processes > 1:
       settings |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(job.processes), "JAX_PROCESS_ID": str(index)}
     with open(f"{output}.{index}", "a") as file:
@@ -154,20 +205,21 @@ def last_step(workdir: Path) -> int:
   return max((row["step"] for row in rows(workdir) if row["phase"] == "rl"), default=0)
 
 
-def _resumed(log: Path) -> int | None:
+def resumed(log: Path) -> int | None:
+  """Returns the RL step from which an attempt with this log resumed; None if it began anew."""
   if not log.exists():
     return None
   steps = re.findall(r"resumed .* RL step (\d+)", log.read_text(encoding="utf-8"))
   return int(steps[-1]) if steps else None
 
 
-def fingerprints(workdir: Path) -> list[str]:
+def fingerprints(workdir: Path, varies: tuple[str, ...] = VARIES) -> list[str]:
   """Returns a line for each row of the run's metrics, without the numbers that vary.
 
   Numbers have the shortest form that gives the same bits.
   """
   return [
-    json.dumps({name: x for name, x in row.items() if not name.startswith(VARIES)}, sort_keys=True)
+    json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}, sort_keys=True)
     for row in rows(workdir)
   ]
 
@@ -184,13 +236,13 @@ def final_arrays(workdir: Path) -> Mapping[str, np.ndarray]:
   return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(restored)}
 
 
-def mismatches(golden: Path, other: Path) -> int:
+def mismatches(golden: Path, other: Path, *, varies: tuple[str, ...] = VARIES) -> int:
   """Counts the differences between two finished runs, in any bit.
 
   It compares the rows of the metrics, the samples and the arrays. Rows and arrays that only one run
-  has count as well.
+  has count as well. `varies` has prefixes of metrics that are not compared.
   """
-  ours, theirs = fingerprints(other), fingerprints(golden)
+  ours, theirs = fingerprints(other, varies), fingerprints(golden, varies)
   count = abs(len(ours) - len(theirs)) + sum(a != b for a, b in zip(ours, theirs, strict=False))
   count += (golden / "samples.jsonl").read_bytes() != (other / "samples.jsonl").read_bytes()
   arrays, expected = final_arrays(other), final_arrays(golden)

@@ -1,4 +1,4 @@
-"""`python -m experiments.reliability.storm [--kills=25] [--processes=1] [--out=DIR] ...`
+"""`python -m experiments.reliability.storm [--asynchronous] [--kills=25] [--out=DIR] ...`
 
 A run is killed again and again, and restarted with the same command each time, until it finishes.
 Then it is compared with an undisturbed run: every number of its metrics, the fingerprint of every
@@ -16,6 +16,14 @@ batch of tokens, its samples and its last weights must be the same bits.
 
 SIGTERMs come in addition. Prints a table and writes it, with all attempts, to `storm.json` in the
 folder.
+
+With `--asynchronous` the run has a queue of rollouts, responses that go on with new weights, and
+two samplers in processes of their own. Half of the kills strike the learner, half a sampler. The
+run is then repeated by its schedule twice: undisturbed, and with up to 10 kills. The schedules, the
+numbers, the samples and the last weights of all three must be the same bits. Besides, each step has
+learned from one batch, no token is older than `rollout.staleness` allows, what a learner had
+written before its end is done again as it was, and no process is left. Takes --kills, --seed, --out
+and --config.*, and writes `asynchronous.json`.
 """
 
 import json
@@ -30,7 +38,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.reliability.attempts import Ended, Job, When, attempt, last_step, mismatches
+from experiments.reliability import asynchronous
+from experiments.reliability.attempts import Ended, Job, attempt, last_step, mismatches, saving, stepping
 from jaxrl_llm.run.faults import PHASES
 
 FLAGS = (
@@ -43,6 +52,7 @@ FLAGS = (
   "--config.log.num_table_rows=0",
   "--config.log.tensorboard=False",
 )
+_ALONE = ("phases", "minutes", "processes")  # Not for asynchronous runs.
 _TERMS = 3
 # Upper bound on the RL steps between two strikes: on an idle machine 4, and 6 to 15 for a SIGTERM.
 _STEPS_EACH = 8
@@ -51,8 +61,6 @@ _NAMES = {
   "while saving": "SIGKILL while a checkpoint is written",
   "SIGTERM": "SIGTERM at random",
 }
-# Range of random kills after the first step of an attempt: some steps and a checkpoint.
-_REACH_SECONDS = 1.5
 
 
 class Options(NamedTuple):
@@ -65,6 +73,7 @@ class Options(NamedTuple):
   seed: int
   out: Path
   flags: tuple[str, ...]
+  asynchronous: bool = False
 
 
 class Strike(NamedTuple):
@@ -93,6 +102,8 @@ def main(argv: Sequence[str]) -> int:
     return 2
   logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of files that it can do without.
   options.out.mkdir(parents=True, exist_ok=True)
+  if options.asynchronous:
+    return asynchronous.run(options.out, kills=options.kills, seed=options.seed, flags=options.flags)
   golden, differing, strikes = job_of(options, "golden"), 0, []
   begun = time.monotonic()
   done = attempt(golden)
@@ -131,15 +142,20 @@ def read(arguments: Sequence[str]) -> Options:
   values, flags = {
     "kills": "25", "phases": ",".join(PHASES), "minutes": "", "processes": "1", "seed": "0", "out": ""
   }, []  # fmt: skip
+  is_asynchronous = "--asynchronous" in arguments
   for argument in arguments:
+    if argument == "--asynchronous":
+      continue
     name, _, value = argument.removeprefix("--").partition("=")
     if name.startswith("config.") and argument.startswith("--"):
       flags.append(argument)
     elif name in values and argument.startswith("--") and value:
+      if is_asynchronous and name in _ALONE:
+        raise ValueError(f"found {argument!r} with --asynchronous, which has no effect there")
       values[name] = value
     else:
       raise ValueError(
-        f"found {argument!r}, expected --{', --'.join(values)} or --config.FIELD, each with =VALUE"
+        f"found {argument!r}, expected --asynchronous, or --{', --'.join(values)} or --config.FIELD, each with =VALUE"
       )
   for name in ("kills", "processes", "seed"):
     if not values[name].isdecimal() or (name == "processes" and int(values[name]) < 1):
@@ -155,7 +171,7 @@ def read(arguments: Sequence[str]) -> Options:
   if values["out"] and out.exists():
     raise ValueError(f"--out: found {out}, which exists; choose another")
   return Options(
-    int(values["kills"]), phases, minutes, int(values["processes"]), int(values["seed"]), out, tuple(flags)
+    int(values["kills"]), phases, minutes, int(values["processes"]), int(values["seed"]), out, tuple(flags), is_asynchronous
   )
 
 
@@ -224,49 +240,6 @@ def place(job: Job, phase: str) -> int:
   if phase == "eval":
     return (step // 20 + 1) * 20
   return step + 2
-
-
-def stepping(lots: random.Random) -> When:
-  """Strikes some time after the attempt's first new step is on disk."""
-  seconds, first, known = lots.uniform(0, _REACH_SECONDS), None, None
-
-  def when(job, processes, started):
-    nonlocal first, known
-    path = job.workdir / "metrics.jsonl"
-    size = path.stat().st_size if path.exists() else 0
-    # A resumed run truncates the rows after its checkpoint.
-    known = size if known is None else min(known, size)
-    if first is None and size > known:
-      first = time.monotonic()
-    return first is not None and time.monotonic() - first >= seconds
-
-  return when
-
-
-def saving(lots: random.Random) -> When:
-  """Strikes shortly after a checkpoint begins to be written."""
-  seconds, first, known = lots.uniform(0, 0.05), None, None
-
-  def when(job, processes, started):
-    nonlocal first, known
-    folder = job.workdir / "checkpoints"
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if known is None or not rows_grow(job, started):
-      known = names
-    if first is None and names - known:
-      first = time.monotonic()
-    return first is not None and time.monotonic() - first >= seconds
-
-  return when
-
-
-def rows_grow(job: Job, started: float) -> bool:
-  """Returns whether the attempt has written anything.
-
-  Before that, checkpoint folders come and go while it cleans up.
-  """
-  path = job.workdir / "metrics.jsonl"
-  return path.exists() and path.stat().st_mtime > time.time() - (time.monotonic() - started)
 
 
 def table(strikes: Sequence[Strike], differing: int) -> str:
