@@ -284,17 +284,17 @@ def failures(workdir: Path, num_steps: int, schedules: Sequence[Sequence[schedul
 
 
 def left(workdir: Path, seconds: float = 10.0) -> list[tuple[int, str]]:
-  """Returns processes of a run that are still there some time after it; none where /proc is missing."""
+  """Returns processes of a run that outlive it by some time; none where /proc is missing."""
   until = time.monotonic() + seconds
   while True:
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
       with contextlib.suppress(OSError):
         if f"{_MARK}={workdir}\0".encode() in (folder / "environ").read_bytes():
           command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-          found.append((int(folder.name), command[:200]))
-    if not found or time.monotonic() > until:
-      return found
+          processes.append((int(folder.name), command[:200]))
+    if not processes or time.monotonic() > until:
+      return processes
     time.sleep(0.2)
 
 
@@ -361,7 +361,7 @@ def run(out: Path, *, kills: int, seed: int, flags: Sequence[str]) -> int:
 
 
 def redone(workdir: Path) -> int:
-  """Returns how many requests of lost samplers were drawn again, in the steps whose rows are left."""
+  """Counts the requests of lost samplers that were drawn again, in the steps whose rows are left."""
   counts = [int(row.get("samplers/redone", 0)) for row in rows(workdir) if row["phase"] == "rl"]
   # A new attempt begins to count anew.
   return sum(x - before if x >= before else x for before, x in zip([0, *counts], counts, strict=False))

@@ -78,7 +78,8 @@ path, steps = folder / "metrics.jsonl", int(sys.argv[2])
 done = len(path.read_text().splitlines()) // 4 * 4 if path.exists() else 0
 kept = path.read_text().splitlines()[:done] if done else []
 number = len(list((folder / "logs").iterdir())) + 1
-(folder / "logs" / f"attempt-{number}.log").write_text(f"resumed x at warm-start step 0, RL step {done}" if done else "")
+log = folder / "logs" / f"attempt-{number}.log"
+log.write_text(f"resumed x at warm-start step 0, RL step {done}" if done else "")
 path.write_text("".join(line + chr(10) for line in kept))
 for step in range(done, steps):
   time.sleep(0.02)
@@ -124,7 +125,7 @@ def test_an_asynchronous_storm_ends_with_a_process_that_fails(monkeypatch, tmp_p
 
 
 def schedule_of(folder, *batches):
-  """Makes a folder with a schedule, and with metrics that agree with it: responses of 3 and 5 tokens."""
+  """Makes a folder with a schedule, and metrics that agree: responses of 3 and 5 tokens."""
   folder.mkdir()
   turns = lambda version: ((((version, 3),),), (((version, 2), (version, 3)),))
   lines = [schedule.to_line(schedule.Batch(step, 0, "a", 7, turns(version))) for step, version in batches]
@@ -148,6 +149,17 @@ def test_broken_promises_of_an_asynchronous_run_are_found(tmp_path):
   (good / "samplers.json").write_text("{}")
   lengths, address = asynchronous.failures(good, 3, [])
   assert lengths.startswith("step 1: 8 tokens were drawn") and address.startswith("samplers.json: ")
+
+
+def test_a_repetition_differs_by_batches_but_not_by_how_busy_samplers_were(tmp_path):
+  folders = [finished(tmp_path / name) for name in ("first", "again")]
+  lines = [schedule.to_line(schedule.Batch(step, 0, "a", 7, ((((step, 3),),),))) for step in range(2)]
+  for busy, folder in enumerate(folders):
+    (folder / schedule.FILE).write_text("".join(f"{line}\n" for line in lines))
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "phase": "rl", "samplers/redone": busy}) + "\n")
+  assert asynchronous.differences(*folders) == 0 and asynchronous.redone(folders[1]) == 1
+  (folders[1] / schedule.FILE).write_text(f"{lines[0]}\n")
+  assert asynchronous.differences(*folders) == 1
 
 
 def test_a_storm_of_asynchronous_runs_takes_no_flag_that_has_no_effect(capsys):
