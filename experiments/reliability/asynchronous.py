@@ -361,7 +361,7 @@ def run(out: Path, *, kills: int, seed: int, flags: Sequence[str]) -> int:
 
 
 def redone(workdir: Path) -> int:
-  """Counts the requests of lost samplers that were drawn again, in the steps whose rows are left."""
+  """Counts the requests of lost samplers that others drew again, by the rows that are left."""
   counts = [int(row.get("samplers/redone", 0)) for row in rows(workdir) if row["phase"] == "rl"]
   # A new attempt begins to count anew.
   return sum(x - before if x >= before else x for before, x in zip([0, *counts], counts, strict=False))
