@@ -81,7 +81,8 @@ class Crew:
   - A request goes to the engine that has drawn others of its owner and salt, as long as that lives;
     else to the one with the fewest open requests per row. Where it goes changes nothing that it
     draws.
-  - It waits while there is no engine, while all are busy, and for the weights that it needs.
+  - It waits while there is no engine, while all are busy, and for the weights that it needs. One
+    with `Request.parts` also waits until an engine has a row for it.
   - The open requests of a lost engine are drawn again from their beginning. Its pieces reach
     `on_piece` from where they had got to, if the tokens are the same as before. Once one differs,
     because newer weights draw it, no more pieces come, and the completion alone counts.
@@ -191,7 +192,7 @@ class Crew:
     sent, ended = [], []
     with self._changed:
       version, left = -1 if self._snapshot is None else self._snapshot.version, []
-      waiting, self._waiting = sorted(self._waiting), []
+      (waiting, self._waiting), rounds = (sorted(self._waiting), []), _ROUNDS
       for item in waiting:
         opened = item[2]
         request = opened.request
@@ -202,7 +203,9 @@ class Crew:
         elif self._snapshot is None or (request.parts[0][0] if request.parts else request.oldest) > version:
           left.append(item)
         else:
-          outcome = self._send(opened)
+          # A repeated request may keep its row for long, and no other may wait behind it.
+          rounds = 1 if request.parts else rounds
+          outcome = self._send(opened, rounds)
           if outcome is None:
             left.append(item)
           elif isinstance(outcome, Exception):
@@ -219,14 +222,19 @@ class Crew:
       if opened.is_aborted:
         opened.handle.abort()
 
-  def _send(self, opened: _Open) -> "_Member | Exception | None":
-    """Gives a request to an engine, and returns it; None if none has room, or the error."""
+  def _send(self, opened: _Open, rounds: int) -> "_Member | Exception | None":
+    """Gives a request to an engine, and returns it; None if none has room, or the error.
+
+    Args:
+      opened: Request.
+      rounds: Open requests per row of an engine, beyond which it has no room.
+    """
     request, home = opened.request, (opened.request.owner, opened.request.salt)
-    at_home = self._homes.get(home) if request.owner else None
+    at_home = self._homes.get(home) if request.owner and not request.parts else None
     if at_home is not None and at_home.engine in self._members:
       candidates = [at_home] if at_home.open < at_home.engine.limits.requests else []
     else:
-      fits = lambda member: member.open < min(_ROUNDS * member.slots, member.engine.limits.requests)
+      fits = lambda member: member.open < min(rounds * member.slots, member.engine.limits.requests)
       candidates = sorted(filter(fits, self._members.values()), key=lambda member: member.open / member.slots)
     on_piece = None if opened.on_piece is None else partial(self._pass_on, opened, opened.attempt)
     for member in candidates:

@@ -109,7 +109,8 @@ class Fleet:
     """Accepts a request; see `Engine`."""
     with self._lock:
       least = min(range(len(self._open)), key=self._open.__getitem__)
-      held = self._known.find(request.tokens, request.salt)
+      # A repeated request may keep its row for long: they are spread evenly.
+      held = None if request.parts else self._known.find(request.tokens, request.salt)
       chosen = least if held is None or self._open[held] > self._open[least] + self._slack else held
       if self._open[chosen] >= self._engines[chosen].limits.requests:
         chosen = least

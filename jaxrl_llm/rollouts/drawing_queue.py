@@ -9,12 +9,17 @@ weights of that step or later ones, for η = `rollout.staleness`:
 So no token is older than η steps, at most η + 1 batches are open, and each step learns from the
 same prompts whatever the timing: nothing is dropped for being slow, or preferred for being quick.
 The oldest requests get rows first. What a turn draws does not depend on whether its conversation is
-still cached. Nothing is open across a checkpoint, which therefore holds all that the next step
-depends on.
+still depends on.
+
+A repeated turn that several weights draw keeps its row while it waits for the later ones. It is
+held back until the earlier ones have drawn all whole turns, which could otherwise wait for its row
+for ever.
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from jaxrl_llm.engine.remote import Pulsing
@@ -26,6 +31,7 @@ from jaxrl_llm.rollouts.schedule import Batch, Schedule, Turn, versions_of
 from jaxrl_llm.types import Params
 
 _PATIENCE_S = 0.05  # Between two looks at whether a repeated run may go on.
+_STALL_S = 10.0  # Time without a drawn token after which nothing is held back, whatever the reason.
 
 
 @runtime_checkable
@@ -96,7 +102,8 @@ class DrawingQueue:
     if self._engine is None or self._version is None:
       raise ValueError(f"step {step}: nothing can be drawn before weights are published")
     noted = _Noted(self._engine, order=step, oldest=self._version, known=known, seeds=job.seeds)
-    self._open[step, draw] = noted, play(noted, job), job
+    # What is held back must not keep others from being asked for.
+    self._open[step, draw] = noted, play(noted, job if known is None else job._replace(at_once=None)), job
 
   def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
     """Begins what is no training batch, before all else that waits; publishes its weights first."""
@@ -121,6 +128,9 @@ class DrawingQueue:
     waited, before = 0.0, -1
     while missing := sum(noted.missing(self._version) for noted, *_ in self._open.values()):
       between()
+      if waited > _STALL_S or not any(noted.missing(self._version, whole=True) for noted, *_ in self._open.values()):
+        for noted, *_ in self._open.values():
+          noted.release(self._version)
       if any(noted.error is not None for noted, *_ in self._open.values()):
         return  # The batch raises it.
       waited, before = (waited + _PATIENCE_S if missing == before else 0.0), missing
@@ -174,6 +184,7 @@ class _Noted:
     self._lock = threading.Lock()
     self._turns: dict[int, Turn] = {}
     self._drawn = dict.fromkeys(self._known, 0)
+    self._held: list[_Held] = []
     self.error: BaseException | None = None
 
   @property
@@ -194,9 +205,23 @@ class _Noted:
         if own is not None:
           own(piece)
 
-    handle = self._engine.submit(request, on_piece)
+    if known is not None and len(known) > 1:
+      held = _Held(partial(self._engine.submit, request, on_piece), known[0][0])
+      handle = Handle(held.future, held.abort)
+      with self._lock:
+        self._held.append(held)
+    else:
+      handle = self._engine.submit(request, on_piece)
     handle.completion.add_done_callback(lambda future: self._ended(seed, future))
     return handle
+
+  def release(self, version: int | None) -> None:
+    """Submits the turns that weights up to a version begin, and that were held back."""
+    with self._lock:
+      due = [held for held in self._held if version is None or held.first <= version]
+      self._held = [held for held in self._held if held not in due]
+    for held in due:
+      held.send()
 
   def _ended(self, seed: int, future: Any) -> None:
     self.error = self.error or future.exception()
@@ -205,11 +230,17 @@ class _Noted:
       with self._lock:
         self._turns[seed] = tuple(map(tuple, completion.parts))
 
-  def missing(self, version: int | None) -> int:
-    """Returns how many tokens the weights up to a version have yet to draw again."""
+  def missing(self, version: int | None, *, whole: bool = False) -> int:
+    """Returns how many tokens the weights up to a version have yet to draw again.
+
+    Args:
+      version: The version; None stands for all.
+      whole: Whether to count only turns that a single version draws.
+    """
     due = lambda turn: sum(count for own, count in turn if version is None or own <= version)
     with self._lock:
-      return sum(max(due(turn) - self._drawn[seed], 0) for seed, turn in self._known.items())
+      turns = [(seed, turn) for seed, turn in self._known.items() if len(turn) == 1 or not whole]
+      return sum(max(due(turn) - self._drawn[seed], 0) for seed, turn in turns)
 
   def turns_of(self, sequence: int) -> list[Turn]:
     """Returns the turns of a sequence as they were drawn."""
@@ -225,3 +256,51 @@ class _Noted:
   def close(self) -> None:
     """Ends the engine."""
     self._engine.close()
+
+
+class _Held:
+  """A request that is not submitted yet.
+
+  Args:
+    submit: Function that submits it.
+    first: Version of the weights that draw its first tokens.
+
+  Attributes:
+    first: That version.
+    future: Future of its completion.
+  """
+
+  def __init__(self, submit: Callable[[], Handle], first: int):
+    self._submit, self.first = submit, first
+    self.future: Future[Completion] = Future()
+    self.future.set_running_or_notify_cancel()
+    self._handle: Handle | None = None
+    self._lock, self._is_over = threading.Lock(), False
+
+  def send(self) -> None:
+    """Submits the request, unless it was aborted."""
+    with self._lock:
+      if self._is_over:
+        return
+      try:
+        self._handle = self._submit()
+      except Exception as error:  # The caller gets it with the completion.
+        self.future.set_exception(error)
+        return
+    self._handle.completion.add_done_callback(self._end)
+
+  def _end(self, future: "Future[Completion]") -> None:
+    if (error := future.exception()) is not None:
+      self.future.set_exception(error)
+    else:
+      self.future.set_result(future.result())
+
+  def abort(self) -> None:
+    """Aborts the request."""
+    with self._lock:
+      handle, was_over = self._handle, self._is_over
+      self._is_over = True
+    if handle is not None:
+      handle.abort()
+    elif not was_over:
+      self.future.set_result(Completion([], [], "aborted", 0, 0, self.first))

@@ -187,6 +187,17 @@ def test_refusals_and_the_end():
     crew.join(Slow())
 
 
+def test_repeated_requests_do_not_wait_behind_one_that_keeps_its_row():
+  """Two rows each; a request that waits for newer weights keeps its row until they come."""
+  crew, engines = crew_of(count=2, slots=2)
+  for i in range(6):
+    crew.submit(Request([i], 4, owner="a", parts=((0, 2), (1, 2))))
+  assert loads(engines) == [2, 2]
+  engines[1].end()
+  assert loads(engines) == [2, 2] and crew.metrics()["samplers/waiting"] == 1
+  crew.close()
+
+
 def test_requests_outlive_engines_that_are_lost_at_random():
   crew, lost = Crew(LIMITS, vocab_size=VOCAB), []
   crew.update(PARAMS, 0)
