@@ -336,8 +336,8 @@ def run(out: Path, *, kills: int, seed: int, flags: Sequence[str]) -> int:
     begun_one = time.monotonic()
     cast = storm(job(name.replace(" ", "-")), lots, kills=count, replay=replay)
     deaths[name], seconds[name] = cast.deaths, time.monotonic() - begun_one
-    broken += [f"{name}: {line}" for line in failures(cast.job.workdir, num_steps, cast.schedules)]
-    print(f"{name}: {len(cast.deaths)} ends of processes, {seconds[name]:.0f} s", flush=True)
+    broken += (lines := [f"{name}: {line}" for line in failures(cast.job.workdir, num_steps, cast.schedules)])
+    print(*lines, f"{name}: {len(cast.deaths)} ends of processes, {seconds[name]:.0f} s", sep="\n", flush=True)
   counts = {name: differences(out / "storm", out / name.replace(" ", "-")) for name, *_ in plan[1:]}
   batches = schedule.read(out / "storm")
   turns = [turn for batch in batches for turns in batch.turns for turn in turns]

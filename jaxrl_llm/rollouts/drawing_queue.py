@@ -266,7 +266,7 @@ class _Held:
     first: Version of the weights that draw its first tokens.
 
   Attributes:
-    first: That version.
+    first: Version of the weights that draw its first tokens.
     future: Future of its completion.
   """
 

@@ -34,7 +34,7 @@ class Engine:
 
 
 class Playing:
-  """Plays each sequence as a single request, of which nobody waits for the end."""
+  """Plays each sequence as a single request."""
 
   def __init__(self, engine, job):
     self.handles = [engine.submit(Request([1], 9, seed=turn_seed(seed, 0))) for seed in job.seeds]
@@ -55,7 +55,7 @@ class Playing:
 
 @pytest.fixture
 def repeated():
-  """Returns a queue that is to draw, again, two turns that new weights interrupted and a whole one."""
+  """Returns a queue that is to repeat two turns of several weights and a whole one."""
   engine, seeds = Engine(), [5, 6, 7]
   queue = DrawingQueue(lambda params, version: engine)
   mixed = ((0, 2), (1, 3))
