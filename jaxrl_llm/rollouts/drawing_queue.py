@@ -9,7 +9,8 @@ weights of that step or later ones, for η = `rollout.staleness`:
 So no token is older than η steps, at most η + 1 batches are open, and each step learns from the
 same prompts whatever the timing: nothing is dropped for being slow, or preferred for being quick.
 The oldest requests get rows first. What a turn draws does not depend on whether its conversation is
-still depends on.
+still cached. Nothing is open across a checkpoint, which therefore holds all that the next step
+depends on.
 
 A repeated turn that several weights draw keeps its row while it waits for the later ones. It is
 held back until the earlier ones have drawn all whole turns, which could otherwise wait for its row
