@@ -22,6 +22,7 @@ from jaxrl_llm.models import make_model, preset
 from tests.runs import ROOT
 
 CONFIG = "--config=configs/gspo.py:qwen3-0.6b"
+APART = f"--config=configs/gspo.py:{gspo.APART}"
 
 LOOPS = """
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -242,6 +243,13 @@ def test_published_models_are_legal(name):
   assert config.rollout.max_new_tokens == 16384 and config.model.dtype == "bfloat16" and config.objective.clip_low is None
 
 
+def test_a_published_model_with_samplers_apart_is_legal():
+  config = gspo.get_config(gspo.APART)
+  assert check.config_problems(config) == [] and config.rollout.samplers == 1 and config.objective.clip_low is None
+  together = gspo.get_config("qwen3-30b-a3b")
+  assert config.mesh.fsdp == together.mesh.fsdp and config.learner.row_tokens == together.learner.row_tokens
+
+
 @pytest.mark.parametrize(
   ("shards", "buckets"),
   [
@@ -302,6 +310,11 @@ def test_an_unknown_topology_is_one_line(topology_name, message, capsys):
     ([CONFIG, "--topology=v5e:4x4", "--lengths=9", "--prompt_tokens=4096"], "error: --prompt_tokens: found 4096, expected at most 2048"),
     (["--config=configs/sapo.py:qwen3-vl-30b-a3b", "--topology=v5p:4x4x4", "--config.model.image_tokens=None"],
      "error: config.model.image_tokens: found None, expected a size, because no data is read here"),
+    ([APART, "--topology=v5p:4x4x4"], "error: --sampler: found none, expected the slice of the samplers, as in v5p:4x4x4: rollout.samplers"),
+    ([CONFIG, "--topology=v5p:4x4x4", "--sampler=v5p:2x2x1"], "error: --sampler: found v5p:2x2x1, expected none: rollout.samplers is 0"),
+    ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4"], "error: --sampler: found no slice 'v5p:4x4', expected one such as v5p:4x4x4"),
+    ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4x4", "--lengths=9"], "error: --lengths: found it together with --sampler, expected"),
+    ([CONFIG, "--topology=v5p:4x4x4", "--programs=take"], "error: --programs: found 'take', expected some of update,score,tower"),
     ([CONFIG, "--topology=v5e:4x4", "--config.learner.row_tokens=None"], "error: config.learner.row_tokens: found None, expected a size"),
   ],
 )
@@ -454,6 +467,28 @@ def test_a_sampler_with_its_own_chips_spreads_its_experts(tmp_path):
   # vocabulary.
   experts = 2 * 3 * 8 * 32 * 32 * 4
   assert decode["parts"]["weights"] < prefill["parts"]["weights"] < experts
+
+
+@pytest.mark.exhaustive
+@needs_libtpu
+def test_a_sampler_apart_is_planned_beside_its_learner(tmp_path):
+  settings = ("rollout.queue=True", "rollout.samplers=1", "mesh.sampler_tensor=2", "learner.old_logprobs=sampler")
+  arguments = ("--sampler=v5e:2x4", "--only_plan", "--programs=snapshot,take,prefill,decode", *(f"--config.{x}" for x in settings))
+  numbers, output = compiled(tmp_path, "--topology=v5e:2x2", *arguments)
+  sampler, num_bytes = numbers["sampler"], numbers["weight_bytes"]
+  assert "2 sampler processes on v5e:2x4, each with 2 engines of 2 chips and 8 rows; the learner has 1 hosts" in output
+  assert num_bytes == make_model(preset("nano", vocab_size=264)).num_params * 2
+  take, decode = sampler["take"], sampler["decode"]
+  assert take["fits"] and sampler["prefill"]["fits"] and decode["fits"] and numbers["snapshot"]["fits"]
+  # Half of the heads and of the hidden layer, and norms.
+  assert num_bytes / 2 < take["parts"]["weights"] < 0.75 * num_bytes
+  # An engine draws with a copy of its own while two others are on the chips.
+  assert take["beside"] == take["parts"]["weights"] + decode["parts"]["cache"]
+  assert decode["beside"] == pytest.approx(2 * decode["parts"]["weights"], rel=0.01) and "all-reduce over tensor" in decode["collectives"]
+  # Every row has a cache, and it is updated in place.
+  assert decode["aliased"] >= decode["parts"]["cache"] and decode["bounds"]["memory"] > 0
+  today = numbers["weight_moves"][0]
+  assert today["limits"] == "hosts" and today["seconds"] == today["receive"] > num_bytes / 1e9
 
 
 @pytest.mark.slow
