@@ -1,13 +1,15 @@
 """The programs of a sampler process (`jaxrl_llm.join`) compiled for remote chips."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from experiments.pod import costs, sampler_proof, topology
+from experiments.pod import costs, hlo, sampler_proof, topology
 from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.kernels import Load
 from experiments.pod.proof import Proof
@@ -118,15 +120,36 @@ def decode(plan: EnginePlan) -> Proof:
     compiled = _compiled(plan, programs.stretches[plan.rows], only_planned, load=_load(plan, plan.rows), unknown_trips=steps)
     traffic = {key: (seconds / steps, num_bytes / steps) for key, (seconds, num_bytes) in compiled.traffic.items()}
     operations = compiled.operations and compiled.operations.scaled(1 / steps)
-    return compiled._replace(traffic=traffic, operations=operations), _parts(programs)
+    copied = copied_bytes(compiled.text, programs.prefill.arguments[1])
+    return compiled._replace(traffic=traffic, operations=operations), _parts(programs) | {"copied": copied}
 
   compiled, parts, note = _extrapolated(plan, of_layers)
-  beside = parts["weights"] + parts.pop("held")
+  beside, copied = parts["weights"] + parts.pop("held"), parts.pop("copied")
   work = costs.decode_step(plan.config, plan.model, plan.mesh, rows=plan.rows, num_bytes=parts["weights"] + parts["cache"])
   proof = Proof("decode", compiled, parts, beside, work)
-  step_s = max(proof.seconds(plan.topology).values())
-  remark = f"one step of the {plan.rows} rows of an engine, full cache; a stretch of {steps} takes at least {steps * step_s * 1e3:.1f} ms"
-  return proof._replace(note="; ".join(x for x in (note, remark, "beside it lie weights that have arrived and their copy") if x))
+  step_s, copies_s = max(proof.seconds(plan.topology).values()), copied / plan.topology.chip.bytes_per_s
+  remarks = [
+    f"one step of the {plan.rows} rows of an engine, full cache; a stretch of {steps} takes at least {steps * step_s * 1e3:.1f} ms",
+    f"copies of parts of the cache move {copied / 1e9:.1f} GB more in each step, {copies_s * 1e3:.1f} ms" if copied else "the cache is not copied",
+    "beside it lie weights that have arrived and their copy",
+  ]
+  return proof._replace(note="; ".join(x for x in (note, *remarks) if x))
+
+
+def copied_bytes(text: str, cache: PyTree) -> float:
+  """Counts the bytes that copies of parts of a cache read and write, each of them once.
+
+  Args:
+    text: Text of a compiled program.
+    cache: Abstract cache with shardings.
+  """
+  total = 0.0
+  for x in {(x.shape, x.dtype.name): x for x in jax.tree.leaves(cache)}.values():
+    local = x.sharding.shard_shape(x.shape)
+    # The compiler leaves out axes of size 1.
+    shapes = {f"{hlo.SHORT[x.dtype.name]}[{','.join(map(str, sizes))}]" for sizes in (local, [size for size in local if size > 1])}
+    total += 2.0 * math.prod(local) * x.dtype.itemsize * len(hlo.copies(text, shapes))
+  return total
 
 
 def _programs(plan: EnginePlan, num_layers: int) -> Uncompiled:

@@ -250,9 +250,8 @@ def decode(plan: Plan) -> Proof:
 
 def _local_shapes(tree: PyTree) -> list[str]:
   """Returns the shapes of abstract arrays on one chip, as the compiler writes them."""
-  names = {"bfloat16": "bf16", "float32": "f32", "int8": "s8"}
   local = lambda x: ",".join(map(str, x.sharding.shard_shape(x.shape)))
-  return [f"{names[x.dtype.name]}[{local(x)}]" for x in jax.tree.leaves(tree)]
+  return [f"{hlo.SHORT[x.dtype.name]}[{local(x)}]" for x in jax.tree.leaves(tree)]
 
 
 def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str], rows: int, *, depth: int) -> list[str]:

@@ -477,7 +477,8 @@ def test_a_sampler_apart_is_planned_beside_its_learner(tmp_path):
   numbers, output = compiled(tmp_path, "--topology=v5e:2x2", *arguments)
   sampler, num_bytes = numbers["sampler"], numbers["weight_bytes"]
   assert "2 sampler processes on v5e:2x4, each with 2 engines of 2 chips and 8 rows; the learner has 1 hosts" in output
-  assert num_bytes == make_model(preset("nano", vocab_size=264)).num_params * 2
+  num_params = make_model(preset("nano", vocab_size=264)).num_params
+  assert 2 * num_params < num_bytes < 2.02 * num_params  # All in bfloat16 but for norms.
   take, decode = sampler["take"], sampler["decode"]
   assert take["fits"] and sampler["prefill"]["fits"] and decode["fits"] and numbers["snapshot"]["fits"]
   # Half of the heads and of the hidden layer, and norms.
