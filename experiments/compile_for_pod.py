@@ -7,8 +7,8 @@ operations and bytes as needed and as compiled, collectives, and what bounds the
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
   --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16 ...
-  --sampler        slice of the samplers, as in v5p:4x4x4, if config.rollout.samplers is above 0: each
-                   of its hosts runs `jaxrl_llm.join`. Prints the time of a move of weights, too
+  --sampler        slice of the samplers, as in v5p:4x4x4, if config.rollout.samplers is above 0:
+                   each of its hosts runs `jaxrl_llm.join`; the time of a move of weights, too
   --slices         number of slices joined by a network; the data axis crosses them
   --programs       some of update, score, tower, prefill, decode; with --sampler also snapshot (the
                    learner copies the weights) and take (an engine does). Default: all of the run
@@ -116,9 +116,10 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   flags["of_sweep"] = [
     f"--config={path}", *(f"--config.{field}={text}" for field, texts in kept.items() for text in texts)
   ]
-  if (found := bool(flags["sampler"])) != (wanted := config.rollout.samplers > 0):
-    expected = "the slice of the samplers, as in v5p:4x4x4" if wanted else "none"
-    raise UsageError(f"--sampler: found {flags['sampler'] if found else 'none'}, expected {expected}: rollout.samplers is {config.rollout.samplers}")
+  if bool(flags["sampler"]) != (config.rollout.samplers > 0):
+    expected = "none" if flags["sampler"] else "the slice of the samplers, as in v5p:4x4x4"
+    why = f"config.rollout.samplers is {config.rollout.samplers}"
+    raise UsageError(f"--sampler: found {flags['sampler'] or 'none'}, expected {expected}, because {why}")
   if flags["slices"] > 1 and config.mesh.data == 1 and "mesh.data" not in overrides:
     config.mesh.data = flags["slices"]
     print(f"config.mesh.data = {flags['slices']}: the axis that crosses slices")
@@ -188,19 +189,19 @@ def run(config, flags: dict[str, Any]) -> int:
 
 
 def _with_samplers(config, flags: dict[str, Any], plan: Any, learned: dict[str, Any]) -> int:
-  """Compiles and reports a learner and samplers on slices of their own, and returns the exit code."""
+  """Compiles and reports a learner and samplers apart, and returns the exit code."""
   from experiments.pod import engine_proof, report, weight_move
 
   own = engine_proof.make_plan(config, flags["sampler"], plan.model, only_planned=plan.only_planned)
   drawn = {"take": engine_proof.take, "prefill": engine_proof.prefill, "decode": engine_proof.decode}
   hosts = plan.topology.slices * topologies.num_hosts(plan.topology.name)
-  print(
-    f"{own.num_processes} sampler processes on {flags['sampler']}, each with {own.num_engines} engines of {own.mesh.size} chips and {own.rows} "
-    f"rows; the learner has {hosts} hosts" + (", which a run of today refuses: its learner is one process" if hosts > 1 else ""),
-    flush=True,
-  )
-  proofs = [prove(plan) for name, prove in learned.items() if name in flags["programs"]]
+  sizes = f"{own.num_engines} engine(s) of {own.mesh.size} chips and {own.rows} rows"
+  refused = ", more than a run can have: its learner is one process" if hosts > 1 else ""
+  print(f"{own.num_processes} sampler process(es) on {flags['sampler']}, each with {sizes}", flush=True)
+  print(f"{hosts} host(s) of the learner{refused}", flush=True)
+  # The sampler's first: once a plan is known, the compiler still generates machine code.
   of_sampler = [prove(own) for name, prove in drawn.items() if name in flags["programs"]]
+  proofs = [prove(plan) for name, prove in learned.items() if name in flags["programs"]]
   for title, side, compiled in (("learner", plan, proofs), ("sampler", own, of_sampler)):
     if compiled:
       print(f"\n{title}:", flush=True)

@@ -128,9 +128,10 @@ def decode(plan: EnginePlan) -> Proof:
   work = costs.decode_step(plan.config, plan.model, plan.mesh, rows=plan.rows, num_bytes=parts["weights"] + parts["cache"])
   proof = Proof("decode", compiled, parts, beside, work)
   step_s, copies_s = max(proof.seconds(plan.topology).values()), copied / plan.topology.chip.bytes_per_s
+  copies = f"copies of parts of the cache move {copied / 1e9:.1f} GB more in each step, {copies_s * 1e3:.1f} ms"
   remarks = [
     f"one step of the {plan.rows} rows of an engine, full cache; a stretch of {steps} takes at least {steps * step_s * 1e3:.1f} ms",
-    f"copies of parts of the cache move {copied / 1e9:.1f} GB more in each step, {copies_s * 1e3:.1f} ms" if copied else "the cache is not copied",
+    copies if copied else "the cache is not copied",
     "beside it lie weights that have arrived and their copy",
   ]
   return proof._replace(note="; ".join(x for x in (note, *remarks) if x))

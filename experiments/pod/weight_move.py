@@ -180,6 +180,5 @@ def ways(num_bytes: float, sides: Sides, *, wire: float, network: float) -> list
     "all hosts, a part to each host": dict(senders=sides.hosts, shares=True),
   }
   limits = {"hosts": slow, "links": fast}
-  return [
-    Way(name, limit, time_of(num_bytes, sides._replace(**fields), links)) for name, fields in chosen.items() for limit, links in limits.items()
-  ]
+  every = [(name, sides._replace(**fields)) for name, fields in chosen.items()]
+  return [Way(name, limit, time_of(num_bytes, own, links)) for name, own in every for limit, links in limits.items()]

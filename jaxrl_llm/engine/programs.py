@@ -108,9 +108,8 @@ class Uncompiled(NamedTuple):
   """The programs of `Programs` before they are compiled.
 
   Attributes:
-    weights, make_cache, prefill, copy, stretches: See `Programs`.
-    compiled: The first two, which are compiled because the others depend on where their results
-      lie.
+    weights, make_cache, prefill, copy, stretches: Programs of these names.
+    compiled: First two programs, compiled because the others depend on where their results lie.
   """
 
   weights: Program

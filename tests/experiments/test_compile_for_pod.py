@@ -310,8 +310,8 @@ def test_an_unknown_topology_is_one_line(topology_name, message, capsys):
     ([CONFIG, "--topology=v5e:4x4", "--lengths=9", "--prompt_tokens=4096"], "error: --prompt_tokens: found 4096, expected at most 2048"),
     (["--config=configs/sapo.py:qwen3-vl-30b-a3b", "--topology=v5p:4x4x4", "--config.model.image_tokens=None"],
      "error: config.model.image_tokens: found None, expected a size, because no data is read here"),
-    ([APART, "--topology=v5p:4x4x4"], "error: --sampler: found none, expected the slice of the samplers, as in v5p:4x4x4: rollout.samplers"),
-    ([CONFIG, "--topology=v5p:4x4x4", "--sampler=v5p:2x2x1"], "error: --sampler: found v5p:2x2x1, expected none: rollout.samplers is 0"),
+    ([APART, "--topology=v5p:4x4x4"], "error: --sampler: found none, expected the slice of the samplers, as in v5p:4x4x4, because"),
+    ([CONFIG, "--topology=v5p:4x4x4", "--sampler=v5p:2x2x1"], "error: --sampler: found v5p:2x2x1, expected none, because config.rollout"),
     ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4"], "error: --sampler: found no slice 'v5p:4x4', expected one such as v5p:4x4x4"),
     ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4x4", "--lengths=9"], "error: --lengths: found it together with --sampler, expected"),
     ([CONFIG, "--topology=v5p:4x4x4", "--programs=take"], "error: --programs: found 'take', expected some of update,score,tower"),
@@ -476,7 +476,7 @@ def test_a_sampler_apart_is_planned_beside_its_learner(tmp_path):
   arguments = ("--sampler=v5e:2x4", "--only_plan", "--programs=snapshot,take,prefill,decode", *(f"--config.{x}" for x in settings))
   numbers, output = compiled(tmp_path, "--topology=v5e:2x2", *arguments)
   sampler, num_bytes = numbers["sampler"], numbers["weight_bytes"]
-  assert "2 sampler processes on v5e:2x4, each with 2 engines of 2 chips and 8 rows; the learner has 1 hosts" in output
+  assert "2 sampler process(es) on v5e:2x4, each with 2 engine(s) of 2 chips and 8 rows\n1 host(s) of the learner\n" in output
   num_params = make_model(preset("nano", vocab_size=264)).num_params
   assert 2 * num_params < num_bytes < 2.02 * num_params  # All in bfloat16 but for norms.
   take, decode = sampler["take"], sampler["decode"]
