@@ -15,7 +15,7 @@ from configs import common, gspo
 from experiments import compile_for_pod
 from experiments.benchmarks.roofline import datasheet
 from experiments.pod import compiled as compiled_lib
-from experiments.pod import costs, hlo, sweep, topology
+from experiments.pod import costs, engine_proof, hlo, sweep, topology
 from jaxrl_llm.config import check, sizes
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
@@ -164,6 +164,15 @@ allocation 5: size 5, color 1, page 0, preallocated-temp:
 def test_a_plan_counts_the_memory_of_the_chip_and_nothing_else(buffers):
   sizes = compiled_lib.memory(compiled_lib.Reports(USAGE, buffers, ""))
   assert sizes == {"arguments": 48.0, "outputs": 56.0, "aliased": 40.0, "temporaries": 36.0}
+
+
+def test_copies_of_a_cache_are_read_and_written():
+  """As XLA transposes the keys of a layer before a scatter and after it, the second time without the axis of size 1."""
+  lines = ("%a = bf16[8,1,4,16]{2,3,0,1} copy(%k)", "%b = bf16[8,4,16]{2,1,0} copy(%s)", "%c = bf16[8,1,16,4]{3,2,1,0} fusion(%v)")
+  placed = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  cache = [jax.ShapeDtypeStruct(shape, "bfloat16", sharding=placed) for shape in ((8, 1, 4, 16), (8, 1, 16, 4), (8, 1, 4, 16))]
+  assert engine_proof.copied_bytes("\n".join(lines), cache) == 2 * 2 * 8 * 4 * 16 * 2
+  assert engine_proof.copied_bytes(lines[2], cache) == 0
 
 
 def test_a_ring_has_two_wires_and_the_network_is_slow():
