@@ -167,7 +167,7 @@ def test_a_plan_counts_the_memory_of_the_chip_and_nothing_else(buffers):
 
 
 def test_copies_of_a_cache_are_read_and_written():
-  """As XLA transposes the keys of a layer before a scatter and after it, the second time without the axis of size 1."""
+  """XLA transposes the keys before a scatter and after it, then without the axis of size 1."""
   lines = ("%a = bf16[8,1,4,16]{2,3,0,1} copy(%k)", "%b = bf16[8,4,16]{2,1,0} copy(%s)", "%c = bf16[8,1,16,4]{3,2,1,0} fusion(%v)")
   placed = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   cache = [jax.ShapeDtypeStruct(shape, "bfloat16", sharding=placed) for shape in ((8, 1, 4, 16), (8, 1, 16, 4), (8, 1, 4, 16))]
