@@ -247,5 +247,29 @@ def published(config: ConfigDict, name: str) -> None:
   config.learner.row_buckets = None
 
 
+def draw_apart(config: ConfigDict) -> None:
+  """Has processes on other slices draw for a published model, while the learner learns.
+
+  A response may lag by four RL steps. New weights come in flight: responses in progress keep their
+  keys and values. An engine has four chips, a host of v5p: they hold three copies of the weights
+  while new ones arrive, and 64 rows.
+
+  Command: python -m experiments.compile_for_pod --config=configs/gspo.py:NAME-apart
+  --topology=v5p:4x4x4 --sampler=v5p:4x4x4
+
+  Args:
+    config: Config to change in place.
+  """
+  config.rollout.queue = True
+  config.rollout.staleness = 4
+  config.rollout.update_in_flight = "keep"
+  config.rollout.samplers = 1
+  config.rollout.sampler_host = "0.0.0.0"
+  config.rollout.slots = 64
+  config.mesh.sampler_tensor = 4
+  # The ratio to the weights that drew a token includes the lag.
+  config.learner.old_logprobs = "sampler"
+
+
 MODELS = ("moe", *SMOLLM2, *PUBLISHED)
 """Arguments that replace the laptop job's model: with experts, a real model, or one for a pod."""

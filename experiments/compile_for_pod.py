@@ -7,8 +7,11 @@ operations and bytes as needed and as compiled, collectives, and what bounds the
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
   --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16 ...
+  --sampler        slice of the samplers, as in v5p:4x4x4, if config.rollout.samplers is above 0:
+                   each of its hosts runs `jaxrl_llm.join`; the time of a move of weights, too
   --slices         number of slices joined by a network; the data axis crosses them
-  --programs       some of update, score, tower, prefill, decode. Default: all of the run
+  --programs       some of update, score, tower, prefill, decode; with --sampler also snapshot (the
+                   learner copies the weights) and take (an engine does). Default: all of the run
   --only_plan      stop each program at the compiler's plan of memory and collectives, which saves
                    minutes of generating machine code
   --sweep          try mesh shapes and numbers of rows per device for the update, and recommend the
@@ -40,7 +43,10 @@ from jaxrl_llm.config.fields import flatten
 DOES_NOT_FIT = 1
 USAGE_ERROR = 2
 PROGRAMS = ("update", "score", "tower", "prefill", "decode")
-FLAGS = {"topology": "", "slices": "1"}
+OF_MOVE = ("snapshot", "take")
+"""Further programs of a run with samplers in processes of their own."""
+
+FLAGS = {"topology": "", "slices": "1", "sampler": ""}
 FLAGS |= dict.fromkeys(("programs", "only_plan", "sweep", "lengths", "prompt_tokens", "json"), "")
 
 
@@ -86,10 +92,13 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     topologies.parse(flags["topology"])
   if not flags["slices"].isdigit() or int(flags["slices"]) < 1:
     raise UsageError(f"--slices: found {flags['slices']!r}, expected 1 or more")
-  flags["slices"] = int(flags["slices"])
-  flags["programs"] = tuple(flags["programs"].split(",")) if flags["programs"] else PROGRAMS
-  if unknown := set(flags["programs"]) - set(PROGRAMS):
-    raise UsageError(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(PROGRAMS)}")
+  flags["slices"], flags["sampler"] = int(flags["slices"]), flags["sampler"].lower()
+  known = PROGRAMS + (OF_MOVE if flags["sampler"] else ())
+  flags["programs"] = tuple(flags["programs"].split(",")) if flags["programs"] else known
+  if unknown := set(flags["programs"]) - set(known):
+    raise UsageError(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(known)}")
+  if flags["sampler"]:
+    _check_sampler(flags)
   if not re.fullmatch(r"(\d+(,\d+)*)?", flags["lengths"]):
     raise UsageError(f"--lengths: found {flags['lengths']!r}, expected mean lengths separated by commas, as in 2048,8192")
   if flags["lengths"] and "decode" not in flags["programs"]:
@@ -107,6 +116,10 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   flags["of_sweep"] = [
     f"--config={path}", *(f"--config.{field}={text}" for field, texts in kept.items() for text in texts)
   ]
+  if bool(flags["sampler"]) != (config.rollout.samplers > 0):
+    expected = "none" if flags["sampler"] else "the slice of the samplers, as in v5p:4x4x4"
+    why = f"config.rollout.samplers is {config.rollout.samplers}"
+    raise UsageError(f"--sampler: found {flags['sampler'] or 'none'}, expected {expected}, because {why}")
   if flags["slices"] > 1 and config.mesh.data == 1 and "mesh.data" not in overrides:
     config.mesh.data = flags["slices"]
     print(f"config.mesh.data = {flags['slices']}: the axis that crosses slices")
@@ -117,7 +130,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     (first, *_) = (path for path, value in of_pictures.items() if value is None)
     raise UsageError(f"config.{first}: found None, expected a size, because no data is read here to choose it")
   if not config.learner.row_images or config.model.train_tower:
-    if flags["programs"] != PROGRAMS and "tower" in flags["programs"]:
+    if flags["programs"] != known and "tower" in flags["programs"]:
       raise UsageError("--programs: found tower, expected others: no pass of a frozen tower over pictures is in this run")
     flags["programs"] = tuple(name for name in flags["programs"] if name != "tower")
   if (flags["prompt_tokens"] or 0) > (widest := max(config.rollout.prompt_buckets or (0,))):
@@ -130,6 +143,22 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
       )
     )
   return config, flags
+
+
+def _check_sampler(flags: dict[str, Any]) -> None:
+  """Checks the flags beside --sampler.
+
+  Raises:
+    UsageError: If one has no effect.
+    ValueError: If there is no such slice.
+  """
+  try:
+    topologies.parse(flags["sampler"])
+  except ValueError as error:
+    raise ValueError(str(error).replace("--topology", "--sampler")) from None
+  for name in ("sweep", "lengths"):
+    if flags[name]:
+      raise UsageError(f"--{name}: found it together with --sampler, expected none: it is about a learner that draws")
 
 
 def run(config, flags: dict[str, Any]) -> int:
@@ -145,13 +174,10 @@ def run(config, flags: dict[str, Any]) -> int:
     flush=True,
   )
   print("XLA flags: " + (" ".join(f"--{name}={value}" for name, value in topology.flags.items()) or "none"), flush=True)
-  prove = {
-    "update": proof.update,
-    "score": proof.score,
-    "tower": proof.tower,
-    "prefill": sampler_proof.prefill,
-    "decode": sampler_proof.decode,
-  }
+  learned = {"update": proof.update, "score": proof.score, "tower": proof.tower}
+  if flags["sampler"]:
+    return _with_samplers(config, flags, plan, learned | {"snapshot": proof.snapshot})
+  prove = learned | {"prefill": sampler_proof.prefill, "decode": sampler_proof.decode}
   proofs = [prove[name](plan) for name in flags["programs"]]
   report.show(report.tables(plan, proofs))
   estimates = [rl_step.estimate(plan, proofs, mean, prompt_tokens=flags["prompt_tokens"]) for mean in flags["lengths"]]
@@ -160,6 +186,35 @@ def run(config, flags: dict[str, Any]) -> int:
   if flags["json"]:
     Path(flags["json"]).write_text(json.dumps(report.as_json(plan, proofs, estimates), indent=1))
   return 0 if all(x.fits(topology) and not x.is_wasteful for x in proofs) else DOES_NOT_FIT
+
+
+def _with_samplers(config, flags: dict[str, Any], plan: Any, learned: dict[str, Any]) -> int:
+  """Compiles and reports a learner and samplers apart, and returns the exit code."""
+  from experiments.pod import engine_proof, report, weight_move
+
+  own = engine_proof.make_plan(config, flags["sampler"], plan.model, only_planned=plan.only_planned)
+  drawn = {"take": engine_proof.take, "prefill": engine_proof.prefill, "decode": engine_proof.decode}
+  hosts = plan.topology.slices * topologies.num_hosts(plan.topology.name)
+  sizes = f"{own.num_engines} engine(s) of {own.mesh.size} chips and {own.rows} rows"
+  refused = ", more than a run can have: its learner is one process" if hosts > 1 else ""
+  print(f"{own.num_processes} sampler process(es) on {flags['sampler']}, each with {sizes}", flush=True)
+  print(f"{hosts} host(s) of the learner{refused}", flush=True)
+  # The sampler's first: once a plan is known, the compiler still generates machine code.
+  of_sampler = [prove(own) for name, prove in drawn.items() if name in flags["programs"]]
+  proofs = [prove(plan) for name, prove in learned.items() if name in flags["programs"]]
+  for title, side, compiled in (("learner", plan, proofs), ("sampler", own, of_sampler)):
+    if compiled:
+      print(f"\n{title}:", flush=True)
+      report.show(report.tables(side, compiled))
+  num_bytes, chip = engine_proof.weight_bytes(own), plan.topology.chip
+  sides = weight_move.Sides(hosts, 1, own.num_processes, chips=len(own.topology.devices), copies=own.num_engines)
+  ways = weight_move.ways(num_bytes, sides, wire=chip.wire_bytes_per_s, network=chip.network_bytes_per_s)
+  report.show(report.moves(num_bytes, ways))
+  if flags["json"]:
+    numbers = report.as_json(plan, proofs) | report.samplers_as_json(own, of_sampler, num_bytes, ways)
+    Path(flags["json"]).write_text(json.dumps(numbers, indent=1))
+  fits = [x.fits(side.topology) and not x.is_wasteful for side, each in ((plan, proofs), (own, of_sampler)) for x in each]
+  return 0 if all(fits) else DOES_NOT_FIT
 
 
 if __name__ == "__main__":

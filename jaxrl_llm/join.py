@@ -151,34 +151,25 @@ def make_sampler(config: Any) -> Sampler:
   from jaxrl_llm.devices import mesh as mesh_lib
   from jaxrl_llm.engine.fleet import make_engines
   from jaxrl_llm.engine.weights import HeldWeights
-  from jaxrl_llm.models import lower_precision, make_model
-  from jaxrl_llm.models.decoding import serving_of
+  from jaxrl_llm.models import lower_precision
   from jaxrl_llm.run import experiment
+  from jaxrl_llm.run.crewing import model_of_sampler
 
   if problems := config_problems(config):
     raise ValueError("\n".join(problems))
-  tensor = config.mesh.sampler_tensor if config.mesh.sampler else config.mesh.tensor
+  tensor = config.mesh.sampler_tensor
   if (count := jax.device_count()) % tensor:
-    raise ValueError(f"config.mesh: found {count} devices here, expected a multiple of {tensor}, the devices that split the heads")
+    raise ValueError(f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of {count}, the number of devices here")
   mesh = mesh_lib.make_mesh(data=count // tensor, tensor=tensor)
   task = experiment.load_task(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   bounds = sizes.Bounds(1, 1, shape.d_model, 16 if mesh_lib.platform_of(mesh) == "cpu" else 128, shape.max_positions)
   config = sizes.choose_sizes(config, experiment.measure_lengths(task, config), bounds)
-  dtype = config.model.sampler_dtype or shape.dtype
-  serving = serving_of(shape, mesh, layout=config.serving.layout)
-  fields = dict(dtype=dtype, decode_attention=config.serving.attention, decode_weights=config.serving.weights)
-  model = make_model(shape._replace(**fields), mesh=mesh, serving=serving)
-
-  lowered = lambda key: lower_precision(model.init(key), dtype)
-  abstract = jax.eval_shape(lowered, jax.random.key(0))
-  # An engine for each group of devices that splits the heads: all weights are in each of them.
-  rules = {axis: "tensor" if over == "tensor" else None for axis, over in mesh_lib.RULES.items()}
-  shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract, rules=rules)
-  template = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract, shardings)
+  model, template = model_of_sampler(config, shape, mesh)
   options = experiment.engine_options(config, model.config, task.tokenizer)
   # Random weights, because an engine compares what its programs draw.
-  params = jax.jit(lowered, out_shardings=shardings)(jax.random.key(0))
+  shardings = jax.tree.map(lambda x: x.sharding, template)
+  params = jax.jit(lambda key: lower_precision(model.init(key), model.config.dtype), out_shardings=shardings)(jax.random.key(0))
   engine = make_engines(model, params, version=-1, **options)
   return Sampler(engine, HeldWeights(template), options["slots"], shape.vocab_size)
 

@@ -100,6 +100,10 @@ def largest_in_loops(text: str, *, num_devices: int, depth: int = 1) -> int:
   return max((x.num_bytes for x in inside), default=0)
 
 
+SHORT = {"bfloat16": "bf16", "float32": "f32", "int8": "s8"}
+"""Names of dtypes in the text of a program."""
+
+
 def copies(text: str, shapes: Collection[str]) -> list[str]:
   """Returns the lines of a program that copy an array of one of some shapes.
 

@@ -1,7 +1,9 @@
 """Memory and time of a program on remote chips, and the learner's programs: update and score."""
 
+from functools import partial
 from typing import NamedTuple
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -13,10 +15,11 @@ from jaxrl_llm.config import policy, sizes
 from jaxrl_llm.config.check import row_problems
 from jaxrl_llm.config.policy import make_objective
 from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.engine.weights import copies_and_sums
 from jaxrl_llm.learner.memory import footprint, slots_that_fit
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, rows_at_once
-from jaxrl_llm.models import ModelConfig
+from jaxrl_llm.models import ModelConfig, lower_precision
 from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.types import TrainBatch
 
@@ -83,9 +86,9 @@ class Proof(NamedTuple):
 
   @property
   def excess(self) -> float:
-    """Operations of the compiled program over those that it needs; 0 if unknown."""
-    operations = self.compiled.operations
-    return operations.flops / (self.work.flops + self.work.repeated_flops) if operations else 0.0
+    """Operations of the compiled program over those that it needs; 0 if unknown, or none are."""
+    operations, needed = self.compiled.operations, self.work.flops + self.work.repeated_flops
+    return operations.flops / needed if operations and needed else 0.0
 
   @property
   def is_wasteful(self) -> bool:
@@ -167,7 +170,7 @@ def update(plan: Plan) -> Proof:
   }
   compiled = _compiled(plan, plan.programs.rl_step, (state, batch), batch)
   note = f"{rows} rows of {batch.tokens.shape[1]} tokens, all full"
-  return Proof("update", compiled, parts, beside=0.0, work=update_work(plan, rows), rows=rows, note=note)
+  return Proof("update", compiled, parts, beside=_snapshot_bytes(plan), work=update_work(plan, rows), rows=rows, note=note)
 
 
 def score(plan: Plan) -> Proof:
@@ -176,7 +179,7 @@ def score(plan: Plan) -> Proof:
   rows, moments = _rows((params, batch)), costs.bytes_on_chip(plan.programs.abstract_state.opt_state)
   parts = {"weights": costs.bytes_on_chip(params), "batch": costs.bytes_on_chip(batch)}
   compiled = _compiled(plan, plan.programs.logprobs, (params, batch), batch)
-  return Proof("score", compiled, parts, beside=moments, work=score_work(plan, rows), rows=rows)
+  return Proof("score", compiled, parts, beside=moments + _snapshot_bytes(plan), work=score_work(plan, rows), rows=rows)
 
 
 def tower(plan: Plan) -> Proof:
@@ -189,6 +192,32 @@ def tower(plan: Plan) -> Proof:
   beside = costs.bytes_on_chip(state) - own
   note = f"{pictures} pictures of {size} patches each"
   return Proof("tower", compiled, parts, beside, costs.tower_pass(plan.model, plan.mesh, pictures=pictures, patches=size), note=note)
+
+
+def snapshot(plan: Plan) -> Proof:
+  """Compiles the copy of the weights that travels to samplers in other processes."""
+  params, dtype = plan.programs.abstract_state.params, sampler_dtype(plan.config, plan.model)
+  jitted = jax.jit(partial(copies_and_sums, dtype=dtype))
+  parts, copies = {"weights": costs.bytes_on_chip(params)}, _snapshot_bytes(plan)
+  compiled = compile_for(jitted, (params,), plan.mesh, plan.topology, only_planned=plan.only_planned)
+  moments = costs.bytes_on_chip(plan.programs.abstract_state.opt_state)
+  work = costs.Work(0.0, 0.0, parts["weights"] + copies)
+  return Proof("snapshot", compiled, parts, moments, work, note=f"copies in {dtype} of {copies / 2**30:.2f} GiB a chip, and checksums")
+
+
+def _snapshot_bytes(plan: Plan) -> float:
+  """Returns the bytes of the copies that lie on a chip until they have reached its host."""
+  if not plan.config.rollout.samplers:
+    return 0.0
+  params, dtype = plan.programs.abstract_state.params, sampler_dtype(plan.config, plan.model)
+  lowered = jax.eval_shape(lambda params: lower_precision(params, dtype), params)
+  placed = jax.tree.map(lambda x, like: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=like.sharding), lowered, params)
+  return costs.bytes_on_chip(placed)
+
+
+def sampler_dtype(config: ConfigDict, model: ModelConfig) -> str:
+  """Returns the dtype in which samplers hold weights."""
+  return config.model.sampler_dtype or model.dtype
 
 
 def _rows(signature: tuple) -> int:

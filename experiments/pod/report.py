@@ -9,8 +9,10 @@ from rich.text import Text
 
 from experiments.pod import packed
 from experiments.pod import proof as limits
+from experiments.pod.engine_proof import EnginePlan
 from experiments.pod.proof import Plan, Proof
 from experiments.pod.rl_step import Estimate
+from experiments.pod.weight_move import Move, Way
 
 SETTINGS = (
   "lower config.learner.rows_per_device",
@@ -33,10 +35,17 @@ SAMPLING_SETTINGS = (
 )
 """Settings that lower the memory of prefill and decoding."""
 
+ENGINE_SETTINGS = (
+  "lower config.rollout.slots",
+  "set config.rollout.cache_dtype='int8'",
+  "raise config.mesh.sampler_tensor",
+)
+"""Settings that lower the memory of an engine in a process of its own."""
+
 _GB = 2.0**30
 
 
-def tables(plan: Plan, proofs: list[Proof]) -> Group:
+def tables(plan: Plan | EnginePlan, proofs: list[Proof]) -> Group:
   """Builds the tables of memory, time and traffic of the programs."""
   kinds = ("arguments", "temporaries", "outputs", "aliased", "code", "beside")
   memory = _table("program", *kinds, "peak", "of HBM", "fits", title="GiB of each chip")
@@ -111,6 +120,16 @@ def rl_steps(plan: Plan, estimates: Sequence[Estimate]) -> Table:
   return table
 
 
+def moves(num_bytes: float, ways: Sequence[Way]) -> Table:
+  """Builds a table of the time of a move of weights, by the way that they take."""
+  title = f"least time of a move of {num_bytes / 1e9:.1f} GB of weights, in s"
+  table = _table("what", "limits", *(name.replace("_", " ") for name in Move._fields), "at once", "one by one", "bound by", title=title)
+  for way in ways:
+    move = way.move
+    table.add_row(way.name, way.limits, *(f"{x:.3g}" for x in (*move, move.seconds, move.one_by_one)), move.bound_by.replace("_", " "))
+  return table
+
+
 def _table(*columns: str, title: str = "") -> Table:
   table = Table(title=title, title_justify="left")
   for column in columns:
@@ -127,7 +146,7 @@ def _traffic(proofs: list[Proof]) -> Table:
   return table
 
 
-def _remarks(plan: Plan, proofs: list[Proof]) -> list[Text | Table]:
+def _remarks(plan: Plan | EnginePlan, proofs: list[Proof]) -> list[Text | Table]:
   lines = [f"{proof.name}: {proof.note}" for proof in proofs if proof.note]
   of_arguments = lambda proof: ", ".join(f"{name} {size / _GB:.2f}" for name, size in proof.parts.items())
   lines += [f"{proof.name}: of the arguments, in GiB: {of_arguments(proof)}" for proof in proofs]
@@ -139,8 +158,10 @@ def _remarks(plan: Plan, proofs: list[Proof]) -> list[Text | Table]:
   verdict = f"{plan.config.model.preset} fits {chips}" if not bad else f"{plan.config.model.preset} does not fit {chips}"
   remarks: list[Text | Table] = [Text("\n".join(lines))]
   for proof in bad:
-    remarks.append(memory_parts(plan, proof))
-    settings = SETTINGS if proof.name in ("update", "score") else SAMPLING_SETTINGS
+    settings = ENGINE_SETTINGS
+    if isinstance(plan, Plan):
+      remarks.append(memory_parts(plan, proof))
+      settings = SETTINGS if proof.name in ("update", "score", "snapshot") else SAMPLING_SETTINGS
     remarks.append(Text(f"{proof.name}: to lower it, {', or '.join(settings)}"))
   remarks.append(Text(verdict, style="bold green" if not bad else "bold red"))
   return [*remarks, *(Text(f"{proof.name}: {_waste(proof)}", style="bold red") for proof in proofs if proof.is_wasteful)]
@@ -190,6 +211,21 @@ def as_json(plan: Plan, proofs: list[Proof], estimates: Sequence[Estimate] = ())
     "row_buckets": list(plan.config.learner.row_buckets),
     "only_planned": plan.only_planned,
   }
+  numbers |= proofs_as_json(plan, proofs)
+  if estimates:
+    numbers["rl_steps"] = [
+      {
+        "mean": x.mean, **x.rollouts._asdict(), "step_s": x.step_s, "rows": [update.rows for update in x.updates],
+        "buckets": [update.bucket for update in x.updates], "padding": packed.padding(x.updates), "parts": x.parts, "seconds": x.seconds,
+      }
+      for x in estimates
+    ]  # fmt: skip
+  return numbers
+
+
+def proofs_as_json(plan: Plan | EnginePlan, proofs: Sequence[Proof]) -> dict[str, Any]:
+  """Returns the numbers of programs, by their names."""
+  numbers = {}
   for proof in proofs:
     compiled = proof.compiled
     sizes = {
@@ -213,15 +249,14 @@ def as_json(plan: Plan, proofs: list[Proof], estimates: Sequence[Estimate] = ())
       "collectives": traffic,
       "note": proof.note,
     }
-  if estimates:
-    numbers["rl_steps"] = [
-      {
-        "mean": x.mean, **x.rollouts._asdict(), "step_s": x.step_s, "rows": [update.rows for update in x.updates],
-        "buckets": [update.bucket for update in x.updates], "padding": packed.padding(x.updates), "parts": x.parts, "seconds": x.seconds,
-      }
-      for x in estimates
-    ]  # fmt: skip
   return numbers
+
+
+def samplers_as_json(plan: EnginePlan, proofs: Sequence[Proof], num_bytes: float, ways: Sequence[Way]) -> dict[str, Any]:
+  """Returns the numbers of the samplers' programs, and of the moves of weights to them."""
+  sizes = {"rows": plan.rows, "engines": plan.num_engines, "processes": plan.num_processes, "chips_of_engine": plan.mesh.size}
+  listed = [{"name": x.name, "limits": x.limits, **x.move._asdict(), "seconds": x.move.seconds} for x in ways]
+  return {"sampler": sizes | proofs_as_json(plan, proofs), "weight_bytes": num_bytes, "weight_moves": listed}
 
 
 def show(renderable: Any) -> None:

@@ -222,7 +222,7 @@ def decode(plan: Plan) -> Proof:
 
   shapes: set[str] = set()
   depths: set[int] = set()
-  compiled, parts, note = _extrapolated(plan, of_layers)
+  compiled, parts, note = extrapolated(plan.model, of_layers)
   # The params stay on the chips: the sampler decodes with a copy in its own layout.
   beside = _beside(plan) + costs.bytes_on_chip(_params(plan, make_model(_shape(plan))))
   if note and not Proof("decode", compiled, parts, beside, costs.Work(0, 0, 0)).fits(plan.topology):
@@ -250,9 +250,8 @@ def decode(plan: Plan) -> Proof:
 
 def _local_shapes(tree: PyTree) -> list[str]:
   """Returns the shapes of abstract arrays on one chip, as the compiler writes them."""
-  names = {"bfloat16": "bf16", "float32": "f32", "int8": "s8"}
   local = lambda x: ",".join(map(str, x.sharding.shard_shape(x.shape)))
-  return [f"{names[x.dtype.name]}[{local(x)}]" for x in jax.tree.leaves(tree)]
+  return [f"{hlo.SHORT[x.dtype.name]}[{local(x)}]" for x in jax.tree.leaves(tree)]
 
 
 def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str], rows: int, *, depth: int) -> list[str]:
@@ -270,9 +269,18 @@ def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str], rows: int, *
   ]
 
 
-def _extrapolated(plan: Plan, of_layers: Callable[[int], tuple[Compiled, Any]]) -> tuple[Compiled, dict[str, float], str]:
-  total = plan.model.num_layers
-  if total <= FEW_LAYERS[1] or plan.model.experts and plan.model.experts.layers:
+def extrapolated(model: ModelConfig, of_layers: Callable[[int], tuple[Compiled, Any]]) -> tuple[Compiled, dict[str, float], str]:
+  """Compiles a program with few layers and extrapolates to all.
+
+  Args:
+    model: Shape of the whole model.
+    of_layers: Function from a number of layers to the compiled program and the parts of its memory.
+
+  Returns:
+    The program with all layers, the parts, and a remark if they are extrapolated.
+  """
+  total = model.num_layers
+  if total <= FEW_LAYERS[1] or model.experts and model.experts.layers:
     return *of_layers(total), ""
   (few, few_parts), (more, more_parts) = map(of_layers, FEW_LAYERS)
   if few.refused or more.refused:

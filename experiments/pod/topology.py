@@ -103,6 +103,27 @@ def slices_of(generation: str) -> list[str]:
   return [spell(generation, shape) for shape in SIZES[GENERATIONS[generation][1]]]
 
 
+def host_of(name: str) -> str:
+  """Returns the name of the slice that consists of one host of a larger slice.
+
+  Example:
+    >>> host_of("v5p:4x4x4"), host_of("v6e:2x4")
+    ('v5p:2x2x1', 'v6e:2x2')
+  """
+  generation, _ = parse(name)
+  return spell(generation, SIZES[GENERATIONS[generation][1]][0])
+
+
+def num_hosts(name: str) -> int:
+  """Returns the number of hosts of a slice.
+
+  Example:
+    >>> num_hosts("v5p:4x4x4"), num_hosts("v5p:2x2x1")
+    (16, 1)
+  """
+  return math.prod(parse(name)[1]) // math.prod(parse(host_of(name))[1])
+
+
 def spell(generation: str, shape: tuple[int, ...]) -> str:
   """Formats the name of a slice."""
   return f"{generation}:{'x'.join(map(str, shape))}"

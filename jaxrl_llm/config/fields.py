@@ -381,7 +381,8 @@ FIELDS: dict[str, Field] = {
   "mesh.sampler_expert": Field(1, COUNT,
     "Expert parallelism of those devices: a mixture's experts and vocabulary are spread over so many, and prompts split."),
   "mesh.sampler_tensor": Field(1, COUNT,
-    "Tensor parallelism of those devices: so many draw the same prompts. With sampler_expert, they share one copy of the weights."),
+    "Tensor parallelism of those devices, or of the devices of sampler processes (rollout.samplers): so many draw the same prompts. With "
+    "sampler_expert, they share one copy of the weights."),
 
   "serving.layout": Field(None, one_of("learner", "spread"),
     "Where weights lie while decoding: as the learner's, or experts and vocabulary spread over all devices, so that no step gathers them. "

@@ -166,7 +166,7 @@ def make_engines(model: Model, params: Params, *, slots: int, max_requests: int,
   count = 1 if model.mesh is None else num_row_shards(model.mesh)
   if count == 1:
     return make_engine(model, params, slots=slots, max_requests=max_requests, **options)
-  meshes, own_slots = _meshes(model.mesh), -(-slots // count)
+  meshes, own_slots = engine_meshes(model.mesh), -(-slots // count)
   parts = _splitter(model, params, meshes)
   models = [make_model(model.config, mesh=mesh) for mesh in meshes]
   sizes = dict(slots=own_slots, max_requests=-(-max_requests // count))
@@ -176,8 +176,8 @@ def make_engines(model: Model, params: Params, *, slots: int, max_requests: int,
   return Fleet(engines, parts, slots=own_slots)
 
 
-def _meshes(mesh: Mesh) -> list[Mesh]:
-  """Splits a mesh into those of the engines.
+def engine_meshes(mesh: Mesh) -> list[Mesh]:
+  """Splits a mesh into those of the engines, each of a device or of a group that splits the heads.
 
   Raises:
     ValueError: If devices would do the same work.

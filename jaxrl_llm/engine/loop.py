@@ -29,12 +29,14 @@ from jaxrl_llm.engine.routes import Routes
 from jaxrl_llm.models import CACHE_DTYPES, Model
 from jaxrl_llm.types import Params
 
-_STOP_IDS = 8  # Number of stop ids per request that the device knows. The host looks for all.
 _STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
 _PAUSE_S = 2e-3  # Time without a new request after which an idle engine begins those that it has.
 _ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
 _TRIED = 4  # Number of tokens with which programs of different widths are compared.
+STOP_IDS = 8
+"""Number of stop ids per request that the device knows; the host looks for all."""
+
 IN_FLIGHT = ("keep", "recompute", "wait")
 """What becomes of open requests when new weights come; see `make_engine`."""
 _GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
@@ -134,7 +136,7 @@ class DecodingEngine:
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
     self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
     self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
-    self._rows, self._routes, self._records_kept = no_rows(slots, _STOP_IDS), routes, records_kept
+    self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS), routes, records_kept
     self._in_flight, self._stretches, self._ids_of_stops = in_flight, 0, {}
     # Turns of the loop, programs that were run, and the last turn that ran none.
     self._turns, self._computed, self._idled = 0, 0, 0
@@ -348,12 +350,12 @@ class DecodingEngine:
 
   def _write_settings(self, row: int, request: Request) -> None:
     rows, seed = self._rows, request.seed % (1 << 64)
-    stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(id for stop in request.stops for id in self._ids_with(stop)))))[:_STOP_IDS]
+    stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(id for stop in request.stops for id in self._ids_with(stop)))))[:STOP_IDS]
     rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
     rows.top_ks[row] = min(request.top_k, self._vocab_size)
     rows.top_ps[row] = request.top_p
     rows.seeds[row] = seed & 0xFFFFFFFF, seed >> 32
-    rows.stop_ids[row] = (*stop_ids, *[NO_ID] * (_STOP_IDS - len(stop_ids)))
+    rows.stop_ids[row] = (*stop_ids, *[NO_ID] * (STOP_IDS - len(stop_ids)))
 
   def _copy(self) -> None:
     """Copies shared prefixes from rows that have computed them."""
@@ -571,7 +573,7 @@ def make_engine(
     raise ValueError("records_routes: found True, expected False: the model has no experts")
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
   options = dict(cache_dtype=dtype, records_routes=records_routes, records_kept=records_kept)
-  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=_STOP_IDS, **options, **sizes)
+  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, **options, **sizes)
   pool, routes = Pool(slots, context, least=chunk), None
   if records_routes:
     routes = Routes(slots, context, (model.config.num_layers, model.config.experts.top_k))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +88,38 @@ class Programs(NamedTuple):
   stretches: Mapping[int, Callable[..., tuple[PyTree, "Drawn"]]]
 
 
+class Program(NamedTuple):
+  """A program before it is compiled.
+
+  Attributes:
+    jitted: The program.
+    arguments: Abstract arguments, or some that stand for all others of their shapes.
+  """
+
+  jitted: Callable
+  arguments: tuple
+
+  def compiled(self) -> Any:
+    """Compiles it for the devices of its arguments."""
+    return self.jitted.lower(*self.arguments).compile()
+
+
+class Uncompiled(NamedTuple):
+  """The programs of `Programs` before they are compiled.
+
+  Attributes:
+    weights, make_cache, prefill, copy, stretches: Programs of these names.
+    compiled: First two programs, compiled because the others depend on where their results lie.
+  """
+
+  weights: Program
+  make_cache: Program
+  prefill: Program
+  copy: Program
+  stretches: Mapping[int, Program]
+  compiled: tuple[Callable, Callable]
+
+
 def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
   """Makes rows that draw nothing."""
   zeros, ones = lambda: np.zeros(num_rows, np.int32), lambda: np.ones(num_rows, np.float32)
@@ -95,7 +127,20 @@ def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
   return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), seeds, stop_ids)
 
 
-def make_programs(
+def make_programs(model: Model, params: Params, **options: Any) -> Programs:
+  """Compiles the programs of an engine.
+
+  Args:
+    model: Model, on one device.
+    params: Weights, or abstract ones.
+    **options: Sizes and options; see `uncompiled_programs`.
+  """
+  programs = uncompiled_programs(model, params, **options)
+  stretches = {width: program.compiled() for width, program in programs.stretches.items()}
+  return Programs(*programs.compiled, programs.prefill.compiled(), programs.copy.compiled(), stretches)
+
+
+def uncompiled_programs(
   model: Model,
   params: Params,
   *,
@@ -108,8 +153,8 @@ def make_programs(
   cache_dtype: str,
   records_routes: bool = False,
   records_kept: bool = False,
-) -> Programs:
-  """Compiles the programs of an engine.
+) -> Uncompiled:
+  """Makes the programs of an engine, most of them uncompiled.
 
   Args:
     model: Model, on one device.
@@ -141,11 +186,13 @@ def make_programs(
     _, cache, routes = model.extend(weights, spans[0], cache, *spans[1:])
     return cache, routes.astype(jnp.int16) if records_routes else None
 
-  compiled = lambda function, *args, **options: jax.jit(function, **options).lower(*args).compile()
-  make_weights = compiled(weights_of, params)
+  program = lambda function, *args, **options: Program(jax.jit(function, **options), args)
+  of_weights = program(weights_of, params)
+  make_weights = of_weights.compiled()
   weights = _abstract(jax.eval_shape(weights_of, params), make_weights.output_shardings)
   # A mesh of one device need not be the first one.
-  allocate = compiled(make_cache, **({} if model.mesh is None or model.mesh.size > 1 else dict(out_shardings=replicated(model.mesh))))
+  of_cache = program(make_cache, **({} if model.mesh is None or model.mesh.size > 1 else dict(out_shardings=replicated(model.mesh))))
+  allocate = of_cache.compiled()
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
   of_spans = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((spans, chunk), (spans,), (spans,), (spans,))]
@@ -161,15 +208,16 @@ def make_programs(
 
   places = lambda width: jax.ShapeDtypeStruct((width,), np.int32)
   drawing = dict(donate_argnums=1, **keep(None))
-  return Programs(
-    make_weights,
-    allocate,
-    compiled(prefill, weights, cache, *of_spans, donate_argnums=1, **keep(None)),
-    compiled(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
+  return Uncompiled(
+    of_weights,
+    of_cache,
+    program(prefill, weights, cache, *of_spans, donate_argnums=1, **keep(None)),
+    program(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
     {
-      width: compiled(stretch, weights, cache, abstract_rows(width), places(width), **drawing)
+      width: program(stretch, weights, cache, abstract_rows(width), places(width), **drawing)
       for width in stretch_widths(slots, platform_of(model.mesh))
     },
+    (make_weights, allocate),
   )
 
 

@@ -57,7 +57,8 @@ def names_of(params: Params) -> list[str]:
 
 
 @partial(jax.jit, static_argnames="dtype")
-def _copied(params: Params, dtype: str | None) -> tuple[Params, list[Array]]:
+def copies_and_sums(params: Params, dtype: str | None) -> tuple[Params, list[Array]]:
+  """Returns copies of weights in the dtype in which they travel, and their checksums."""
   lowered = params if dtype is None else lower_precision(params, dtype)
   # Copies, because a jitted function returns an unchanged argument itself.
   return jax.tree.map(jnp.copy, lowered), [double_checksum(x) for x in jax.tree.leaves(lowered)]
@@ -78,7 +79,7 @@ class Snapshot:
 
   def __init__(self, params: Params, version: int, *, dtype: str | None = None, earlier: "Snapshot | None" = None):
     self.version = version
-    copies, sums = _copied(params, dtype)
+    copies, sums = copies_and_sums(params, dtype)
     self._tree, self._names = jax.tree.structure(copies), names_of(copies)
     self._leaves: dict[str, Array] = dict(zip(self._names, jax.tree.leaves(copies), strict=True))
     self._host: dict[str, np.ndarray] = {}

@@ -3,10 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
+from jax.sharding import Mesh
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.engine.gate import open_crew
 from jaxrl_llm.engine.requests import Limits
+from jaxrl_llm.models import Model, ModelConfig, lower_precision, make_model
+from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.run.experiment import Experiment, engine_options
 
 _LOOK_S = 1.0  # Between two looks at how many have joined.
@@ -44,3 +50,22 @@ def use_samplers(config: ConfigDict, experiment: Experiment, workdir: Path, *, n
     return missing <= 0
 
   experiment.talking.queue.use(crew, is_ready)
+
+
+def model_of_sampler(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> tuple[Model, PyTree]:
+  """Returns the model that a process of its own draws with, and its abstract weights.
+
+  Args:
+    config: The run's config.
+    shape: Shape of the learner's model.
+    mesh: Devices of the process, or of one of its engines. Each group of devices that splits the
+      heads (`tensor`) has all weights.
+  """
+  dtype = config.model.sampler_dtype or shape.dtype
+  serving = serving_of(shape, mesh, layout=config.serving.layout)
+  fields = dict(dtype=dtype, decode_attention=config.serving.attention, decode_weights=config.serving.weights)
+  model = make_model(shape._replace(**fields), mesh=mesh, serving=serving)
+  abstract = jax.eval_shape(lambda key: lower_precision(model.init(key), dtype), jax.random.key(0))
+  rules = {axis: "tensor" if over == "tensor" else None for axis, over in mesh_lib.RULES.items()}
+  shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract, rules=rules, fields=mesh_lib.SAMPLER_FIELDS)
+  return model, jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract, shardings)

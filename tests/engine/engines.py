@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 
-from jaxrl_llm.engine.loop import _STOP_IDS, DecodingEngine
+from jaxrl_llm.engine.loop import STOP_IDS, DecodingEngine
 from jaxrl_llm.engine.pool import Pool
 from jaxrl_llm.engine.programs import make_programs
 from jaxrl_llm.engine.requests import Limits
@@ -26,7 +26,7 @@ def built(kind):
 @functools.cache
 def programs_of(kind, slots, records_routes, records_kept):
   model, params, _ = built(kind)
-  sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=STEPS, num_stop_ids=_STOP_IDS)
+  sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=STEPS, num_stop_ids=STOP_IDS)
   return make_programs(model, params, cache_dtype="float32", records_routes=records_routes, records_kept=records_kept, **sizes)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import CompileCounter
-from jaxrl_llm.engine.loop import _STOP_IDS, make_engine
+from jaxrl_llm.engine.loop import STOP_IDS, make_engine
 from jaxrl_llm.engine.programs import NO_ID, no_rows
 from jaxrl_llm.engine.requests import QueueFull, Request
 from jaxrl_llm.models import make_model, preset
@@ -283,7 +283,7 @@ def test_stop_ids_and_stop_strings_end_a_completion(engine_of):
   tokens = whole.tokens
   twos = [i for i in range(9, 59) if max(tokens[i : i + 2]) < 128 and tokens.index(tokens[i]) == i]
   at, stop = twos[0], bytes(tokens[twos[0] : twos[0] + 2]).decode()
-  many = [x for x in range(VOCAB) if x not in tokens][:_STOP_IDS]
+  many = [x for x in range(VOCAB) if x not in tokens][:STOP_IDS]
   ends = {
     at + 1: dict(stop_ids=(tokens[at],)),
     at + 2: dict(stops=("no such text", stop)),
@@ -465,7 +465,7 @@ def test_stop_strings_need_a_tokenizer(engine_of):
 
 def test_a_stretch_ends_once_ended_rows_have_waited_for_a_step_of_all():
   _, params, _ = built("dense")
-  programs, rows = programs_of("dense", 4, False, False), no_rows(4, _STOP_IDS)
+  programs, rows = programs_of("dense", 4, False, False), no_rows(4, STOP_IDS)
   budgets = np.array([STEPS, 1, 1, 1], np.int32)
   draw = lambda rows: programs.stretches[4](programs.weights(params), programs.make_cache(), rows, np.arange(4, dtype=np.int32))[1]
   drawn = draw(rows._replace(budgets=budgets))

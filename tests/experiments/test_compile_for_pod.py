@@ -15,13 +15,14 @@ from configs import common, gspo
 from experiments import compile_for_pod
 from experiments.benchmarks.roofline import datasheet
 from experiments.pod import compiled as compiled_lib
-from experiments.pod import costs, hlo, sweep, topology
+from experiments.pod import costs, engine_proof, hlo, sweep, topology
 from jaxrl_llm.config import check, sizes
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
 from tests.runs import ROOT
 
 CONFIG = "--config=configs/gspo.py:qwen3-0.6b"
+APART = f"--config=configs/gspo.py:{gspo.APART}"
 
 LOOPS = """
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -165,6 +166,15 @@ def test_a_plan_counts_the_memory_of_the_chip_and_nothing_else(buffers):
   assert sizes == {"arguments": 48.0, "outputs": 56.0, "aliased": 40.0, "temporaries": 36.0}
 
 
+def test_copies_of_a_cache_are_read_and_written():
+  """XLA transposes the keys before a scatter and after it, then without the axis of size 1."""
+  lines = ("%a = bf16[8,1,4,16]{2,3,0,1} copy(%k)", "%b = bf16[8,4,16]{2,1,0} copy(%s)", "%c = bf16[8,1,16,4]{3,2,1,0} fusion(%v)")
+  placed = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  cache = [jax.ShapeDtypeStruct(shape, "bfloat16", sharding=placed) for shape in ((8, 1, 4, 16), (8, 1, 16, 4), (8, 1, 4, 16))]
+  assert engine_proof.copied_bytes("\n".join(lines), cache) == 2 * 2 * 8 * 4 * 16 * 2
+  assert engine_proof.copied_bytes(lines[2], cache) == 0
+
+
 def test_a_ring_has_two_wires_and_the_network_is_slow():
   coords, slices = np.array([[i % 4, i // 4, 0] for i in range(8)]), np.array([0] * 4 + [1] * 4)
   gather = hlo.Collective("all-gather", 400, ((0, 1, 2, 3),), 1)
@@ -242,6 +252,13 @@ def test_published_models_are_legal(name):
   assert config.rollout.max_new_tokens == 16384 and config.model.dtype == "bfloat16" and config.objective.clip_low is None
 
 
+def test_a_published_model_with_samplers_apart_is_legal():
+  config = gspo.get_config(gspo.APART)
+  assert check.config_problems(config) == [] and config.rollout.samplers == 1 and config.objective.clip_low is None
+  together = gspo.get_config("qwen3-30b-a3b")
+  assert config.mesh.fsdp == together.mesh.fsdp and config.learner.row_tokens == together.learner.row_tokens
+
+
 @pytest.mark.parametrize(
   ("shards", "buckets"),
   [
@@ -302,6 +319,11 @@ def test_an_unknown_topology_is_one_line(topology_name, message, capsys):
     ([CONFIG, "--topology=v5e:4x4", "--lengths=9", "--prompt_tokens=4096"], "error: --prompt_tokens: found 4096, expected at most 2048"),
     (["--config=configs/sapo.py:qwen3-vl-30b-a3b", "--topology=v5p:4x4x4", "--config.model.image_tokens=None"],
      "error: config.model.image_tokens: found None, expected a size, because no data is read here"),
+    ([APART, "--topology=v5p:4x4x4"], "error: --sampler: found none, expected the slice of the samplers, as in v5p:4x4x4, because"),
+    ([CONFIG, "--topology=v5p:4x4x4", "--sampler=v5p:2x2x1"], "error: --sampler: found v5p:2x2x1, expected none, because config.rollout"),
+    ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4"], "error: --sampler: found no slice 'v5p:4x4', expected one such as v5p:4x4x4"),
+    ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4x4", "--lengths=9"], "error: --lengths: found it together with --sampler, expected"),
+    ([CONFIG, "--topology=v5p:4x4x4", "--programs=take"], "error: --programs: found 'take', expected some of update,score,tower"),
     ([CONFIG, "--topology=v5e:4x4", "--config.learner.row_tokens=None"], "error: config.learner.row_tokens: found None, expected a size"),
   ],
 )
@@ -454,6 +476,29 @@ def test_a_sampler_with_its_own_chips_spreads_its_experts(tmp_path):
   # vocabulary.
   experts = 2 * 3 * 8 * 32 * 32 * 4
   assert decode["parts"]["weights"] < prefill["parts"]["weights"] < experts
+
+
+@pytest.mark.exhaustive
+@needs_libtpu
+def test_a_sampler_apart_is_planned_beside_its_learner(tmp_path):
+  settings = ("rollout.queue=True", "rollout.samplers=1", "mesh.sampler_tensor=2", "learner.old_logprobs=sampler")
+  arguments = ("--sampler=v5e:2x4", "--only_plan", "--programs=snapshot,take,prefill,decode", *(f"--config.{x}" for x in settings))
+  numbers, output = compiled(tmp_path, "--topology=v5e:2x2", *arguments)
+  sampler, num_bytes = numbers["sampler"], numbers["weight_bytes"]
+  assert "2 sampler process(es) on v5e:2x4, each with 2 engine(s) of 2 chips and 8 rows\n1 host(s) of the learner\n" in output
+  num_params = make_model(preset("nano", vocab_size=264)).num_params
+  assert 2 * num_params < num_bytes < 2.02 * num_params  # All in bfloat16 but for norms.
+  take, decode = sampler["take"], sampler["decode"]
+  assert take["fits"] and sampler["prefill"]["fits"] and decode["fits"] and numbers["snapshot"]["fits"]
+  # Half of the heads and of the hidden layer, and norms.
+  assert num_bytes / 2 < take["parts"]["weights"] < 0.75 * num_bytes
+  # An engine draws with a copy of its own while two others are on the chips.
+  assert take["beside"] == take["parts"]["weights"] + decode["parts"]["cache"]
+  assert decode["beside"] == pytest.approx(2 * decode["parts"]["weights"], rel=0.01) and "all-reduce over tensor" in decode["collectives"]
+  # Every row has a cache, and it is updated in place.
+  assert decode["aliased"] >= decode["parts"]["cache"] and decode["bounds"]["memory"] > 0
+  today = numbers["weight_moves"][0]
+  assert today["limits"] == "hosts" and today["seconds"] == today["receive"] > num_bytes / 1e9
 
 
 @pytest.mark.slow
