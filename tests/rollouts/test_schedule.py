@@ -1,6 +1,7 @@
 """Tests of what a run writes down of its draws, and of the queue that draws them again."""
 
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
@@ -105,7 +106,7 @@ def job_of(seed=3):
 def queue(monkeypatch):
   monkeypatch.setattr("jaxrl_llm.rollouts.singles.prompt_ids", lambda example, tokenizer: [1, 2])
   engines = []
-  made = DrawingQueue(lambda params, version: engines.append(FakeEngine(version)) or engines[-1], patience_s=0.2)
+  made = DrawingQueue(lambda params, version: engines.append(FakeEngine(version)) or engines[-1], patience_s=2.0)
   made.engines = engines
   return made
 
@@ -136,10 +137,14 @@ def test_weights_of_a_replay_wait_until_the_older_ones_have_drawn_their_part(que
   queue.publish(None, 0)
   queue.begin(play, job_of(), 0)
   engine = queue.engines[0]
-  assert [x.parts for x in engine.asked] == [((0, 3), (1, 1))] * 2
-  engine.draw(2)
+  assert engine.asked == [], "turns of several versions are held back until those of one are drawn"
   waiting = threading.Thread(target=lambda: queue.publish(None, 1), daemon=True)
   waiting.start()
+  until = time.monotonic() + 20
+  while len(engine.asked) < 2 and time.monotonic() < until:
+    time.sleep(0.01)
+  assert [x.parts for x in engine.asked] == [((0, 3), (1, 1))] * 2
+  engine.draw(2)
   waiting.join(0.1)
   assert waiting.is_alive() and engine.version == 0
   engine.draw(2)
