@@ -333,7 +333,7 @@ def refuse_several_processes(config: ConfigDict, num_processes: int) -> None:
   """
   values = flatten(config)
   lines = [
-    f"config.{path}: found {values[path]} in a run of {num_processes} processes, expected 0: only a run of one "
+    f"config.{path}: found {values[path]} in a run of {num_processes} processes, expected {type(values[path])()}: only a run of one "
     f"process can {what}"
     for path, what in _OF_ONE_PROCESS.items()
     if values[path] != 0

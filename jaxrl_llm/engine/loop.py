@@ -452,7 +452,7 @@ class DecodingEngine:
     opened.drew(len(tokens), version)
     if opened.on_piece is not None:
       try:
-        opened.on_piece(Piece(tokens, logprobs, version))
+        opened.on_piece(Piece(tokens, logprobs))
       except Exception as error:  # A fault of one caller, which must not reach the others.
         self._finish(opened, error)
         return

@@ -66,12 +66,10 @@ class Piece(NamedTuple):
   Attributes:
     tokens: Ids.
     logprobs: Log-probability of each id under the distribution that it was drawn from.
-    version: Version of the weights that drew them.
   """
 
   tokens: list[int]
   logprobs: list[float]
-  version: int = 0
 
 
 class Completion(NamedTuple):

@@ -143,7 +143,7 @@ def request_of(frame: Frame) -> Request:
 
 def piece_frame(number: int, piece: Piece) -> Frame:
   """Returns the frame of tokens of a request."""
-  return Frame("piece", {"id": number, "version": int(piece.version)}, _drawn(piece))
+  return Frame("piece", {"id": number}, _drawn(piece))
 
 
 def piece_of(frame: Frame) -> Piece:
@@ -153,7 +153,7 @@ def piece_of(frame: Frame) -> Piece:
     WireError: If there are none.
   """
   with _reading(frame):
-    return Piece(frame.arrays["tokens"].tolist(), frame.arrays["logprobs"].tolist(), int(frame.fields["version"]))
+    return Piece(frame.arrays["tokens"].tolist(), frame.arrays["logprobs"].tolist())
 
 
 def completion_frame(number: int, completion: Completion) -> Frame:

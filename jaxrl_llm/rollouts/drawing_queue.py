@@ -18,6 +18,7 @@ for ever.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -137,7 +138,7 @@ class DrawingQueue:
       waited, before = (waited + _PATIENCE_S if missing == before else 0.0), missing
       if waited > self._patience:
         raise ReplayLost(f"replay: {missing} tokens of the weights after {self._version} steps do not come")
-      threading.Event().wait(_PATIENCE_S)
+      time.sleep(_PATIENCE_S)
 
   def metrics(self) -> dict[str, float]:
     """Returns measures of the engine, such as the fraction of the time that it was idle."""

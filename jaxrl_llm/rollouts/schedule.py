@@ -150,7 +150,6 @@ class Schedule:
       temporary.write_text("".join(f"{to_line(batch)}\n" for batch in kept))
       temporary.replace(self._path)
     self._written = {(batch.step, batch.draw) for batch in kept}
-    self._is_replay = repeated is not None
     self._known = {(batch.step, batch.draw): batch for batch in (kept if repeated is None else repeated) if batch.step >= first}
 
   def known(self, step: int, draw: int) -> Batch | None:

@@ -77,6 +77,7 @@ def describe_pilot(config: ConfigDict) -> str:
   """
   pilot = ConfigDict(config.to_dict())
   pilot.log.tensorboard = False
+  pilot.rollout.samplers = 0  # It draws by itself.
   with tempfile.TemporaryDirectory() as folder:
     run = start_run(pilot, Path(folder), command="pilot")
     explaining, engine = explained(run.config, lambda: run.phases.now), run.experiment.closing()

@@ -54,7 +54,7 @@ class Steady:
         future.set_exception(self.error)
         return
       if on_piece is not None:
-        on_piece(Piece(tokens[i : i + 1], logprobs[i : i + 1], version))
+        on_piece(Piece(tokens[i : i + 1], logprobs[i : i + 1]))
     future.set_result(Completion(tokens, logprobs, reason, 1, len(tokens), version, ((version, len(tokens)),)))
 
   def update(self, params, version):

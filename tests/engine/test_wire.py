@@ -24,7 +24,7 @@ def test_requests_and_answers_return_bit_for_bit():
   logprobs = [*rng.standard_normal(50).astype(np.float32).tolist(), -math.inf, -0.0, float(np.float32(1e-45))]
   tokens = rng.integers(0, 2**31 - 1, len(logprobs)).tolist()
   assert wire.request_of(wire.decode(wire.encode(wire.request_frame(3, REQUEST, pieces=True)))) == REQUEST
-  piece = Piece(tokens, logprobs, 7)
+  piece = Piece(tokens, logprobs)
   got = wire.piece_of(wire.decode(wire.encode(wire.piece_frame(3, piece))))
   assert got == piece and [math.copysign(1, x) for x in got.logprobs] == [math.copysign(1, x) for x in logprobs]
   routes = rng.integers(-1, 60, (4, 2, 3)).astype(np.int16)

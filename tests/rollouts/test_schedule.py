@@ -88,7 +88,7 @@ class FakeEngine:
           break
         drawn.append(self.version)
         if on_piece is not None:
-          on_piece(Piece([9], [0.0], self.version))
+          on_piece(Piece([9], [0.0]))
         if len(drawn) == request.max_tokens:
           parts = tuple((version, drawn.count(version)) for version in dict.fromkeys(drawn))
           self.open.remove((request, on_piece, future, drawn))
