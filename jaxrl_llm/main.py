@@ -112,8 +112,10 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
   from jaxrl_llm.run import faults, stopping
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
   from jaxrl_llm.run.reward_model import training
+  from jaxrl_llm.run.sample import StaleError
   from jaxrl_llm.workdir.checkpoint import SaveFailedError
 
+  own_ends = (stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError, EngineError, ReplayDiffersError, StaleError)
   compilation_cache.cache_compilations()
   try:
     flags = xla_flags.set_flags()
@@ -141,7 +143,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
         except ReplayLost as error:
           tell(f"{error}; the same command resumes from the last checkpoint", log)
           return PREEMPTED
-        except (ReplayDiffersError, stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError, EngineError) as error:
+        except own_ends as error:
           tell(error, log)
           return 1
         hosts.barrier()  # A process that left early would look lost.

@@ -9,15 +9,9 @@ A training loop asks for the rollouts of each step in turn, and says when the sa
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from jaxrl_llm.rollouts import pipelining, rollout, versions
 from jaxrl_llm.run.sample import begin_queued, launch, move_weights, publish, wait, wait_queued
 from jaxrl_llm.run.start import Run
-
-
-class StaleError(RuntimeError):
-  """Rollouts are older than the run allows, so nothing is learned from them."""
 
 
 @runtime_checkable
@@ -101,12 +95,7 @@ class FromQueue:
     for later in range(self._begun, pipelining.horizon(run.config, step)):
       begin_queued(run, later)
       self._begun = later + 1
-    drawn, metrics = wait_queued(run, step, between=between)
-    drawn_by = drawn.rollouts.versions
-    oldest = int(np.min(drawn_by[drawn_by >= 0], initial=step))
-    if oldest < (least := step - run.config.rollout.staleness):
-      raise StaleError(f"step {step + 1}: found tokens of the weights after {oldest} steps, expected {least} or later")
-    return drawn, metrics | {"rollout/staleness": step - oldest}
+    return wait_queued(run, step, between=between)
 
   def begin(self, step: int) -> None:
     """Does nothing: all that may be begun has been."""

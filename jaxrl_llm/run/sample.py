@@ -157,6 +157,10 @@ def publish(run: Run, *, between: Callable[[], None] = lambda: None) -> None:
   run.experiment.talking.queue.publish(sampler_params(run), run.record.rl_steps, between=between)
 
 
+class StaleError(RuntimeError):
+  """Rollouts are older than the run allows, so nothing is learned from them."""
+
+
 def begin_queued(run: Run, step: int, *, draw: int = 0) -> None:
   """Begins the rollouts of an RL step, or of one of its further draws, in the queue."""
   talks, key = run.experiment.talking, jax.random.fold_in(jax.random.fold_in(run.key, ROLLOUT), step)
@@ -168,14 +172,22 @@ def begin_queued(run: Run, step: int, *, draw: int = 0) -> None:
 def wait_queued(
   run: Run, step: int, *, draw: int = 0, between: Callable[[], None] = lambda: None
 ) -> tuple[rollout.Drawn, dict[str, float]]:
-  """Waits for rollouts that were begun in the queue."""
+  """Waits for rollouts that were begun in the queue.
+
+  Raises:
+    StaleError: If weights drew them that are older than `rollout.staleness` allows.
+  """
   talks, tokenizer = run.experiment.talking, run.experiment.task.tokenizer
   playing, job = talks.queue.open(step, draw)
   gathered = talks.queue.take(wait_for(playing, job, between=between, **grading(run)), step, draw)
   rows = np.arange(len(job.seeds))
   drawn, metrics = drawn_of(gathered, job, tokenizer, rows, prompt_buckets=run.config.rollout.prompt_buckets)
+  drawn_by, most = drawn.rollouts.versions, run.config.rollout.staleness
+  oldest = int(np.min(drawn_by[drawn_by >= 0], initial=step))
+  if oldest < step - most:
+    raise StaleError(f"step {step + 1}: found tokens of the weights after {oldest} steps, expected {step - most} or later")
   rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
-  return drawn._replace(rollouts=rollouts), metrics | talks.queue.metrics()
+  return drawn._replace(rollouts=rollouts), metrics | talks.queue.metrics() | {"rollout/staleness": step - oldest}
 
 
 def talking(run: Run, key: PRNGKeyArray) -> pipelining.ArriveFn:

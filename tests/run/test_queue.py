@@ -3,17 +3,16 @@
 import random
 import time
 
-import jax
 import numpy as np
 import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.main import main
-from jaxrl_llm.rollouts import schedule
+from jaxrl_llm.rollouts import drawing_queue, schedule
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
 from jaxrl_llm.rollouts.singles import Singles
-from jaxrl_llm.run import ahead, learn
+from jaxrl_llm.run import learn, sample
 from tests.marks import few
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
 
@@ -139,14 +138,8 @@ def test_a_replay_that_differs_is_an_error(tmp_path):
 def test_tokens_beyond_the_bound_are_never_learned_from(tmp_path, monkeypatch):
   """An engine that ignores `Request.oldest` is found out."""
   config = config_of(changes={"num_steps": 2, "rollout.staleness": 0})
-  wait = ahead.wait_queued
-
-  def older(run, step, **options):
-    drawn, metrics = wait(run, step, **options)
-    return drawn._replace(rollouts=drawn.rollouts._replace(versions=jax.tree.map(lambda x: x - (x > 0), drawn.rollouts.versions))), metrics
-
-  monkeypatch.setattr(ahead, "wait_queued", older)
-  with pytest.raises(ahead.StaleError, match="step 2: found tokens of the weights after 0 steps, expected 1 or later"):
+  monkeypatch.setattr(drawing_queue, "versions_of", lambda *of: [version - (version > 0) for version in schedule.versions_of(*of)])
+  with pytest.raises(sample.StaleError, match="step 2: found tokens of the weights after 0 steps, expected 1 or later"):
     run_here(config, tmp_path)
 
 
