@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.provenance import record
-from experiments.reliability import attempts
 from experiments.reliability.attempts import ROOT, Job, environment, last_step, mismatches, resumed, rows, saving, stepping
 from experiments.results import to_json
 from jaxrl_llm.engine import gate
@@ -49,7 +48,7 @@ FLAGS = (
   "--config.log.num_table_rows=0",
   "--config.log.tensorboard=False",
 )
-VARIES = (*attempts.VARIES, "perf/learner_idle", "samplers/", "conversation/computed_tokens", "conversation/cached_tokens")
+VARIES = ("samplers/", "conversation/computed_tokens", "conversation/cached_tokens")
 """Prefixes of the metrics that a repeated run need not have in common with the first one."""
 
 KINDS = {

@@ -19,12 +19,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl_llm.workdir import logs
-from jaxrl_llm.workdir.metrics import read_rows
+from jaxrl_llm.workdir.metrics import read_rows, reproducible
 
 ROOT = Path(__file__).resolve().parents[2]
-
-VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
-"""Prefixes of the metrics that depend on the clock and the machine."""
 
 _LOOK_SECONDS = 0.002
 _LIMIT_SECONDS = 600.0
@@ -213,13 +210,14 @@ def resumed(log: Path) -> int | None:
   return int(steps[-1]) if steps else None
 
 
-def fingerprints(workdir: Path, varies: tuple[str, ...] = VARIES) -> list[str]:
-  """Returns a line for each row of the run's metrics, without the numbers that vary.
+def fingerprints(workdir: Path, varies: tuple[str, ...] = ()) -> list[str]:
+  """Returns a line for each row of the run's metrics, without what the clock and the machine decide.
 
-  Numbers have the shortest form that gives the same bits.
+  Numbers have the shortest form that gives the same bits. `varies` has prefixes of further metrics
+  to leave out.
   """
   return [
-    json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}, sort_keys=True)
+    json.dumps({name: x for name, x in reproducible(row).items() if not name.startswith(varies)}, sort_keys=True)
     for row in rows(workdir)
   ]
 
@@ -236,11 +234,12 @@ def final_arrays(workdir: Path) -> Mapping[str, np.ndarray]:
   return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(restored)}
 
 
-def mismatches(golden: Path, other: Path, *, varies: tuple[str, ...] = VARIES) -> int:
+def mismatches(golden: Path, other: Path, *, varies: tuple[str, ...] = ()) -> int:
   """Counts the differences between two finished runs, in any bit.
 
   It compares the rows of the metrics, the samples and the arrays. Rows and arrays that only one run
-  has count as well. `varies` has prefixes of metrics that are not compared.
+  has count as well. `varies` has prefixes of further
+  metrics that are not compared.
   """
   ours, theirs = fingerprints(other, varies), fingerprints(golden, varies)
   count = abs(len(ours) - len(theirs)) + sum(a != b for a, b in zip(ours, theirs, strict=False))

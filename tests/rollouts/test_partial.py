@@ -20,6 +20,7 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rollouts import partial, rollout
 from jaxrl_llm.sampler import make_sampler
 from jaxrl_llm.types import Rollouts, StopReason
+from jaxrl_llm.workdir.metrics import reproducible
 from tests.runs import VARIED, column, rows, run_here, tiny_config
 
 TOKENIZER = ByteTokenizer()
@@ -203,9 +204,8 @@ def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
 
 def lines(workdir: pathlib.Path) -> list[str]:
   """Returns rows without values that depend on the clock or the process, as text."""
-  varies = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb", "perf/reward_overlap_s")
   every = [row for phase in ("rl", "eval") for row in rows(workdir, phase)]
-  return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in every]
+  return [json.dumps(reproducible(row)) for row in every]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from jaxrl_llm.rollouts import pipelining, rollout
 from jaxrl_llm.run import ahead, experiment, learn, stopping
 from jaxrl_llm.run.saved_state import ROLLOUT
 from jaxrl_llm.tasks.pipeline import example_iterator
+from jaxrl_llm.workdir.metrics import reproducible
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
 
 SHORT = VARIED | {
@@ -160,9 +161,8 @@ class Killed(Exception):
 
 def lines(workdir: pathlib.Path) -> list[str]:
   """Returns rows without values that depend on the clock or the process, as text."""
-  varies = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
   every = [row for phase in ("warm_start", "rl", "eval") for row in rows(workdir, phase)]
-  return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in every]
+  return [json.dumps(reproducible(row)) for row in every]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.run import experiment, saved_state
 from jaxrl_llm.workdir import checkpoint
-from jaxrl_llm.workdir.metrics import read_rows
+from jaxrl_llm.workdir.metrics import read_rows, reproducible
 from tests.runs import ROOT, VARIED, call, command, environment, flags, free_address, joined, quick, tiny_config
 
 OVERRIDES = VARIED | {
@@ -26,7 +26,6 @@ ARGS = ["--config=configs/gspo.py:tiny", *flags(OVERRIDES)]
 # Otherwise the sums over the devices of one process are taken in another order, and after some
 # steps the sampler decides a near tie differently.
 IN_ONE = {hosts.COLLECTIVES: "gloo"}
-VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
 # In JAX only process 0 writes the cache of compiled programs. On CPUs the other process has its own
 # programs, and would compile them again in each of the runs below.
 MAIN = """
@@ -76,7 +75,7 @@ def reach(workdir: pathlib.Path, processes: list[subprocess.Popen], phase: str, 
 
 
 def rows(workdir: pathlib.Path) -> list[dict]:
-  return [{name: x for name, x in row.items() if not name.startswith(VARIES)} for row in read_rows(workdir / "metrics.jsonl")]
+  return [reproducible(row) for row in read_rows(workdir / "metrics.jsonl")]
 
 
 def params(workdir: pathlib.Path) -> list[np.ndarray]:

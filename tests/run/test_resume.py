@@ -15,7 +15,7 @@ import pytest
 
 from jaxrl_llm.run import experiment
 from jaxrl_llm.workdir import checkpoint
-from jaxrl_llm.workdir.metrics import read_rows
+from jaxrl_llm.workdir.metrics import read_rows, reproducible
 from tests.runs import ROOT, VARIED, call, command, environment, flags, quick, tiny_config
 
 OVERRIDES = VARIED | {
@@ -42,8 +42,7 @@ def lines(workdir: pathlib.Path) -> list[str]:
 
   JSON writes the shortest exact form of a float, so equal text means equal bits.
   """
-  varies = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
-  return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in read_rows(workdir / "metrics.jsonl")]
+  return [json.dumps(reproducible(row)) for row in read_rows(workdir / "metrics.jsonl")]
 
 
 def final_arrays(workdir: pathlib.Path, name: str, changes: dict) -> list[np.ndarray]:

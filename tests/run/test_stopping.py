@@ -7,14 +7,13 @@ import time
 
 import pytest
 
-from jaxrl_llm.workdir.metrics import read_rows
+from jaxrl_llm.workdir.metrics import read_rows, reproducible
 from tests.runs import ROOT, VARIED, call, command, environment, flags
 
 OVERRIDES = VARIED | {
   "warm_start.num_steps": 4, "num_steps": 6, "checkpoint.every": 6, "eval.every": 6, "log.num_table_rows": 0, "log.tensorboard": False,
   "log.samples_every": 1,
 }  # fmt: skip
-VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
 
 
 def args(workdir, **changes):
@@ -22,7 +21,7 @@ def args(workdir, **changes):
 
 
 def rows(workdir):
-  return [{name: x for name, x in row.items() if not name.startswith(VARIES)} for row in read_rows(workdir / "metrics.jsonl")]
+  return [reproducible(row) for row in read_rows(workdir / "metrics.jsonl")]
 
 
 def with_fault(fault, workdir, **changes):

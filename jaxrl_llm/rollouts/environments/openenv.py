@@ -23,6 +23,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from jaxrl_llm.text_types import Completion
 
 MOST_SESSIONS = 8
 _MOST_BYTES = 4 * 2**20
+_ROOM_SECONDS = 0.05
 
 
 class Episode(NamedTuple):
@@ -70,11 +72,32 @@ class Session:
   """A connection to the server; `position` says which episode it holds, and how far."""
 
   def __init__(self, url: str, timeout_s: float):
+    self.url, self.timeout_s = url, timeout_s
+    self.connect()
+
+  def connect(self) -> None:
+    """Opens a connection, which holds no episode."""
     from websockets.sync.client import connect
 
-    limits = dict(open_timeout=timeout_s, close_timeout=1, ping_timeout=None, max_size=_MOST_BYTES)
-    self.socket = connect(url, **limits, proxy=None if _is_local(url) else True).__enter__()
-    self.timeout_s, self.position = timeout_s, None
+    limits = dict(open_timeout=self.timeout_s, close_timeout=1, ping_timeout=None, max_size=_MOST_BYTES)
+    self.socket = connect(self.url, **limits, proxy=None if _is_local(self.url) else True).__enter__()
+    self.position = None
+
+  def reset(self, settings: Mapping[str, Any], patience_s: float) -> tuple[dict[str, Any], float, bool]:
+    """Resets the session. For `patience_s` it asks again, should the server have no room.
+
+    A server counts a session that has been cut off until it notices.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+      try:
+        return self.ask("reset", settings)
+      except ServerError as error:
+        if error.code != "CAPACITY_REACHED" or time.monotonic() > until:
+          raise
+      self.close()
+      time.sleep(_ROOM_SECONDS)
+      self.connect()
 
   def ask(self, kind: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], float, bool]:
     """Sends a message. Returns the observation, the reward and whether the episode has ended.
@@ -197,9 +220,9 @@ def openenv(
   read, settings = action_reader(action, _schema(address, timeout_s)), json_object(reset or "{}")
   pool = Pool(lambda: Session(f"{address}/ws", timeout_s), sessions or MOST_SESSIONS, timeout_s)
 
-  def begin(session: Session, episode: Episode) -> str:
+  def begin(session: Session, episode: Episode, patience_s: float = timeout_s) -> str:
     session.position = None
-    observation, _, done = session.ask("reset", episode.settings)
+    observation, _, done = session.reset(episode.settings, patience_s)
     if done:
       raise ValueError("the episode has ended at its reset")
     session.position = episode.key, 0
@@ -256,7 +279,7 @@ def openenv(
       )
     return [{"question": opening, "opening": opening, "seed": seed} for seed, opening in zip(seeds, openings, strict=False)]
 
-  pool.limit = _probe(url, pool, lambda session: begin(session, Episode(object(), settings | {"seed": 0})), required=sessions)
+  pool.limit = _probe(url, pool, lambda session: begin(session, Episode(object(), settings | {"seed": 0}), 0), required=sessions)
   return Environment(reset_episode, step, concurrency=pool.limit, problems=problems)
 
 

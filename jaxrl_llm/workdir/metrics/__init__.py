@@ -11,7 +11,7 @@ Each phase counts its own steps. A checkpoint stores `writer.phase_steps`. A res
 to `writer.resume`, which removes every row written after that checkpoint, so that no row repeats.
 """
 
-from jaxrl_llm.workdir.metrics.row_file import read_rows
+from jaxrl_llm.workdir.metrics.row_file import read_rows, reproducible
 from jaxrl_llm.workdir.metrics.writers import PHASES, MetricWriter, SampleWriter
 
-__all__ = ["PHASES", "MetricWriter", "SampleWriter", "read_rows"]
+__all__ = ["PHASES", "MetricWriter", "SampleWriter", "read_rows", "reproducible"]

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,20 @@ Row = dict[str, Any]
 RESERVED = ("step", "phase", "nonfinite")
 """Names in a row that no metric may have."""
 
+MEASURED = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb", "perf/learner_idle", "perf/reward_overlap_s")
+"""Prefixes of the metrics that depend on the clock, the machine or the process."""
+
 _log = logging.getLogger(__name__)
+
+
+def reproducible(row: Mapping[str, Any]) -> Row:
+  """Returns a row without what was measured on the machine: all that a repeated run has again.
+
+  Example:
+    >>> reproducible({"step": 1, "actor/loss": 0.5, "timing_s/update": 0.1})
+    {'step': 1, 'actor/loss': 0.5}
+  """
+  return {name: value for name, value in row.items() if not name.startswith(MEASURED)}
 
 
 def read_rows(path: str | os.PathLike) -> list[Row]:

@@ -7,6 +7,7 @@ unfit server might do it does on request.
 import contextlib
 import json
 import threading
+import time
 
 from websockets.sync.server import serve
 
@@ -23,10 +24,12 @@ class Server:
     first: Function `(seed, number of resets) -> message` of a first observation.
     log: Messages received, as pairs (type, data).
     num_sessions: Number of sessions opened so far.
+    linger_s: Time until a session that was cut off is noticed, in seconds.
   """
 
   def __init__(self, capacity=8, schema=SCHEMA, judge=None, first=lambda seed, n: f"at {seed}"):
     self.capacity, self.schema, self.judge, self.first = capacity, schema, judge, first
+    self.linger_s = 0.0
     self.log, self.open, self.num_sessions, self.lock = [], set(), 0, threading.Lock()
     self.hang = threading.Event()
     self.server = serve(self.session, "127.0.0.1", 0, process_request=self.respond)
@@ -54,6 +57,7 @@ class Server:
         if message["type"] == "close":
           break
         total = self.reset(socket, message["data"]) if message["type"] == "reset" else self.step(socket, message["data"], total)
+    time.sleep(self.linger_s)
     with self.lock:
       self.open.discard(socket)
     return None

@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+import websockets.exceptions
 
 from jaxrl_llm.config import check
 from jaxrl_llm.messages import MissingPackageError
@@ -118,6 +119,15 @@ def test_a_server_that_misbehaves_costs_one_sample(said, cause, text):
     assert replies[0][1][0] == cause and text in replies[0][1][1]
     assert "\n" not in replies[0][1][1]
     server.hang.set()
+
+
+def test_a_session_that_was_cut_off_is_replaced_once_the_server_has_noticed():
+  with serving(capacity=1) as server:
+    env = opened(server)
+    server.linger_s = 0.5
+    with pytest.raises(websockets.exceptions.ConnectionClosed):
+      env.step(env.reset({"seed": 1}), turn("utf-8"))
+    assert env.step(env.reset({"seed": 1}), turn("1"))[1].text == "now 2"
 
 
 def test_odd_but_legal_replies():
