@@ -27,7 +27,14 @@ from experiments.claims.running_sums import (
   workings,
 )
 from jaxrl_llm import objectives
-from jaxrl_llm.advantages import group_advantages, leave_one_out_advantages, maxrl_advantages, whiten
+from jaxrl_llm.advantages import (
+  group_advantages,
+  gtpo_advantages,
+  leave_one_out_advantages,
+  maxrl_advantages,
+  role_advantages,
+  whiten,
+)
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, Model, ModelConfig, lower_precision, make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
@@ -42,7 +49,11 @@ ADVANTAGES: dict[str, Callable] = {
   "maxrl": maxrl_advantages,
   "whitened": lambda rewards, group_size: whiten(leave_one_out_advantages(rewards, group_size), np.ones(len(rewards))),
 }
-"""Estimators `(rewards, group size) -> advantages`, by name."""
+"""Estimators `(rewards, group size) -> advantages`, by name.
+
+Two more are no function of these: "gtpo" also reads the entropies of π_old, and "rae" carries a
+running mean of the rewards from batch to batch (`credit`).
+"""
 
 
 class Sizes(NamedTuple):
@@ -99,7 +110,7 @@ class Arm(NamedTuple):
   Attributes:
     objective: Key of `objectives.OBJECTIVES`.
     settings: Settings of the objective, as pairs, so that an arm can be hashed.
-    advantages: Key of `ADVANTAGES`.
+    advantages: Key of `ADVANTAGES`, "gtpo" or "rae".
     per_rollout: Number of updates per rollout batch, which has as many mini-batches.
     learning_rate: Learning rate of Adam.
     dtype: Dtype in which the sampler computes; "float8" computes in float32 with weights rounded to
@@ -134,18 +145,19 @@ The control has as many active weights as the mixture, but nothing to route.
 
 
 def _corrections() -> dict[str, Callable[[Objective], Objective]]:
-  from jaxrl_llm.objectives import corrections
+  from jaxrl_llm.objectives import corrections, selections
 
   return {
     "none": lambda objective: objective,
     "tis": functools.partial(corrections.tis, cap=2.0),
     "tis5": functools.partial(corrections.tis, cap=5.0),
     "mis": functools.partial(corrections.mis, cap=2.0),
+    "top_entropy": selections.top_entropy,
   }
 
 
 CORRECTIONS = _corrections()
-"""Corrections for the mismatch of sampler and learner, by name."""
+"""Corrections for the mismatch of sampler and learner, and selections of tokens, by name."""
 
 
 class Bed(NamedTuple):
@@ -303,26 +315,47 @@ class Rollout(NamedTuple):
     tokens_mean: Mean length of the responses, in tokens.
     routes: Experts that the learner's router chose at π_old, [N, T, L, K]; None for a dense model
       or if nothing is recomputed.
+    baseline: Running mean of the rewards after the batch, of the estimator "rae".
   """
 
   batch: TrainBatch
   rewards: np.ndarray
   tokens_mean: float
   routes: np.ndarray | None = None
+  baseline: float = 0.0
 
 
-def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array, arm: Arm) -> Rollout:
-  """Samples a rollout batch of an arm and grades it."""
+def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array, arm: Arm, *, baseline: float = 0.0) -> Rollout:
+  """Samples a rollout batch of an arm and grades it.
+
+  `baseline` is the running mean of the rewards of earlier batches, which the estimator "rae" reads.
+  """
   rollouts = jax.device_get(bed.sampler(arm.dtype, arm.temperature)(params, prompts_of(chosen), key))
   rewards = graded(chosen, rollouts.tokens, rollouts.mask, rollouts.stopped)
   batch = rectangle(np.repeat(prompts_of(chosen), bed.sizes.group_size, axis=0), rollouts.tokens, rollouts.mask)
-  advantages = np.asarray(ADVANTAGES[arm.advantages](rewards, bed.sizes.group_size), np.float32)[:, None] * batch.mask
   drawn_at = np.pad(rollouts.logprobs, ((0, 0), (batch.tokens.shape[1] - rollouts.logprobs.shape[1], 0)))
-  batch = batch._replace(advantages=advantages, old_logprobs=drawn_at, sampler_logprobs=drawn_at)
-  routes = None
-  if arm.recompute:
+  batch = batch._replace(old_logprobs=drawn_at, sampler_logprobs=drawn_at)
+  routes, entropies = None, arm.advantages == "gtpo" or arm.correction == "top_entropy"
+  if arm.recompute or entropies:
     own = jax.device_get(bed.score(params, batch))
+  if entropies:
+    batch = batch._replace(old_entropy=own.entropy)
+  advantages, baseline = credit(arm, rewards, batch, bed.sizes.group_size, baseline)
+  batch = batch._replace(advantages=advantages, old_entropy=batch.old_entropy if arm.correction == "top_entropy" else None)
+  if arm.recompute:
     batch, routes = batch._replace(old_logprobs=own.logprobs), own.live_routing
   if arm.replay == "R2":
     batch = batch._replace(routing=routes.astype(np.int16))
-  return Rollout(batch, rewards, float(rollouts.mask.sum(axis=1).mean()), routes)
+  return Rollout(batch, rewards, float(rollouts.mask.sum(axis=1).mean()), routes, baseline)
+
+
+def credit(arm: Arm, rewards: np.ndarray, batch: TrainBatch, group_size: int, baseline: float) -> tuple[np.ndarray, float]:
+  """Computes the advantages of a rollout batch, [N, T], and the running mean after it."""
+  if arm.advantages == "rae":  # One role, which is paid at its last token.
+    ends = np.asarray(batch.mask) * np.cumsum(batch.mask, axis=1) == batch.mask.sum(axis=1, keepdims=True)
+    ends &= batch.mask > 0
+    advantages, after = role_advantages(rewards[:, None] * ends, ends, batch.mask, np.float32([baseline]))
+    return np.asarray(advantages, np.float32), float(after[0])
+  if arm.advantages == "gtpo":
+    return np.asarray(gtpo_advantages(rewards, batch.old_entropy, batch.mask, group_size), np.float32), baseline
+  return np.asarray(ADVANTAGES[arm.advantages](rewards, group_size), np.float32)[:, None] * batch.mask, baseline

@@ -60,12 +60,13 @@ def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
   key = jax.random.fold_in(jax.random.key(seed), samples) if samples else jax.random.key(seed)
   # All arms of a seed see the same problems in the same order.
   train = problems("train", sizes.updates * sizes.num_prompts, rng, digits=sizes.digits)
-  batches, metrics, curve = [], [], [_accuracy(held_out(bed, params, sizes.eval_prompts), sizes)]
+  batches, metrics, baseline, curve = [], [], 0.0, [_accuracy(held_out(bed, params, sizes.eval_prompts), sizes)]
   for update in range(sizes.updates):
     index = update % arm.per_rollout
     if index == 0:
       chosen = train[update * sizes.num_prompts : (update + arm.per_rollout) * sizes.num_prompts]
-      rollout = draw(bed, state.params, chosen, jax.random.fold_in(key, update), arm)
+      rollout = draw(bed, state.params, chosen, jax.random.fold_in(key, update), arm, baseline=baseline)
+      baseline = rollout.baseline
       batches.append({"rewards": float(rollout.rewards.mean()), "lengths": rollout.tokens_mean})
     batch, routes = jax.tree.map(lambda x, start=index * size: x[start : start + size], (rollout.batch, rollout.routes))
     if index == arm.per_rollout - 1 and routes is not None:

@@ -12,6 +12,7 @@ A batch has N sequences, G consecutive ones per prompt, with R response slots ea
 | GDPO | `per_reward_advantages` |
 | GRPO with process supervision | `step_advantages` |
 | GTPO | `gtpo_advantages` |
+| RAE, for self-play | `role_advantages` |
 | REINFORCE++ | `whiten(returns_to_go(token_rewards(rewards, mask, kl, kl_coef), mask), mask)` |
 | PPO | `generalized_advantages(token_rewards(rewards, mask, kl, kl_coef), values, mask)`, then `whiten` |
 | VAPO | as for PPO, with `lam=length_adaptive_lambda(mask)` |
@@ -22,6 +23,7 @@ jit and never read values outside the mask. A NaN inside the mask reaches the re
 
 from jaxrl_llm.advantages.entropy import gtpo_advantages
 from jaxrl_llm.advantages.group import group_advantages, leave_one_out_advantages, pass_at_k_advantages, per_reward_advantages
+from jaxrl_llm.advantages.roles import role_advantages
 from jaxrl_llm.advantages.scales import batch_scaled_advantages, maxrl_advantages
 from jaxrl_llm.advantages.statistics import explained_variance, whiten
 from jaxrl_llm.advantages.temporal import generalized_advantages, length_adaptive_lambda, returns_to_go, step_advantages, token_rewards
@@ -38,6 +40,7 @@ __all__ = [
   "pass_at_k_advantages",
   "per_reward_advantages",
   "returns_to_go",
+  "role_advantages",
   "step_advantages",
   "token_rewards",
   "whiten",

@@ -30,6 +30,7 @@ class Evidence(NamedTuple):
     step_ends: True if a step ends at the token.
     old_entropy: Entropy of the policy that drew the tokens at each of them, in nats; None if the
       estimator does not read it.
+    role_baselines: Baseline of each role before this batch; None if the estimator has no roles.
   """
 
   rewards: Float[Array, " N"]
@@ -42,6 +43,7 @@ class Evidence(NamedTuple):
   step_rewards: Float[Array, "N R"] | None = None
   step_ends: Bool[Array, "N R"] | None = None
   old_entropy: Float[Array, "N R"] | None = None
+  role_baselines: Float[Array, " P"] | None = None
 
 
 class Credit(NamedTuple):
@@ -51,11 +53,13 @@ class Credit(NamedTuple):
     advantages: Advantage of each token; zero outside the mask.
     returns: Value targets; None without a critic.
     metrics: Scalars to log.
+    role_baselines: Baseline of each role for the next batch; None if the estimator has no roles.
   """
 
   advantages: Float[Array, "N R"]
   returns: Float[Array, "N R"] | None
   metrics: dict[str, Array]
+  role_baselines: Float[Array, " P"] | None = None
 
 
 class Estimator(NamedTuple):
@@ -70,6 +74,8 @@ class Estimator(NamedTuple):
       its samples have a reward.
     compares_groups: Whether the estimator compares the samples of one prompt, so that a group of
       equal rewards carries no signal.
+    carry: Function of the same arguments to the roles' baselines for the next batch; None if
+      nothing is carried from batch to batch.
   """
 
   estimate: Callable[..., tuple[Array, Array | None]]
@@ -78,6 +84,7 @@ class Estimator(NamedTuple):
   takes_kl: bool = True
   whole_groups: bool = False
   compares_groups: bool = True
+  carry: Callable[..., Array] | None = None
 
 
 def _penalised(evidence: Evidence) -> Float[Array, " N"]:
@@ -130,6 +137,21 @@ def _gtpo(evidence, group_size, *, entropy_share, right_above):
   return adv.gtpo_advantages(rewards, entropy, mask, group_size, entropy_share=entropy_share, right_above=right_above), None
 
 
+def _roles(evidence, *, num_roles, decay, zero_sum):
+  baselines = jnp.zeros(num_roles) if evidence.role_baselines is None else evidence.role_baselines
+  return adv.role_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, baselines, decay=decay, zero_sum=zero_sum)
+
+
+def _rae(evidence, group_size, **settings):
+  del group_size
+  return _roles(evidence, **settings)[0], None
+
+
+def _role_baselines(evidence, group_size, **settings):
+  del group_size
+  return _roles(evidence, **settings)[1]
+
+
 def _returns(evidence, group_size, *, gamma):
   del group_size
   return adv.returns_to_go(_per_token(evidence), evidence.mask, gamma=gamma), None
@@ -165,12 +187,28 @@ ESTIMATORS = {
   "gtpo": Estimator(
     _gtpo, {"entropy_share": 0.1, "right_above": 0.5}, frozenset({"old_entropy"}), takes_kl=False, compares_groups=False
   ),
+  # RAE, for self-play: the turns' rewards against a running mean of their role.
+  "rae": Estimator(
+    _rae, {"num_roles": 2, "decay": 0.95, "zero_sum": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False,
+    compares_groups=False, carry=_role_baselines,
+  ),
   # REINFORCE++, with `whiten`.
   "returns": Estimator(_returns, {"gamma": 1.0}, compares_groups=False),
   # PPO; VAPO with `length_alpha`, which then replaces `lam`.
   "gae": Estimator(_gae, {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None}, frozenset({"values"}), compares_groups=False),
 }
 """Estimators by name."""
+
+
+def first_baselines(estimator: str, *, num_roles: int | None = None, **others: Any) -> list[float] | None:
+  """Returns the baselines before the first batch: 0 for each role; None without roles.
+
+  Example:
+    >>> first_baselines("rae"), first_baselines("group")
+    ([0.0, 0.0], None)
+  """
+  del others
+  return None if ESTIMATORS[estimator].carry is None else [0.0] * (num_roles or ESTIMATORS[estimator].defaults["num_roles"])
 
 
 def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **settings: Any) -> Callable[[Evidence], Credit]:
@@ -205,6 +243,10 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
     metrics = {}
     if returns is not None:
       metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, mask)
-    return Credit(jnp.where(mask > 0, advantages, 0), returns, metrics)
+    carried = None
+    if chosen.carry is not None:
+      carried = chosen.carry(evidence, group_size, **settings)
+      metrics |= {f"critic/baseline/role_{role}": x for role, x in enumerate(carried)}
+    return Credit(jnp.where(mask > 0, advantages, 0), returns, metrics, carried)
 
   return jax.jit(credit)

@@ -108,11 +108,13 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   between()
 
   phases.begin("advantages")
-  batch, placed, credit_metrics = add_credit(run, batch, layouts, placed, taken, credit)
+  batch, placed, credited = add_credit(run, batch, layouts, placed, taken, credit)
   placed, teacher_metrics, of_teachers = add_teacher_advantages(run, placed, minibatches, layouts, examples)
   between()
 
   phases.begin("update")
+  if credited.role_baselines is not None:
+    run.record.role_baselines = credited.role_baselines.tolist()
   placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in placed]
   updates = [update(run, minibatch, step) for minibatch in placed]
   # The exact numbers of an update's comparison replace the teacher's estimates.
@@ -122,7 +124,7 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
 
   phases.begin("other")
   sequences = [x for minibatch in minibatches for x in minibatch]
-  metrics = summary.combine(updates) | batch_lib.metrics(batch) | credit_metrics | of_teachers
+  metrics = summary.combine(updates) | batch_lib.metrics(batch) | credited.metrics | of_teachers
   metrics |= {"perf/packing_waste": packing.packing_waste(packed), "perf/prompts_saved": packing.prompts_saved(sequences, packed)}
   if batch.rollouts.versions is not None:
     metrics |= versions.metrics(batch.rollouts, step, most=run.config.rollout.staleness)
@@ -298,6 +300,8 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
     kl_coef=coef if in_reward else 0.0,
     **learned,
   )
+  if run.record.role_baselines is not None:
+    evidence = evidence._replace(role_baselines=np.float32(run.record.role_baselines))
   if in_reward:
     mean = float(np.sum(evidence.kl * evidence.mask) / max(np.sum(evidence.mask), 1))
     metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
@@ -312,7 +316,7 @@ def add_credit(
   placed: list[TrainBatch],
   taken: Bool[np.ndarray, " N"],
   credit: Credit | None,
-) -> tuple[batch_lib.Batch, list[TrainBatch], dict[str, float]]:
+) -> tuple[batch_lib.Batch, list[TrainBatch], Credit]:
   """Adds advantages and value targets to the rollout batch and its packed mini-batches.
 
   Args:
@@ -325,7 +329,7 @@ def add_credit(
       `placed`.
 
   Returns:
-    The batch, the mini-batches, and metrics.
+    The batch, the mini-batches, and the credit.
   """
   reads = {}
   if run.config.reward.kl_coef > 0:
@@ -352,7 +356,7 @@ def add_credit(
   placed = [x._replace(advantages=values) for x, values in zip(placed, laid(credit.advantages), strict=True)]
   if credit.returns is not None:
     placed = [x._replace(returns=values) for x, values in zip(placed, laid(credit.returns), strict=True)]
-  return batch._replace(advantages=credit.advantages), placed, credit.metrics
+  return batch._replace(advantages=credit.advantages), placed, credit
 
 
 def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:

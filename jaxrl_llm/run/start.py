@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from jaxrl_llm.advantages.estimators import first_baselines
 from jaxrl_llm.config import sizes
-from jaxrl_llm.config.fields import flatten
+from jaxrl_llm.config.fields import flatten, given
 from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
@@ -116,6 +117,7 @@ def start_run(
     own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef)
     entropy_coef = None if config.entropy.target is None else config.objective.entropy_coef
     own |= dict(entropy_coef=entropy_coef, entropy_coef_began=entropy_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
+    own["role_baselines"] = first_baselines(config.advantage.estimator, **given(config.advantage, "estimator"))
     own["teacher"] = fingerprint(experiment.teachers)
     predicted = footprint(config, experiment.learner.model.config.vocab_size).peak / 1e9
     first = first_record(config, command, experiment.task, predicted_memory_gb=predicted, **own)
@@ -131,6 +133,8 @@ def start_run(
         record.kl_coef = record.kl_coef_began = kl_coef
       if record.entropy_coef_began != entropy_coef:
         record.entropy_coef = record.entropy_coef_began = entropy_coef
+      if len(record.role_baselines or ()) != len(first.role_baselines or ()):
+        record.role_baselines = first.role_baselines
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
     taught = experiment.learner.teachers
     teachers = {name: load_teacher(x, taught[name].model, taught[name].abstract_params) for name, x in experiment.teachers.items()}

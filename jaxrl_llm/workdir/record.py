@@ -47,6 +47,8 @@ class Record:
     kl_coef_began: KL coefficient of the config (RL).
     entropy_coef, entropy_coef_began: The same for the entropy bonus, if its coefficient is adaptive
       (RL).
+    role_baselines: Running mean of the rewards of each role of self-play, if the estimator has roles
+      (RL).
     predicted_memory_gb: Estimated peak memory of a device, excluding that of the process itself
       (RL).
     batch_sizes: Numbers of prompts and demonstrations per step, the units of their iterators (RL).
@@ -78,6 +80,7 @@ class Record:
   kl_coef_began: float | None = None
   entropy_coef: float | None = None
   entropy_coef_began: float | None = None
+  role_baselines: list[float] | None = None
   predicted_memory_gb: float | None = None
   batch_sizes: dict[str, int] | None = None
   alarms: dict[str, Any] | None = None
@@ -86,8 +89,8 @@ class Record:
 
 
 _OF_ONE_JOB = (
-  "teacher", "kl_coef", "kl_coef_began", "entropy_coef", "entropy_coef_began", "predicted_memory_gb", "batch_sizes", "alarms",
-  "batch_pairs",
+  "teacher", "kl_coef", "kl_coef_began", "entropy_coef", "entropy_coef_began", "role_baselines", "predicted_memory_gb",
+  "batch_sizes", "alarms", "batch_pairs",
 )  # fmt: skip
 
 

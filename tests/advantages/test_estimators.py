@@ -41,6 +41,7 @@ SETTINGS = {
   "per_reward": {"normalize_std": False},
   "steps": {"normalize_std": False},
   "gtpo": {"entropy_share": 0.7, "right_above": -0.3},
+  "rae": {"num_roles": 3, "decay": 0.5, "zero_sum": False},
   "returns": {"gamma": 0.5},
   "gae": {"gamma": 0.5, "lam": 0.3, "critic_lam": 0.2, "length_alpha": 0.4},
 }
@@ -111,6 +112,44 @@ def test_gtpo_matches_a_loop(x64, rng):
   assert np.all(np.isfinite(certain))
   with pytest.raises(ValueError, match=r"^rewards: found shape \(8,\), expected \[N\] with N a multiple of group_size = 3"):
     adv.gtpo_advantages(rewards, entropy, mask, 3)
+
+
+@pytest.mark.parametrize(("num_roles", "zero_sum"), [(1, True), (2, True), (3, True), (2, False)])
+def test_rae_matches_a_loop_over_games(num_roles, zero_sum, x64, rng):
+  mask = (np.arange(7) < np.array([7, 4, 0, 1, 6])[:, None]).astype(float)
+  ends = (rng.random((5, 7)) < 0.5) & (mask > 0)
+  ends[0, :2], ends[3, 0] = True, True
+  rewards, first = np.where(ends, rng.normal(size=(5, 7)), np.nan), rng.normal(size=num_roles)
+  expected, baselines = np.zeros((5, 7)), first.copy()
+  for i in range(5):
+    role, own, of_token = 0, np.zeros(num_roles), {}
+    for t in np.flatnonzero(mask[i]):
+      of_token[t] = role % num_roles
+      if ends[i, t]:
+        own[role % num_roles] += rewards[i, t]
+        role += 1
+    for p in set(of_token.values()):
+      others = sum(own[q] for q in range(num_roles) if q != p) / max(num_roles - 1, 1)
+      reward = own[p] - (others if zero_sum else 0)
+      baselines[p] = 0.9 * baselines[p] + 0.1 * reward
+      for t in (t for t in of_token if of_token[t] == p):
+        expected[i, t] = reward - baselines[p]
+  actual, after = adv.role_advantages(rewards, ends, mask, first, decay=0.9, zero_sum=zero_sum)
+  np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-13)
+  np.testing.assert_allclose(after, baselines, rtol=1e-10)
+
+
+def test_rae_carries_its_baselines_from_batch_to_batch(evidence):
+  credit = make_credit("rae", G)
+  first = credit(bare(evidence, "rae"))
+  second = credit(bare(evidence, "rae")._replace(role_baselines=first.role_baselines))
+  assert not np.allclose(first.role_baselines, second.role_baselines) and not np.allclose(first.advantages, second.advantages)
+  assert first.metrics == {f"critic/baseline/role_{role}": x for role, x in enumerate(first.role_baselines)}
+  assert make_credit("group", G)(bare(evidence, "group")).role_baselines is None
+  with pytest.raises(ValueError, match=r"^decay: found 1.5, expected a number from 0 to 1"):
+    adv.role_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, np.zeros(2, np.float32), decay=1.5)
+  with pytest.raises(ValueError, match=r"^step_ends: found float32, expected bool"):
+    adv.role_advantages(evidence.step_rewards, evidence.mask, evidence.mask, np.zeros(2, np.float32))
 
 
 def test_gae_by_hand():

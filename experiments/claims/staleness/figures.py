@@ -19,10 +19,13 @@ NAMES = {
   "reinforce_plus_plus": "REINFORCE++, base", "minirl": "MiniRL",
   "dppo_kl": "DPPO, KL", "cppo": "CPPO", "minpro": "MinPRO", "maspo": "MASPO",
   "maxrl": "MaxRL, clipped", "dro": "DRO, token", "clip_cov": "Clip-Cov", "kl_cov": "KL-Cov",
+  "top_entropy": "top entropies, DAPO", "gtpo": "GTPO", "rae": "RAE, clipped",
 }  # fmt: skip
 
 FAMILIES = {
-  "hard clip of the token": (BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "maxrl", "clip_cov")),
+  "hard clip of the token": (
+    BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "maxrl", "clip_cov", "top_entropy", "gtpo", "rae"),
+  ),
   "hard clip of the sequence": (ORANGE, ("gspo", "luspo", "rloo", "gmpo")),
   "soft gate": (GREEN, ("sapo", "maspo")),
   "weight without gradient": (PINK, ("cispo", "minpro", "vespo")),

@@ -27,8 +27,11 @@ advantage (E2), as here, and is left out.
 
 DRO, Clip-Cov and KL-Cov were added on 2026-11-26, when all other results were known. Their papers'
 shares of a batch's tokens select a single token of the 200 or so of an update here. MaxRL was added
-on the same day, when their results were known as well: GRPO's clip with its advantages. GTPO and
-the mask of the top entropies are left out, because this bed records no entropies.
+on the same day, when their results were known as well: GRPO's clip with its advantages. Three more
+were added on 2026-11-27, when all others were known: the mask of the top entropies (DAPO on a fifth
+of the tokens, as in its paper), GTPO's advantages with DAPO's clip and token mean, and those of RAE
+with GRPO's clip. RAE's games have one role here: its baseline is a running mean of the rewards over
+all problems.
 
 Every trial makes the same number of updates of the same size; with N updates for each rollout batch
 it draws 192/N batches, N times as large: the same number of responses. Differences are paired: the
@@ -86,6 +89,9 @@ OTHERS = {
   "dro": Arm("dro"),
   "clip_cov": Arm("clip_cov"),
   "kl_cov": Arm("kl_cov"),
+  "top_entropy": Arm("dapo", correction="top_entropy"),
+  "gtpo": Arm("dapo", advantages="gtpo"),
+  "rae": Arm("grpo", (("kl_coef", 0.0),), advantages="rae"),
 }
 """Those that are drawn beside them: no rule but that of staleness reads them."""
 
