@@ -47,8 +47,8 @@ class Record:
     kl_coef_began: KL coefficient of the config (RL).
     entropy_coef, entropy_coef_began: The same for the entropy bonus, if its coefficient is adaptive
       (RL).
-    role_baselines: Running mean of the rewards of each role of self-play, if the estimator has roles
-      (RL).
+    role_baselines: Running mean of the rewards of each role of self-play, if the estimator has
+      roles (RL).
     predicted_memory_gb: Estimated peak memory of a device, excluding that of the process itself
       (RL).
     batch_sizes: Numbers of prompts and demonstrations per step, the units of their iterators (RL).

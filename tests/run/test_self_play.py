@@ -1,4 +1,4 @@
-"""Self-play: one policy plays both roles of a game, each with a baseline that a checkpoint keeps."""
+"""Self-play: one policy plays both roles, each with a baseline that a checkpoint keeps."""
 
 import json
 import string
@@ -25,10 +25,10 @@ def later_letter():
 
 
 GAME = {
-  "environment.name": "tests.run.test_self_play:later_letter", "environment.call_reward": None, "rollout.stop_strings": tuple(string.printable[:95]),
-  "reward.verifier_weight": 0.0, "advantage.estimator": "rae", "advantage.decay": 0.9, "num_steps": 4, "warm_start.num_steps": 0,
-  "checkpoint.every": 2, "eval.every": 4, "eval.num_prompts": 8, "eval.batch_prompts": 8, "learner.learning_rate": 1e-2,
-  "log.tensorboard": False,
+  "environment.name": "tests.run.test_self_play:later_letter", "environment.call_reward": None,
+  "rollout.stop_strings": tuple(string.printable[:95]), "reward.verifier_weight": 0.0, "advantage.estimator": "rae",
+  "advantage.decay": 0.9, "num_steps": 4, "warm_start.num_steps": 0, "checkpoint.every": 2, "eval.every": 4, "eval.num_prompts": 8,
+  "eval.batch_prompts": 8, "learner.learning_rate": 1e-2, "log.tensorboard": False,
 }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_objectives_of_the_a_a_comparison_have_the_same_gradient_on_fresh_data()
 
 def test_every_policy_objective_is_on_the_ladder_once():
   left_out = {"sft", "custom", "gspo_token"}
-  estimators = {"maxrl", "gtpo", "rae", "top_entropy"}  # Arms of a clip with other advantages, or for a part of the tokens.
+  estimators = {"maxrl", "gtpo", "rae", "top_entropy"}  # Other advantages, or a part of the tokens.
   assert set(rules.ARMS) - estimators == set(objectives.OBJECTIVES) - left_out
   assert len(rules.ARMS) == len(rules.MAIN) + len(rules.OTHERS)
   for arm in rules.ARMS.values():
