@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.models.presets import LOCAL, PRESETS
+from jaxrl_llm.text_types import Completion
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATHS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -22,7 +23,7 @@ def code_of(page):
 
 
 def test_every_block_of_python_is_run_here():
-  guides = {f"docs/{name}.md" for name in ("models", "sampler", "serving")}
+  guides = {f"docs/{name}.md" for name in ("conversations", "models", "sampler", "serving")}
   assert {page for page, text in PAGES.items() if "```python" in text} == {"README.md", *guides}
 
 
@@ -51,6 +52,15 @@ def test_the_code_of_the_engine_runs(capsys):
   scope: dict = {}
   exec(code_of("docs/serving.md"), scope)
   assert len(scope["again"].tokens) == 20 and "Piece(tokens=" in capsys.readouterr().out
+
+
+def test_the_game_of_conversations_is_won_by_the_later_letter():
+  scope: dict = {}
+  exec(code_of("docs/conversations.md"), scope)
+  game = scope["later_letter"]()
+  state, first = game.step(game.reset({}), Completion("xb", (), 2, True))
+  assert not first.done and first.text == " b "
+  assert [game.step(state, Completion(text, (), 1, True))[1].reward for text in "abc"] == [-1, 0, 1]
 
 
 @pytest.mark.slow
