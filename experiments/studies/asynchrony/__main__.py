@@ -67,8 +67,11 @@ def measure(folder: Path, *, smoke: bool) -> dict:
       lagging.add(name, seed, lambda arm=arm, lag=lag, seed=seed: train(sizes, seed, arm, lag))
   ended = datetime.now(UTC).isoformat(timespec="seconds")
   machine = {"processor": platform.processor() or platform.machine(), "jax": jax.__version__, "ended": ended}
+  earlier = {}
+  if (folder / "results.json").exists():  # Of an earlier plan.
+    earlier = {name: rows for name, rows in json.loads((folder / "results.json").read_text()).items() if name == "earlier_trials"}
   plan = {"steps": steps, "skipped": skipped, "warm_steps": warm, "provenance": began}
-  return plan | machine | {"trials": trials.rows, "lagging": lagging.rows}
+  return plan | machine | earlier | {"trials": trials.rows, "lagging": lagging.rows}
 
 
 class Rows:
