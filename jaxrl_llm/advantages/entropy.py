@@ -48,7 +48,7 @@ def gtpo_advantages(
   Note:
     This follows implementations of the paper. Since right and wrong tokens are normalised apart,
     the outcome itself cancels: what remains is which tokens were more or less certain than others
-    at their place.
+    at their place. On the small bed of `experiments/claims/staleness` this unlearns the task.
   """
   entropy = real("entropy", entropy, shape="[N, R]", ndim=2)
   counted = counted_tokens(mask, "entropy", entropy)
