@@ -16,6 +16,7 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.objectives import OBJECTIVES
+from tests.golden import same_tree
 from tests.marks import few
 from tests.objectives import compiled, reference
 
@@ -26,22 +27,6 @@ CASES = [(name, index) for name, entry in GOLDEN["objectives"].items() for index
 def identity(name, index):
   case = GOLDEN["objectives"][name]["cases"][index]
   return f"{name}-{'-'.join(f'{key}={x}' for key, x in case['settings'].items()) or 'paper'}-{case['inputs']}-{index}"
-
-
-def same_tree(actual, expected, where="golden.json"):
-  """Asserts equality, up to the last digits of another C library's exp and log."""
-  if isinstance(expected, dict):
-    assert list(actual) == list(expected), where
-    for key in expected:
-      same_tree(actual[key], expected[key], f"{where}/{key}")
-  elif isinstance(expected, list):
-    assert len(actual) == len(expected), where
-    for i, (a, b) in enumerate(zip(actual, expected)):
-      same_tree(a, b, f"{where}/{i}")
-  elif isinstance(expected, float):
-    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-16, err_msg=where)
-  else:
-    assert actual == expected, where
 
 
 def test_the_file_matches_the_reference():
