@@ -62,10 +62,10 @@ def make_inputs(seed: int, rewards: list[float], second: list[float], role_basel
 
 
 def all_inputs() -> dict[str, dict[str, Any]]:
-  """Makes three batches: right or wrong, graded with ties, and with missing rewards."""
+  """Makes three batches: right or wrong, graded, and with missing rewards."""
   right = make_inputs(1, [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0], [0.3, -0.2])
   # The mean of three numbers 0.1, rounded, is not 0.1.
-  graded = make_inputs(2, [0.7, -0.2, 0.7, 0.1, 0.1, 0.1], [0.2, 0.1, -0.1, 0.1, 0.3, 0.2], [0.1, 0.0, -0.4])
+  graded = make_inputs(2, [0.7, -0.2, 0.9, 0.1, 0.1, 0.1], [0.2, 0.1, -0.1, 0.1, 0.3, 0.2], [0.1, 0.0, -0.4])
   missing = make_inputs(3, [0.9, -1.3, 0.4, -0.9, 0.3, 0.5, -0.7, 0.2], [0.4, 0.1, -0.2, 0.3, 0.1, 0.1, 0.6, 0.0], [-0.5, 0.5])
   # An entropy of 0 is raised to a floor before it is inverted.
   right["old_entropy"][4][1] = 0.0
