@@ -108,7 +108,7 @@ CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
 
 
 def all_cases(names: list[str]) -> list[tuple[str, str, dict[str, Any], int, list[str]]]:
-  """Returns each case's estimator, batch, settings, samples per prompt, and fields that it reads."""
+  """Returns each case's estimator, batch, settings, samples per prompt, and fields."""
   cases = []
   for name in names:
     reads = ["mask", *READS.get(name, ["rewards"])]

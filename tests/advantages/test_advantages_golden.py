@@ -24,7 +24,7 @@ def identity(name, index):
 
 
 def evidence(name, case):
-  """Makes the evidence of a case, and the same with NaN wherever the case says that nothing is read.
+  """Makes the evidence of a case, and the same with NaN wherever the case reads nothing.
 
   A field that only other cases of the estimator read is absent.
   """
