@@ -21,6 +21,7 @@ from jaxrl_llm.objectives import OBJECTIVES, value
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.corrections import CORRECTIONS
 from jaxrl_llm.objectives.distillation import teacher_advantages
+from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.penalties import adapted_entropy_coef
 from jaxrl_llm.types import TrainBatch
 from tests.golden import same_tree
@@ -170,6 +171,10 @@ def test_divergences_from_a_teacher_are_the_reference(x64, compiler_options):
     loss, grad = jax.jit(of_student, compiler_options=compiler_options)(hidden)
     np.testing.assert_allclose(loss, case["loss"], rtol=1e-10)
     np.testing.assert_allclose(grad, case["grad_student_logits"], rtol=1e-10, atol=1e-13)
+    # The output head has the same gradient by hand, of one chunk of tokens.
+    made, rows = comparer(**case["settings"]), [jnp.asarray(x[mask > 0]) for x in (student, teacher)]
+    by_hand = made.gradient(*rows, made.compare(*rows)[1]) / mask.sum()
+    np.testing.assert_allclose(by_hand, np.array(case["grad_student_logits"])[mask > 0], rtol=1e-10, atol=1e-13)
     of_reference = lambda x, case=case: reference_terms.divergence(x.tolist(), teacher.tolist(), mask, **case["settings"]).loss
     np.testing.assert_allclose(slopes(of_reference, student), case["grad_student_logits"], rtol=1e-6, atol=2e-9)
   assert {case["settings"]["beta"] for case in section["cases"]} >= {0.0, 0.3, 0.5, 1.0}
