@@ -22,6 +22,7 @@
 # %%
 import numpy as np
 
+from experiments.notebooks import advantage_pictures
 from experiments.notebooks import objective_pictures as show
 from jaxrl_llm import objectives
 
@@ -259,6 +260,44 @@ show.weighings([2, 4, 8, 16, 32, 64], max_tokens=64)
 # prompt's responses does. The *sequence sum* (MiniRL, LUSPO) is the constant without its scale.
 
 # %% [markdown]
+# ## Where A comes from
+#
+# Everything above took $A$ as given. It is a choice of its own, `config.advantage.estimator`, and
+# it decides which *prompts* teach. Most estimators subtract the mean reward of the prompt's
+# responses; they differ in what they divide by.
+
+# %%
+advantage_pictures.by_success(["leave_one_out", "group", "maxrl", "batch_scaled", "pass_at_k", "rloo_n"])
+
+# %% [markdown]
+# **Figure 8. Six estimators** for rewards of 0 and 1, against the success rate of the prompt among
+# its 16 responses. *a* Advantage of a right response, *b* of a wrong one. What to notice:
+#
+# * `leave_one_out` (RLOO) divides by nothing. `rloo_n` is the same unless rewards are missing.
+#   `batch_scaled` (Lite PPO, ScaleRL) divides by one number for the whole batch, so its lines are
+#   straight too.
+# * `group` (GRPO) divides by the prompt's own deviation, which raises both ends: the only right
+#   response of 16 gets 3.75, and so does, with the other sign, the only wrong one.
+# * `maxrl` divides by the prompt's mean, which raises the hard end alone: the only right response
+#   of 16 gets 15, beyond the axis, and a wrong one gets −1 wherever another response is right.
+# * `pass_at_k` rewards the best of $k = 2$. If only one response of 16 is wrong, every pair has a
+#   right one, and all advantages are exactly 0.
+#
+# `per_reward` (GDPO) is `group` for each of several rewards. `steps` and `rae` compare the steps of
+# a response and the turns of a game, and `returns` and `gae` count the rewards still to come from
+# each token. `gtpo` moves the outcome between tokens by their entropy.
+
+# %%
+advantage_pictures.by_entropy()
+
+# %% [markdown]
+# **Figure 9. GTPO per token**, for 32 prompts with 4 right and 4 wrong responses of 16 tokens,
+# whose entropies are drawn at random. *a* Among right responses an uncertain token gets more than a
+# certain one at the same place. *b* Among wrong responses a certain token is punished most. What to
+# notice: the two are normalised apart, so the sign does not follow the outcome: 59 % of the tokens
+# of right responses have $A < 0$, and 63 % of those of wrong ones have $A > 0$.
+
+# %% [markdown]
 # ## Use an objective
 #
 # An objective works on plain arrays, in any training loop:
@@ -283,7 +322,9 @@ f"loss {loss:.3f}, gates {metrics['sapo/gate_pos']:.4f} (A > 0) and {metrics['sa
 # 4. In figure 4, widen GSPO's band until no response is dropped. How does the width needed depend
 #    on the number of tokens (`batch_log_ratios(tokens=...)`)?
 # 5. Add `cispo` and `maspo` to figure 5. Before running it, explain what you expect to see.
-# 6. Make a smooth RLOO:
+# 6. In figure 8, which estimator gives the responses of a prompt that is solved half of the time
+#    the largest sum of $|A|$, and which the prompt that is solved once in 16?
+# 7. Make a smooth RLOO:
 #    `objectives.make("custom", ratio="product", gate="soft", weights="sequence_mean")`. Why is it a
 #    bad idea for long responses?
 #
@@ -302,7 +343,11 @@ f"loss {loss:.3f}, gates {metrics['sapo/gate_pos']:.4f} (A > 0) and {metrics['sa
 # [2602.10693](https://arxiv.org/abs/2602.10693) · DPPO
 # [2602.04879](https://arxiv.org/abs/2602.04879) · DRO
 # [2405.19107](https://arxiv.org/abs/2405.19107) · Clip-Cov and KL-Cov
-# [2505.22617](https://arxiv.org/abs/2505.22617). Measured versions of figures 3 to 6, with
+# [2505.22617](https://arxiv.org/abs/2505.22617) · MaxRL
+# [2602.02710](https://arxiv.org/abs/2602.02710) · Pass@k Training
+# [2508.10751](https://arxiv.org/abs/2508.10751) · Lite PPO
+# [2508.08221](https://arxiv.org/abs/2508.08221) · GTPO
+# [2508.04349](https://arxiv.org/abs/2508.04349). Measured versions of figures 3 to 6, with
 # verdicts: [objective shapes](../ablations/objective_shapes/README.md).
 #
 # Next: [how to read a run](02_read_a_run.ipynb).

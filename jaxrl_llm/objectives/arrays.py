@@ -31,6 +31,7 @@ def value(
   returns: ArrayLike | None = None,
   old_values: ArrayLike | None = None,
   groups: ArrayLike | None = None,
+  old_entropy: ArrayLike | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
   """Computes the loss and the metrics of a whole batch.
 
@@ -58,6 +59,8 @@ def value(
     old_values: Values of the critic at rollout time, [B, T].
     groups: Prompt that each token's sequence is a sample of, [B, T], any integers; for
       weights="prompt_mean" only.
+    old_entropy: Entropy of the old policy at each token, in nats, [B, T], for the correction
+      `top_entropy` only.
 
   Returns:
     The loss, to be minimised, and scalar metrics; `actor/loss` is the loss.
@@ -87,6 +90,7 @@ def value(
 
   floats = dict(logprobs=logprobs, old_logprobs=old_logprobs, sampler_logprobs=sampler_logprobs, ref_logprobs=ref_logprobs)
   floats |= dict(advantages=advantages, entropy=entropy, values=values, returns=returns, old_values=old_values)
+  floats |= dict(old_entropy=old_entropy)
   floats = {name: _shaped(name, x, shape) for name, x in floats.items() if x is not None}
   dtype = jnp.result_type(jnp.float32, *floats.values())
   if not jnp.issubdtype(dtype, jnp.floating):

@@ -12,6 +12,7 @@ import pytest
 from experiments.notebooks import __main__ as command
 from experiments.notebooks import execution, keep_log, pages, pictures, run_pictures, sources
 from jaxrl_llm import objectives
+from jaxrl_llm.advantages.estimators import ESTIMATORS
 
 LARGEST_NOTEBOOK = 400_000  # In bytes, with outputs.
 LARGEST_LOGS = 400_000  # In bytes.
@@ -138,6 +139,11 @@ def test_every_objective_is_in_the_first_lecture():
   assert sorted(drawn) == sorted(objectives.OBJECTIVES)
   shown = json.dumps(outputs_of(execution.read_saved("01_objectives")))
   assert not [name for name in objectives.OBJECTIVES if f"`{name}`" not in shown]
+
+
+def test_every_estimator_of_advantages_is_in_the_first_lecture():
+  prose = "\n".join(cell.source for cell in execution.read_saved("01_objectives").cells if cell.cell_type == "markdown")
+  assert not [name for name in ESTIMATORS if f"`{name}`" not in prose]
 
 
 def test_logs_are_small_and_come_from_finished_runs():

@@ -17,6 +17,8 @@ import re
 import struct
 from typing import Any, NamedTuple
 
+from tests.objectives import reference_terms
+
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "jaxrl_llm" / "objectives" / "golden.json"
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -146,13 +148,14 @@ class Term(NamedTuple):
 
 
 class Result(NamedTuple):
-  """Results of a case."""
+  """Results of a case; `kept` is 1 at tokens whose policy term the mask of entropies keeps."""
 
   loss: float
   grad_logprobs: list[list[float]]
   grad_values: list[list[float]]
   clip_fraction: float | None
   margin: float
+  kept: list[list[int]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -454,10 +457,13 @@ def kl(estimator, logprob, at, ref, anchor):
   }[estimator]
 
 
-def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[float]]], at=None) -> Result:
+def reference(
+  name: str, settings: dict[str, Any], inputs: dict[str, list[list[float]]], at=None, *, top_entropy: float = 1.0
+) -> Result:
   """Computes loss, closed-form gradients and clip fraction of one batch.
 
-  Stop-gradients are evaluated at `at`, by default the log-probabilities.
+  Stop-gradients are evaluated at `at`, by default the log-probabilities. The policy term keeps the
+  share `top_entropy` of the tokens.
   """
   s, bounds = PAPERS[name] | settings, Bounds()
   if name == "custom":
@@ -474,6 +480,9 @@ def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[f
   grad = [[0.0] * len(row) for row in mask]
   value_grad = [[0.0] * len(row) for row in mask]
   losses, clips, selected = [], [], set()
+  kept = {place for seq in places for place in seq}
+  if top_entropy < 1:
+    kept = reference_terms.most_uncertain(top_entropy, reference_terms.OLD_ENTROPY, mask, bounds)
   if name in SELECTIONS:
     of_tokens = ({(b, t): inputs[field][b][t] for seq in places for b, t in seq} for field in ("old_logprobs", "advantages"))
     selected = SELECTIONS[name](s, *of_tokens, bounds)
@@ -511,10 +520,10 @@ def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[f
       elif place in selected:
         terms[i] = Term(0.0)
     for i, term in enumerate(terms):
-      importance = 1.0
+      importance = float(seq[i] in kept)
       if "tis_cap" in s:
         k = math.exp(inputs["old_logprobs"][seq[i][0]][seq[i][1]] - inputs["sampler_logprobs"][seq[i][0]][seq[i][1]])
-        importance = s["tis_cap"] if bounds.above(k, s["tis_cap"]) else k
+        importance *= s["tis_cap"] if bounds.above(k, s["tis_cap"]) else k
       losses.append(-weight * importance * term.value)
       for j, (b, t) in enumerate(seq):
         grad[b][t] -= weight * importance * (term.by_log_ratio * jacobian[i][j] + (term.by_logprob if i == j else 0.0))
@@ -537,7 +546,8 @@ def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[f
           value_grad[b][t] += weight * s["value_coef"] * 2 * (v - target)
 
   fraction = None if not clips or clips[0] is None else sum(clips) / num_tokens
-  return Result(math.fsum(losses), grad, value_grad, fraction, bounds.margin)
+  kept_mask = [[int((b, t) in kept) for t in range(len(row))] for b, row in enumerate(mask)]
+  return Result(math.fsum(losses), grad, value_grad, fraction, bounds.margin, kept_mask)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -729,7 +739,8 @@ def table() -> dict[str, Any]:
       case |= {"grad_values": result.grad_values} if critic else {}
       case |= {} if result.clip_fraction is None else {"clip_fraction": result.clip_fraction}
       objectives[name]["cases"].append(case)
-  return {"format": 1, "inputs": inputs, "groups": GROUPS, "objectives": objectives}
+  terms = reference_terms.sections(reference, reads, inputs, MARGIN)
+  return {"format": 1, "inputs": inputs, "groups": GROUPS, "objectives": objectives} | terms
 
 
 def dumps(tree: Any) -> str:

@@ -1,7 +1,5 @@
 """The divergence from a teacher against a float64 loop, TRL's numbers, and the chunked head."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,7 @@ from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import TrainBatch
+from tests.objectives import reference_terms
 
 MASK = np.array([[1, 0, 1], [0, 1, 1]])
 INDEX = np.arange(2 * 3 * 7).reshape(2, 3, 7)
@@ -30,34 +29,6 @@ TRL = {
 }
 
 
-def softmax(logits):
-  weights = [math.exp(x - max(logits)) for x in logits]
-  return [w / math.fsum(weights) for w in weights]
-
-
-def loop(student, teacher, mask, beta, temperature):
-  """Computes the loss and its gradient in plain Python, token by token, from the definition."""
-  loss, grad, count = 0.0, np.zeros_like(student), mask.sum()
-  for place in zip(*np.nonzero(mask), strict=True):
-    q, p = (softmax([float(z) / temperature for z in x[place]]) for x in (student, teacher))
-    if beta in (0, 1):
-      first, second = (p, q) if beta == 0 else (q, p)
-      value = math.fsum(a * math.log(a / b) for a, b in zip(first, second, strict=True))
-      # The derivative by each probability of the student.
-      by_q = [-a / b for a, b in zip(p, q, strict=True)] if beta == 0 else [math.log(a / b) + 1 for a, b in zip(q, p, strict=True)]
-    else:
-      m = [beta * a + (1 - beta) * b for a, b in zip(p, q, strict=True)]
-      value = beta * math.fsum(a * math.log(a / c) for a, c in zip(p, m, strict=True))
-      value += (1 - beta) * math.fsum(b * math.log(b / c) for b, c in zip(q, m, strict=True))
-      by_q = [
-        (1 - beta) * (-beta * a / c + math.log(b / c) + 1 - (1 - beta) * b / c) for a, b, c in zip(p, q, m, strict=True)
-      ]
-    mean = math.fsum(b * d for b, d in zip(q, by_q, strict=True))
-    loss += value / count
-    grad[place] = [b * (d - mean) / temperature / count for b, d in zip(q, by_q, strict=True)]
-  return loss, grad
-
-
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_loss_and_gradient_equal_a_float64_loop_and_the_loss_that_of_trl(x64, temperature):
   for beta in BETAS:
@@ -65,7 +36,7 @@ def test_loss_and_gradient_equal_a_float64_loop_and_the_loss_that_of_trl(x64, te
     student = np.where(MASK[..., None] > 0, STUDENT, np.nan)
     of_student = lambda x, beta=beta: divergence(x, TEACHER, MASK, beta=beta, temperature=temperature)
     loss, grad = jax.value_and_grad(of_student)(jnp.asarray(student))
-    expected, expected_grad = loop(STUDENT, TEACHER, MASK, beta, temperature)
+    expected, expected_grad = reference_terms.divergence(STUDENT.tolist(), TEACHER.tolist(), MASK, beta=beta, temperature=temperature)
     assert loss.dtype == np.float64 and abs(loss - expected) < 1e-10
     np.testing.assert_allclose(grad, expected_grad, atol=1e-10)
     assert abs(loss - TRL[beta][temperature != 1]) < 1e-6

@@ -11,13 +11,22 @@ import math
 import pathlib
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.objectives import OBJECTIVES
+from jaxrl_llm.objectives import OBJECTIVES, value
+from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.objectives.corrections import CORRECTIONS
+from jaxrl_llm.objectives.distillation import teacher_advantages
+from jaxrl_llm.objectives.divergence import comparer
+from jaxrl_llm.objectives.penalties import adapted_entropy_coef
+from jaxrl_llm.types import TrainBatch
+from tests.golden import same_tree
 from tests.marks import few
-from tests.objectives import compiled, reference
+from tests.objectives import compiled, reference, reference_terms
 
 GOLDEN = json.loads(reference.GOLDEN.read_text(encoding="utf-8"))
 CASES = [(name, index) for name, entry in GOLDEN["objectives"].items() for index in range(len(entry["cases"]))]
@@ -26,22 +35,6 @@ CASES = [(name, index) for name, entry in GOLDEN["objectives"].items() for index
 def identity(name, index):
   case = GOLDEN["objectives"][name]["cases"][index]
   return f"{name}-{'-'.join(f'{key}={x}' for key, x in case['settings'].items()) or 'paper'}-{case['inputs']}-{index}"
-
-
-def same_tree(actual, expected, where="golden.json"):
-  """Asserts equality, up to the last digits of another C library's exp and log."""
-  if isinstance(expected, dict):
-    assert list(actual) == list(expected), where
-    for key in expected:
-      same_tree(actual[key], expected[key], f"{where}/{key}")
-  elif isinstance(expected, list):
-    assert len(actual) == len(expected), where
-    for i, (a, b) in enumerate(zip(actual, expected)):
-      same_tree(a, b, f"{where}/{i}")
-  elif isinstance(expected, float):
-    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-16, err_msg=where)
-  else:
-    assert actual == expected, where
 
 
 def test_the_file_matches_the_reference():
@@ -117,6 +110,91 @@ def test_reference_gradient_is_that_of_the_reference_loss(name):
           losses.append(reference.reference(name, case["settings"], inputs | {field: moved.tolist()}, at=inputs["logprobs"]).loss)
         slopes[i] = (losses[0] - losses[1]) / (2 * step)
       np.testing.assert_allclose(slopes, expected, rtol=1e-6, atol=2e-9, err_msg=str(case["settings"]))
+
+
+def slopes(function, x, step=1e-6):
+  """Returns central differences of a function of an array."""
+  result = np.zeros(x.shape)
+  for i in np.ndindex(x.shape):
+    one = np.zeros(x.shape)
+    one[i] = step
+    result[i] = (function(x + one) - function(x - one)) / (2 * step)
+  return result
+
+
+def top_entropy_arrays(case):
+  """Returns the fields that a case of the mask reads, with NaN at other tokens."""
+  counted = np.array(GOLDEN["inputs"][case["inputs"]]["mask"]) > 0
+  fields = {field: np.array(GOLDEN["inputs"][case["inputs"]][field], float) for field in case["reads"] if field != "old_entropy"}
+  fields["old_entropy"] = np.array(GOLDEN["corrections"]["top_entropy"]["old_entropy"])
+  return {field: jnp.asarray(x if field == "mask" else np.where(counted, x, np.nan)) for field, x in fields.items()}
+
+
+@pytest.mark.parametrize("index", range(len(GOLDEN["corrections"]["top_entropy"]["cases"])))
+def test_the_mask_of_the_top_entropies_is_the_reference(x64, compiler_options, index):
+  section = GOLDEN["corrections"]["top_entropy"]
+  case = section["cases"][index]
+  assert section["defaults"] == {"share": inspect.signature(CORRECTIONS["top_entropy"]).parameters["share"].default}
+  objective = corrected(objectives.make(case["objective"], **case["objective_settings"]), top_entropy=case["settings"]["share"])
+  arrays = top_entropy_arrays(case)
+  loss_fn = lambda logprobs: value(objective, **(arrays | {"logprobs": logprobs}))
+  (loss, metrics), grad = jax.jit(jax.value_and_grad(loss_fn, has_aux=True), compiler_options=compiler_options)(arrays["logprobs"])
+  np.testing.assert_allclose(loss, case["loss"], rtol=1e-10)
+  np.testing.assert_allclose(grad, case["grad_logprobs"], rtol=1e-10, atol=1e-15)
+  kept, counted = np.array(case["kept"]), np.array(arrays["mask"]) > 0
+  assert 0 < kept.sum() < counted.sum() and not np.any(kept[~counted])
+  np.testing.assert_allclose(metrics["actor/kept_fraction"], kept.sum() / counted.sum())
+  zeros = jnp.zeros(kept.shape, int)
+  batch = TrainBatch(zeros, zeros, zeros, arrays["mask"], arrays["advantages"], arrays["old_logprobs"], old_entropy=arrays["old_entropy"])
+  np.testing.assert_array_equal(np.where(counted, objective.prepare(batch).importance, 0), kept)
+
+
+def test_the_reference_gradient_under_the_mask_is_that_of_its_loss():
+  for case in GOLDEN["corrections"]["top_entropy"]["cases"]:
+    inputs = {field: GOLDEN["inputs"][case["inputs"]][field] for field in case["reads"] if field != "old_entropy"}
+    arguments, share = (case["objective"], case["objective_settings"]), case["settings"]["share"]
+
+    def loss(logprobs, arguments=arguments, inputs=inputs, share=share):
+      at = inputs["logprobs"]
+      return reference.reference(*arguments, inputs | {"logprobs": logprobs.tolist()}, at=at, top_entropy=share).loss
+
+    np.testing.assert_allclose(slopes(loss, np.array(inputs["logprobs"])), case["grad_logprobs"], rtol=1e-6, atol=2e-9)
+
+
+def test_divergences_from_a_teacher_are_the_reference(x64, compiler_options):
+  section = GOLDEN["divergences"]
+  assert section["defaults"] == {"temperature": inspect.signature(objectives.divergence).parameters["temperature"].default}
+  mask, student, teacher = (np.array(section["inputs"][field]) for field in ("mask", "student_logits", "teacher_logits"))
+  hidden = np.where(mask[..., None] > 0, student, np.nan)
+  for case in section["cases"]:
+    of_student = jax.value_and_grad(lambda x, case=case: objectives.divergence(x, teacher, mask, **case["settings"]))
+    loss, grad = jax.jit(of_student, compiler_options=compiler_options)(hidden)
+    np.testing.assert_allclose(loss, case["loss"], rtol=1e-10)
+    np.testing.assert_allclose(grad, case["grad_student_logits"], rtol=1e-10, atol=1e-13)
+    # The output head has the same gradient by hand, of one chunk of tokens.
+    made, rows = comparer(**case["settings"]), [jnp.asarray(x[mask > 0]) for x in (student, teacher)]
+    by_hand = made.gradient(*rows, made.compare(*rows)[1]) / mask.sum()
+    np.testing.assert_allclose(by_hand, np.array(case["grad_student_logits"])[mask > 0], rtol=1e-10, atol=1e-13)
+    of_reference = lambda x, case=case: reference_terms.divergence(x.tolist(), teacher.tolist(), mask, **case["settings"]).loss
+    np.testing.assert_allclose(slopes(of_reference, student), case["grad_student_logits"], rtol=1e-6, atol=2e-9)
+  assert {case["settings"]["beta"] for case in section["cases"]} >= {0.0, 0.3, 0.5, 1.0}
+
+
+def test_advantages_of_a_teacher_and_coefficients_of_the_entropy_are_the_reference(x64):
+  for case in GOLDEN["teacher_advantages"]["cases"]:
+    inputs = {field: jnp.array(GOLDEN["inputs"][case["inputs"]][field], float) for field in ("mask", "old_logprobs", "ref_logprobs")}
+    outside, zeros = jnp.where(inputs["mask"] > 0, 0, jnp.nan), jnp.zeros(inputs["mask"].shape, int)
+    batch = TrainBatch(zeros, zeros, zeros, inputs["mask"], zeros + jnp.nan, inputs["old_logprobs"] + outside)
+    advantages, _ = teacher_advantages(batch, inputs["ref_logprobs"] + outside, outside, **case["settings"])
+    np.testing.assert_allclose(advantages, case["advantages"], rtol=1e-10, atol=1e-15)
+    assert np.any(advantages)
+  for case in GOLDEN["entropy_coefficients"]["cases"]:
+    (coef, target, step), made = case["settings"].values(), []
+    for entropy in case["entropies"]:
+      coef = adapted_entropy_coef(coef, math.nan if entropy is None else entropy, target=target, step=step)
+      made.append(coef)
+    assert made == case["coefficients"]
+    assert 0 in made and len(set(made)) > 2
 
 
 def test_the_snippets_of_its_readme_run(monkeypatch):

@@ -1,0 +1,108 @@
+"""Every estimator's advantages against golden.json, and golden.json against the reference."""
+
+import json
+import pathlib
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages
+from jaxrl_llm.advantages.estimators import ESTIMATORS, Evidence, make_credit
+from tests.advantages import reference
+from tests.golden import same_tree
+from tests.marks import few
+
+GOLDEN = json.loads(reference.GOLDEN.read_text(encoding="utf-8"))
+CASES = [(name, index) for name, entry in GOLDEN["estimators"].items() for index in range(len(entry["cases"]))]
+
+
+def identity(name, index):
+  case = GOLDEN["estimators"][name]["cases"][index]
+  return f"{name}-{'-'.join(f'{key}={x}' for key, x in case['settings'].items()) or 'paper'}-{case['inputs']}-{index}"
+
+
+def evidence(name, case):
+  """Makes the evidence of a case, and the same with NaN wherever the case reads nothing.
+
+  A field that only other cases of the estimator read is absent.
+  """
+  inputs = {field: np.asarray(x) for field, x in GOLDEN["inputs"][case["inputs"]].items()}
+  inputs["mask"] = inputs["mask"].astype(float)  # An array of integers would let λ be a float32.
+  readable = {field for other in GOLDEN["estimators"][name]["cases"] for field in other["reads"]}
+  absent = readable - set(case["reads"])
+  plain = {field: x for field, x in inputs.items() if field not in absent}
+  outside, junk = inputs["mask"] == 0, {}
+  for field, x in plain.items():
+    unread = np.full(x.shape, field not in case["reads"])
+    if x.shape == outside.shape and field not in ("mask", "step_ends"):
+      unread |= outside
+    if "valid" in case["reads"] and field in ("rewards", "parts"):
+      unread |= ~inputs["valid"]
+    junk[field] = np.where(unread, ~x if x.dtype == bool else np.nan, x) if field != "mask" else x
+  return [Evidence(**{field: jnp.asarray(x) for field, x in fields.items()}) for fields in (plain, junk)]
+
+
+def test_the_file_matches_the_reference():
+  same_tree(GOLDEN, json.loads(reference.dumps(reference.table())))
+  text = reference.GOLDEN.read_text(encoding="utf-8")
+  assert reference.dumps(GOLDEN) == text, "the formatting differs; run python -m tests.advantages.reference"
+  assert len(text) < 80_000
+
+
+def test_every_estimator_has_cases_and_its_defaults_written_down():
+  assert set(reference.PAPERS) == set(ESTIMATORS) == set(GOLDEN["estimators"])
+  for name, estimator in ESTIMATORS.items():
+    entry = GOLDEN["estimators"][name]
+    assert entry["defaults"] == {"whiten": False} | estimator.defaults, name
+    assert {} in [case["settings"] for case in entry["cases"]], name
+    # A default that no case changes could be ignored unnoticed.
+    assert {key for case in entry["cases"] for key in case["settings"]} == set(entry["defaults"]), name
+    read = {field for case in entry["cases"] for field in case["reads"]}
+    assert estimator.needs <= read and estimator.takes_kl == ("kl" in read), name
+    assert ("role_baselines" in read) == (estimator.carry is not None), name
+
+
+@pytest.mark.parametrize(
+  ("name", "index"), few(CASES, *(i for i, (_, index) in enumerate(CASES) if index == 0), rest="slow"),
+  ids=[identity(*case) for case in CASES],
+)  # fmt: skip
+def test_advantages_are_the_reference_and_unread_fields_do_not_matter(x64, name, index):
+  case = GOLDEN["estimators"][name]["cases"][index]
+  credit = make_credit(name, case["group_size"], **case["settings"])
+  for given in evidence(name, case):
+    made = credit(given)
+    assert made.advantages.dtype == np.float64
+    np.testing.assert_allclose(made.advantages, case["advantages"], rtol=1e-10, atol=1e-12)
+    assert (made.returns is None) == ("returns" not in case)
+    if "returns" in case:
+      np.testing.assert_allclose(made.returns, case["returns"], rtol=1e-10, atol=1e-12)
+    assert (made.role_baselines is None) == ("new_role_baselines" not in case)
+    if "new_role_baselines" in case:
+      np.testing.assert_allclose(made.role_baselines, case["new_role_baselines"], rtol=1e-10, atol=1e-12)
+
+
+def test_cases_have_groups_without_a_signal_and_tokens_that_teach():
+  for name, entry in GOLDEN["estimators"].items():
+    for case in entry["cases"]:
+      assert np.any(case["advantages"]), name
+      mask = np.array(GOLDEN["inputs"][case["inputs"]]["mask"])
+      assert not np.any(np.array(case["advantages"])[mask == 0]), name
+    equal = [case for case in entry["cases"] if case["inputs"] == "graded" and not case["settings"]]
+    if ESTIMATORS[name].compares_groups and name not in ("steps", "per_reward"):
+      assert not np.any(equal[0]["advantages"][3:]), name
+
+
+def test_the_snippets_of_its_readme_run(monkeypatch):
+  folder = pathlib.Path(advantages.__file__).parent
+  monkeypatch.chdir(folder.parents[1])
+  snippets = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+  assert len(snippets) == 2
+  for snippet in snippets:
+    scope: dict = {}
+    exec(snippet, scope)
+    assert scope["num_compared"] > 1
+    # The snippet compares at least one case.
+    with pytest.raises(AssertionError):
+      exec(snippet.replace('case["advantages"]', '(np.array(case["advantages"]) + 1e-3)'), {})

@@ -1,0 +1,149 @@
+"""Reference of what joins an objective: the mask of the top entropies, teachers, and coefficients.
+
+As `reference`, it imports nothing of the package. `reference` writes its sections of golden.json.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+OLD_ENTROPY = [
+  [0.31, 1.42, 0.07, 2.11, 0.88, 3.01],
+  [2.95, 0.64, 1.19, 2.75, 0.02, 1.63],
+  [1.05, 2.87, 0.44, 0.91, 1.77, 0.15],
+  [3.12, 0.58, 2.02, 1.31, 0.73, 2.44],
+  [0.19, 1.88, 0.52, 1.27, 2.36, 0.97],
+]
+"""Entropy of the old policy at each token of every batch, in nats."""
+
+TOP_ENTROPY_CASES = [
+  ("dapo", {}, {"share": 0.3}, "far"),
+  ("dapo", {}, {"share": 0.1}, "near"),
+  ("dapo", {"kl_coef": 0.3, "entropy_coef": 0.01, "weights": "sequence_mean"}, {"share": 0.3}, "near"),
+  ("gspo", {"clip_low": 0.05, "clip_high": 0.1}, {"share": 0.5}, "near"),
+]
+"""Objective, its settings, those of the correction, and batch."""
+
+DIVERGENCE_MASK = [[1, 0, 1], [0, 1, 1]]
+BETAS = (0.0, 0.3, 0.5, 1.0)
+TEMPERATURES = (1.0, 1.7)
+
+
+def most_uncertain(share: float, entropy: list[list[float]], mask: list[list[int]], bounds: Any) -> set[tuple[int, int]]:
+  """Returns the counted tokens whose entropy reaches the (1 − share)-quantile."""
+  entropies = {(b, t): entropy[b][t] for b, row in enumerate(mask) for t, m in enumerate(row) if m}
+  ordered, place = sorted(entropies.values()), (1 - share) * (len(entropies) - 1)
+  low = math.floor(place)
+  high = min(low + 1, len(ordered) - 1)
+  threshold = ordered[low] + (place - low) * (ordered[high] - ordered[low])
+  return {p for p, h in entropies.items() if not bounds.above(threshold, h)}
+
+
+class Divergence(NamedTuple):
+  """A divergence from a teacher, and its gradient in the student's logits, [B, T, V]."""
+
+  loss: float
+  grad_student_logits: list[list[list[float]]]
+
+
+def softmax(logits: list[float]) -> list[float]:
+  """Computes probabilities."""
+  weights = [math.exp(x - max(logits)) for x in logits]
+  return [w / math.fsum(weights) for w in weights]
+
+
+def divergence(student, teacher, mask, *, beta: float, temperature: float = 1.0) -> Divergence:
+  """Computes loss and gradient from the definition, token by token.
+
+  JSD = β·KL(π_T‖m) + (1 − β)·KL(π‖m),  m = β·π_T + (1 − β)·π;  β = 0: KL(π_T‖π), β = 1: KL(π‖π_T)
+
+  The chain rule goes through the student's probabilities: ∂D/∂z_v = q_v·(D'_v − Σ_u q_u·D'_u).
+  """
+  places = [(b, t) for b, row in enumerate(mask) for t, m in enumerate(row) if m]
+  losses, grad = [], [[[0.0] * len(logits) for logits in row] for row in student]
+  for b, t in places:
+    q, p = (softmax([float(z) / temperature for z in x[b][t]]) for x in (student, teacher))
+    if beta == 0:
+      value, by_q = math.fsum(x * math.log(x / y) for x, y in zip(p, q)), [-x / y for x, y in zip(p, q)]
+    elif beta == 1:
+      value, by_q = math.fsum(y * math.log(y / x) for x, y in zip(p, q)), [math.log(y / x) + 1 for x, y in zip(p, q)]
+    else:
+      m = [beta * x + (1 - beta) * y for x, y in zip(p, q)]
+      value = beta * math.fsum(x * math.log(x / z) for x, z in zip(p, m))
+      value += (1 - beta) * math.fsum(y * math.log(y / z) for y, z in zip(q, m))
+      by_q = [(1 - beta) * (-beta * x / z + math.log(y / z) + 1 - (1 - beta) * y / z) for x, y, z in zip(p, q, m)]
+    centre = math.fsum(y * slope for y, slope in zip(q, by_q))
+    losses.append(value / len(places))
+    grad[b][t] = [y * (slope - centre) / temperature / len(places) for y, slope in zip(q, by_q)]
+  return Divergence(math.fsum(losses), grad)
+
+
+def teacher_advantages(coef: float, mask, old, teacher) -> list[list[float]]:
+  """Computes coef·(log π_T − log π_old) of the counted tokens."""
+  return [[coef * (teacher[b][t] - old[b][t]) if m else 0.0 for t, m in enumerate(row)] for b, row in enumerate(mask)]
+
+
+def entropy_coefficients(first: float, target: float, step: float, entropies: list[float | None]) -> list[float]:
+  """Follows an entropy coefficient from step to step; an entropy of None could not be measured."""
+  coefs = [first]
+  for entropy in entropies:
+    sign = 0 if entropy is None else (entropy < target) - (entropy > target)
+    coefs.append(max(0.0, coefs[-1] + sign * step))
+  return coefs[1:]
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------------
+# Cases
+# ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def logits(scale: float, rate: float, phase: float) -> list[list[list[float]]]:
+  """Makes logits [2, 3, 7], rounded so that the file shows them in full."""
+  return [[[round(scale * math.sin(rate * (21 * b + 7 * t + v) + phase), 3) for v in range(7)] for t in range(3)] for b in range(2)]
+
+
+def divergences() -> dict[str, Any]:
+  """Computes the section of divergences."""
+  inputs = {"mask": DIVERGENCE_MASK, "student_logits": logits(2.0, 1.0, 0.0), "teacher_logits": logits(3.0, 0.7, 1.5)}
+  cases = []
+  for beta in BETAS:
+    for temperature in TEMPERATURES:
+      settings = {"beta": beta} | ({} if temperature == 1 else {"temperature": temperature})
+      result = divergence(inputs["student_logits"], inputs["teacher_logits"], DIVERGENCE_MASK, **settings)
+      cases.append({"settings": settings} | result._asdict())
+  return {"defaults": {"temperature": 1.0}, "inputs": inputs, "cases": cases}
+
+
+def sections(evaluate: Callable[..., Any], reads: Callable[..., list[str]], inputs: dict[str, Any], margin: float) -> dict[str, Any]:
+  """Computes the sections beside the objectives.
+
+  Args:
+    evaluate: `reference.reference`.
+    reads: `reference.reads`.
+    inputs: Batches by name.
+    margin: Minimum distance of a case from a bound.
+  """
+  masked = []
+  for name, settings, changes, batch in TOP_ENTROPY_CASES:
+    fields = reads(name, settings)
+    result = evaluate(name, settings, {field: inputs[batch][field] for field in fields}, top_entropy=changes["share"])
+    assert result.margin > margin, f"top_entropy of {name} {settings}: a bound is only {result.margin:.1e} away"
+    case = {"objective": name, "objective_settings": settings, "settings": changes, "inputs": batch, "reads": [*fields, "old_entropy"]}
+    masked.append(case | {"kept": result.kept, "loss": result.loss, "grad_logprobs": result.grad_logprobs})
+  taught = []
+  for batch, coef in (("far", 1.0), ("near", 0.25)):
+    fields = [inputs[batch][field] for field in ("mask", "old_logprobs", "ref_logprobs")]
+    taught.append({"settings": {"coef": coef}, "inputs": batch, "advantages": teacher_advantages(coef, *fields)})
+  # Numbers of few binary digits, so that no rounding decides whether a coefficient is 0.
+  followed = []
+  for settings, entropies in (
+    ({"first": 0.0, "target": 0.5, "step": 0.125}, [0.75, 0.25, 0.25, 0.5, None, 0.625, 0.375]),
+    ({"first": 0.25, "target": 0.25, "step": 0.1875}, [0.5, 0.5, 0.1, 0.1, 0.3]),
+  ):
+    followed.append({"settings": settings, "entropies": entropies, "coefficients": entropy_coefficients(**settings, entropies=entropies)})
+  return {
+    "corrections": {"top_entropy": {"defaults": {"share": 0.2}, "old_entropy": OLD_ENTROPY, "cases": masked}},
+    "divergences": divergences(),
+    "teacher_advantages": {"cases": taught},
+    "entropy_coefficients": {"cases": followed},
+  }
