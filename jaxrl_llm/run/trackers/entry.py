@@ -5,7 +5,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.workdir.metrics.row_file import RESERVED, Row
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
   is_new: bool
 
 
+@runtime_checkable
 class Tracker(Protocol):
   """What a run hands to a tracker."""
 
