@@ -29,6 +29,14 @@ def write_byte_tokenizer(folder: Path) -> None:
     (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def is_byte_tokenizer(folder: Path) -> bool:
+  """Returns whether the tokenizer of a folder is the byte tokenizer."""
+  try:
+    return json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")) == tokenizer_json(ByteTokenizer())
+  except (OSError, ValueError):
+    return False
+
+
 def special_names(tokenizer: ByteTokenizer) -> dict[int, str]:
   """Returns the texts of the ids that are no bytes."""
   known = {tokenizer.pad_id: "<|pad|>", tokenizer.bos_id: "<|begin|>", tokenizer.eos_id: "<|end|>", tokenizer.image_id: "<|image|>"}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.pretrained.byte_tokenizer_files import byte_characters, tokenizer_json, write_byte_tokenizer
+from jaxrl_llm.pretrained.byte_tokenizer_files import byte_characters, is_byte_tokenizer, tokenizer_json, write_byte_tokenizer
 
 OURS = ByteTokenizer()
 THEIRS = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(OURS)))
@@ -40,3 +40,11 @@ def test_transformers_opens_the_files(tmp_path):
     assert theirs(text, add_special_tokens=False).input_ids == OURS.encode(text), text
     assert theirs.decode(OURS.encode(text)) == text
   assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (OURS.bos_id, OURS.eos_id, OURS.pad_id)
+
+
+def test_the_files_are_recognised(tmp_path):
+  assert not is_byte_tokenizer(tmp_path)
+  write_byte_tokenizer(tmp_path)
+  assert is_byte_tokenizer(tmp_path)
+  (tmp_path / "tokenizer.json").write_text("{}")
+  assert not is_byte_tokenizer(tmp_path)

@@ -30,11 +30,12 @@ class Wandb:
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     self._run = wandb.init(project=project, id=entry.id, name=entry.name, resume="allow", settings=settings)
     self._run.config.update(entry.config, allow_val_change=True)
+    # With step_sync, W&B would add the steps of all phases to every row.
     for phase in PHASES:
       self._run.define_metric(f"{phase}/step", hidden=True)
       if phase != "rl":
-        self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
-    self._run.define_metric("*", step_metric="rl/step")
+        self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step", step_sync=False)
+    self._run.define_metric("*", step_metric="rl/step", step_sync=False)
 
   def metrics(self, phase: str, step: int, numbers: Mapping[str, float]) -> None:
     """Logs the numbers beside the step of their phase, which is their x axis."""

@@ -42,12 +42,23 @@ for path in sorted((folder.parent / "tensorboard").rglob("events*")):
 """,
   "wandb": """
 from wandb.proto.wandb_internal_pb2 import Record
-from wandb.sdk.internal.datastore import DataStore
+
+def records(data):
+  # W&B has no public reader. The file is a log of LevelDB: 7 bytes of its own, then blocks of 32 KiB,
+  # with chunks of a checksum (4 bytes), a length (2) and a kind (1): whole, first, middle or last.
+  position, parts = 7, b""
+  while position + 7 <= len(data):
+    if 32768 - position % 32768 < 7:
+      position += 32768 - position % 32768
+    size, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+    parts, position = parts + data[position + 7 : position + 7 + size], position + 7 + size
+    if kind in (1, 4):
+      yield parts
+      parts = b""
+
 runs, points = set(), []
 for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-  store = DataStore()
-  store.open_for_scan(str(path))
-  while data := store.scan_data():
+  for data in records(path.read_bytes()):
     record = Record.FromString(data)
     if record.HasField("run"):
       runs.add((record.run.project, record.run.run_id))
@@ -56,7 +67,10 @@ for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
     for phase in ("rl", "eval", "warm_start"):
       if f"{phase}/step" in row:
         step = row.pop(f"{phase}/step")
-        points += [(name, step, x) for name, x in row.items() if isinstance(x, int | float) and not name.startswith("_")]
+        points += [
+          (name, step, x) for name, x in row.items()
+          if isinstance(x, int | float) and not name.startswith("_") and "/samples/" not in name
+        ]
 """,
   "mlflow": """
 from mlflow.tracking import MlflowClient
@@ -88,22 +102,13 @@ def read(tracker, workdir):
   return json.loads(line.removeprefix("READ "))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'jaxrl-llm[wandb,mlflow,trackio]' for this test")
-def test_a_run_that_is_killed_is_one_entry_in_each_tracker_with_the_numbers_of_its_rows(tmp_path):
-  workdir = tmp_path / "run"
-  args = command("--config=configs/gspo.py:tiny", *flags(SHORT), f"--workdir={workdir}")
-  here = {name: x for name, x in environment().items() if not name.startswith(("WANDB", "MLFLOW", "TRACKIO"))}
-  first = subprocess.run(args, cwd=ROOT, env=here | {"JAXRL_FAULT": "update:4:kill"}, capture_output=True, text=True, timeout=300)
-  assert first.returncode == -9, first.stderr
-  second = subprocess.run(args, cwd=ROOT, env=here, capture_output=True, text=True, timeout=300)
-  assert second.returncode == 0 and "resumed" in second.stdout and "tracker" not in second.stdout, second.stdout + second.stderr
+def assert_equal_numbers(workdir):
   expected, clocked = {}, set()
   for row in read_rows(workdir / "metrics.jsonl"):
     measured = numbers(row).keys() - numbers(reproducible(row)).keys()
     expected |= {(name, row["step"]): x for name, x in numbers(row).items()}
     clocked |= {(name, row["step"]) for name in measured}
-  assert len(expected) > 500 and ("actor/pg_clipfrac", 6) in expected
+  assert len(expected) > 400 and ("actor/pg_clipfrac", 6) in expected
   for tracker in ("tensorboard", *PACKAGES):
     num_runs, points = read(tracker, workdir)
     assert num_runs == 1, f"{tracker} has {num_runs} entries"
@@ -116,5 +121,18 @@ def test_a_run_that_is_killed_is_one_entry_in_each_tracker_with_the_numbers_of_i
     for place in named.keys() - times:
       ours = np.float32(named[place]) if tracker == "tensorboard" else named[place]
       assert ours == found[place] or (math.isnan(ours) and math.isnan(found[place])), (tracker, place)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'jaxrl-llm[wandb,mlflow,trackio]' for this test")
+def test_a_run_that_is_killed_is_one_entry_in_each_tracker_with_the_numbers_of_its_rows(tmp_path):
+  workdir = tmp_path / "run"
+  args = command("--config=configs/gspo.py:tiny", *flags(SHORT), f"--workdir={workdir}")
+  here = {name: x for name, x in environment().items() if not name.startswith(("WANDB", "MLFLOW", "TRACKIO"))}
+  first = subprocess.run(args, cwd=ROOT, env=here | {"JAXRL_FAULT": "update:4:kill"}, capture_output=True, text=True, timeout=300)
+  assert first.returncode == -9, first.stderr
+  second = subprocess.run(args, cwd=ROOT, env=here, capture_output=True, text=True, timeout=300)
+  assert second.returncode == 0 and "resumed" in second.stdout and "tracker" not in second.stdout, second.stdout + second.stderr
+  assert_equal_numbers(workdir)
   figures = [path for path in (workdir / "trackers" / "wandb").rglob("*") if path.suffix in (".png", ".html")]
   assert {path.suffix for path in figures} == {".png", ".html"} and os.listdir(workdir / "trackers" / "trackio" / "artifacts")
