@@ -53,8 +53,8 @@ def test_the_tokenizer_and_the_ids_are_those_of_the_run(exported):
   assert theirs.encode("7+8=é").ids == ours.encode("7+8=é", add_bos=True)
   config, generation = (json.loads((exported / f"{name}.json").read_text()) for name in ("config", "generation_config"))
   expected = (ours.bos_id, ours.eos_id, ours.pad_id)
-  for found in (config, generation):
-    assert tuple(found[f"{name}_token_id"] for name in ("bos", "eos", "pad")) == expected
+  for content in (config, generation):
+    assert tuple(content[f"{name}_token_id"] for name in ("bos", "eos", "pad")) == expected
 
 
 def test_transformers_generates_with_the_export_alone(exported):
@@ -67,8 +67,8 @@ def test_transformers_generates_with_the_export_alone(exported):
 
 @pytest.mark.parametrize(
   ("text", "licence"),
-  [("---\nlicense: apache-2.0\n---\n", "apache-2.0"), ("---\nlicense: 'mit'\ntags:\n- x\n---\n# T", "mit"), ("# no front\nlicense: mit", None),
-   ("---\nlicense:\n- mit\n---\n", None)],
+  [("---\nlicense: apache-2.0\n---\n", "apache-2.0"), ("---\nlicense: 'mit'\ntags:\n- x\n---\n# T", "mit"),
+   ("# no front\nlicense: mit", None), ("---\nlicense:\n- mit\n---\n", None)],
 )  # fmt: skip
 def test_the_licence_of_the_base_is_read_from_its_card(text, licence, tmp_path):
   assert card.licence_of(tmp_path) is None

@@ -14,8 +14,9 @@ def tracker_problems(names: Iterable[str]) -> Iterator[Problem]:
   """Yields a problem for each tracker that does not exist, is named twice or is not installed.
 
   Example:
-    >>> [str(problem) for problem in tracker_problems(["wand"])]
-    ["config.log.trackers: found 'wand', expected one of wandb, mlflow, trackio; did you mean 'wandb'?"]
+    >>> str(*tracker_problems(["wand"]))
+    "config.log.trackers: found 'wand', expected one of wandb, mlflow, trackio; did you mean
+    'wandb'?"
   """
   field, names = "config.log.trackers", [name for name in names if isinstance(name, str)]
   for name in dict.fromkeys(names):

@@ -47,7 +47,10 @@ def test_the_matrices_have_peft_s_names_and_shapes_and_the_product_of_the_merged
   assert plain.config.lora is None
 
 
-@pytest.mark.parametrize(("name", "targets"), few([("llama3", ALL), ("qwen2", ALL), ("qwen3_moe_mixed", ("attention/.*",))], 0, rest="slow"))
+CASES = [("llama3", ALL), ("qwen2", ALL), ("qwen3_moe_mixed", ("attention/.*",))]
+
+
+@pytest.mark.parametrize(("name", "targets"), few(CASES, 0, rest="slow"))
 def test_peft_computes_the_logits_of_our_merged_model(name, targets, tmp_path):
   transformers, torch, peft = (pytest.importorskip(each) for each in ("transformers", "torch", "peft"))
   targets = targets if not read_config(CHECKPOINTS / name).tie_embeddings else targets[:2]
@@ -58,10 +61,10 @@ def test_peft_computes_the_logits_of_our_merged_model(name, targets, tmp_path):
     tokens, of_base = recorded["tokens"], recorded["logits"]
     base = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINTS / name, dtype=torch.float32)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()
-    found = theirs(torch.from_numpy(tokens).long()).logits.numpy()
+    of_peft = theirs(torch.from_numpy(tokens).long()).logits.numpy()
   ours = np.asarray(logits(*merge(model, params), tokens))
   assert np.abs(ours - of_base).max() > 0.1, "the adapters have no effect"
-  np.testing.assert_allclose(found, ours, atol=2e-4, rtol=0)
+  np.testing.assert_allclose(of_peft, ours, atol=2e-4, rtol=0)
 
 
 def test_what_peft_has_no_format_for_is_refused(tmp_path):

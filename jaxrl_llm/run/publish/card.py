@@ -108,17 +108,19 @@ def _base(config: Mapping[str, Any], exported: Exported) -> str:
 
 
 def _training(config: Mapping[str, Any], summary: Mapping[str, Any], exported: Exported) -> dict[str, Any]:
-  seconds, data = summary.get("wall_seconds"), summary.get("data")
+  seconds, data, commit = summary.get("wall_seconds"), summary.get("data"), commit_of_package()
+  problems = f", {data['kept']:,} problems" if isinstance(data, dict) and is_number(data.get("kept")) else ""
+  batch = f"{config.get('rollout.num_prompts')} prompts with {config.get('rollout.group_size')} samples each"
   return {
     "objective": f"`{config.get('objective.name')}`",
     "base model": _base(config, exported),
-    "data": f"`{config.get('task.name')}`" + (f", {data['kept']:,} problems" if isinstance(data, dict) and is_number(data.get("kept")) else ""),
-    "RL steps": f"{exported.rl_step:,}, of {config.get('rollout.num_prompts')} prompts with {config.get('rollout.group_size')} samples each",
+    "data": f"`{config.get('task.name')}`{problems}",
+    "RL steps": f"{exported.rl_step:,}, of {batch}",
     "warm start": f"{summary.get('warm_start_steps', 0):,} supervised steps",
     "tokens learned from": f"{summary['tokens']:,}" if is_number(summary.get("tokens")) else None,
     "hardware": summary.get("device"),
     "wall time of the run": f"{seconds:,.0f} s" if is_number(seconds) else None,
-    "software": ", ".join([f"jaxrl_llm {jaxrl_llm.__version__}", *([f"commit `{commit}`"] if (commit := commit_of_package()) else [])]),
+    "software": f"jaxrl_llm {jaxrl_llm.__version__}" + (f", commit `{commit}`" if commit else ""),
     "seed": config.get("seed"),
   }
 
@@ -149,8 +151,8 @@ def _settings(config: Mapping[str, Any]) -> list[str]:
   """Lists the fields that differ from the defaults; the file beside the card has all of them."""
   defaults = {path: _as_json(field.default) for path, field in FIELDS.items()}
   changed = {path: x for path, x in config.items() if defaults.get(path) != x}
-  lines = ["## Config", "", "Fields that differ from jaxrl_llm's defaults; `run_config.json` has all:", "", "| field | value |", "| --- | --- |"]
-  return [*lines, *(f"| `{path}` | `{_cell(x)}` |" for path, x in sorted(changed.items())), ""]
+  lines = ["## Config", "", "Fields that differ from jaxrl_llm's defaults; `run_config.json` has all:", ""]
+  return [*lines, "| field | value |", "| --- | --- |", *(f"| `{path}` | `{_cell(x)}` |" for path, x in sorted(changed.items())), ""]
 
 
 def _as_json(value: Any) -> Any:
@@ -159,7 +161,7 @@ def _as_json(value: Any) -> Any:
 
 def _licence(exported: Exported) -> list[str]:
   if exported.base is None:
-    return ["## Licence", "", "Not stated: the weights began at random, and whoever trained them decides.", ""]
+    return ["## Licence", "", "Not stated: the weights began at random, so that there is no licence of a base model.", ""]
   licence = licence_of(exported.base)
   known = f"`{licence}`, by the card of the base model." if licence else "Not stated here: the licence of the base model applies."
   return ["## Licence", "", known, ""]

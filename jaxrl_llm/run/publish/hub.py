@@ -19,8 +19,8 @@ def check_push(name: str) -> Any:
     The client for `push`.
 
   Raises:
-    ValueError: If the name is no OWNER/NAME, is taken or belongs to others, nobody is logged in, or
-      the hub does not answer. One line.
+    ValueError: If the name is no OWNER/NAME, is taken or belongs to others, if there is no valid
+      token, or if the hub does not answer. One line.
     MissingPackageError: If huggingface_hub is not installed.
   """
   if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", name):
@@ -38,7 +38,8 @@ def check_push(name: str) -> Any:
     raise ValueError(Problem(_FIELD, f"{name!r}, and {one_line(error, limit=160)}", expected)) from error
   own = [user.get("name"), *(group.get("name") for group in user.get("orgs") or ())]
   if owner not in own:
-    raise ValueError(Problem(_FIELD, f"{name!r}, whose owner is {owner}", f"one of {', '.join(filter(None, own))}, to whom the token belongs"))
+    known = f"one of {', '.join(filter(None, own))}, to whom the token belongs"
+    raise ValueError(Problem(_FIELD, f"{name!r}, whose owner is {owner}", known))
   if is_taken:
     raise ValueError(Problem(_FIELD, f"{name!r}, which is taken", "a new name: an upload never changes a repository that exists"))
   return api

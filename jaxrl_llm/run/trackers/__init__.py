@@ -1,1 +1,1 @@
-"""A run in the trackers that a lab has: W&B, MLflow and Trackio, each fed by a process of its own."""
+"""A run in W&B, MLflow and Trackio, each of which is fed by a process of its own."""

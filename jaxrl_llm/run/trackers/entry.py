@@ -1,4 +1,4 @@
-"""The entry of a run in a tracker: what it is called, where it lies, and what a tracker can take."""
+"""The entry of a run in a tracker: its name, its place, and what a tracker can take."""
 
 import json
 import math
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxrl_llm.config.fields import flatten
-from jaxrl_llm.workdir.metrics.row_file import RESERVED, Row
 from jaxrl_llm.report.data import read_object
+from jaxrl_llm.workdir.metrics.row_file import RESERVED, Row
 
 FOLDER = "trackers"
 """Folder of a workdir with all that trackers keep there."""

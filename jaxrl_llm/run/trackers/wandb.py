@@ -1,4 +1,4 @@
-"""A run in Weights & Biases, in files below the workdir unless W&B's own variables say otherwise."""
+"""A run in Weights & Biases, in files below the workdir unless its own variables say otherwise."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """One run in four trackers, killed and resumed: each has one entry, and the numbers of the rows.
 
-The packages of three trackers are extras outside `test`: `pip install 'jaxrl-llm[wandb,mlflow,trackio]'`.
+Three trackers are extras outside `test`: `pip install 'jaxrl-llm[wandb,mlflow,trackio]'`.
 """
 
 import json
@@ -38,14 +38,17 @@ for path in sorted((folder.parent / "tensorboard").rglob("events*")):
   while data:
     size = int.from_bytes(data[:8], "little")
     event, data = Event.FromString(data[12 : 12 + size]), data[16 + size :]
-    points += [(x.tag if x.tag.startswith(prefix) else prefix + x.tag, event.step, x.simple_value) for x in event.summary.value]
+    for x in event.summary.value:
+      name = x.tag if x.tag.startswith(prefix) else prefix + x.tag
+      points.append((name, event.step, x.simple_value))
 """,
   "wandb": """
 from wandb.proto.wandb_internal_pb2 import Record
 
 def records(data):
-  # W&B has no public reader. The file is a log of LevelDB: 7 bytes of its own, then blocks of 32 KiB,
-  # with chunks of a checksum (4 bytes), a length (2) and a kind (1): whole, first, middle or last.
+  # W&B has no public reader. The file is a log of LevelDB: 7 bytes of its own, then blocks of
+  # 32 KiB, with chunks of a checksum (4 bytes), a length (2) and a kind (1): whole, first, middle
+  # or last.
   position, parts = 7, b""
   while position + 7 <= len(data):
     if 32768 - position % 32768 < 7:
@@ -62,8 +65,10 @@ for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
     record = Record.FromString(data)
     if record.HasField("run"):
       runs.add((record.run.project, record.run.run_id))
-    row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-    row = {name: float(x) if x in ("NaN", "Infinity", "-Infinity") else x for name, x in row.items()}
+    items = record.history.item
+    row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+    special = ("NaN", "Infinity", "-Infinity")
+    row = {name: float(x) if x in special else x for name, x in row.items()}
     for phase in ("rl", "eval", "warm_start"):
       if f"{phase}/step" in row:
         step = row.pop(f"{phase}/step")
@@ -76,8 +81,11 @@ for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
 from mlflow.tracking import MlflowClient
 client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
 runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
-points = [(name, x.step, x.value) for run in runs for name in run.data.metrics for x in client.get_metric_history(run.info.run_id, name)]
-assert {run.info.status for run in runs} == {"FINISHED"} and runs[0].data.params["objective.name"] == "gspo"
+points = []
+for run in runs:
+  for name in run.data.metrics:
+    points += [(name, x.step, x.value) for x in client.get_metric_history(run.info.run_id, name)]
+  assert run.info.status == "FINISHED" and run.data.params["objective.name"] == "gspo"
 names = {x.path for x in client.list_artifacts(runs[0].info.run_id)}
 assert {"report.html", "learning_curves.png", "samples"} <= names, names
 """,
@@ -88,14 +96,17 @@ from trackio.sqlite_storage import SQLiteStorage
 runs, points = SQLiteStorage.get_runs("jaxrl_llm"), []
 for run in runs:
   for row in SQLiteStorage.get_logs("jaxrl_llm", run):
-    points += [(name, row["step"], x) for name, x in row.items() if isinstance(x, int | float) and name not in ("step", "timestamp")]
+    numbers = {name: x for name, x in row.items() if isinstance(x, int | float)}
+    step = numbers.pop("step")
+    points += [(name, step, x) for name, x in numbers.items()]
 assert SQLiteStorage.get_run_config("jaxrl_llm", runs[0])["objective.name"] == "gspo"
 """,
 }
 
 
 def read(tracker, workdir):
-  code = f"import json, pathlib, sys\nfolder = pathlib.Path(sys.argv[1])\n{READERS[tracker]}\nprint('READ', json.dumps([len(runs), points]))"
+  begin, end = "import json, pathlib, sys\nfolder = pathlib.Path(sys.argv[1])", "print('READ', json.dumps([len(runs), points]))"
+  code = f"{begin}\n{READERS[tracker]}\n{end}"
   result = subprocess.run([sys.executable, "-c", code, str(workdir / "trackers")], capture_output=True, text=True, timeout=120)
   assert result.returncode == 0, result.stderr
   (line,) = [line for line in result.stdout.splitlines() if line.startswith("READ ")]
@@ -114,13 +125,13 @@ def assert_equal_numbers(workdir):
     assert num_runs == 1, f"{tracker} has {num_runs} entries"
     named = {(key(name) if tracker in ("mlflow", "tensorboard") else name, step): x for (name, step), x in expected.items()}
     times = {(key(name) if tracker in ("mlflow", "tensorboard") else name, step) for name, step in clocked}
-    found = {(name, step): x for name, step, x in points}
-    assert len(points) == len(found), f"{tracker} has a step twice"
-    assert found.keys() == named.keys(), (tracker, sorted(found.keys() ^ named.keys())[:5])
+    shown = {(name, step): x for name, step, x in points}
+    assert len(points) == len(shown), f"{tracker} has a step twice"
+    assert shown.keys() == named.keys(), (tracker, sorted(shown.keys() ^ named.keys())[:5])
     # What the clock measured of a repeated step is that of the step that was killed.
     for place in named.keys() - times:
       ours = np.float32(named[place]) if tracker == "tensorboard" else named[place]
-      assert ours == found[place] or (math.isnan(ours) and math.isnan(found[place])), (tracker, place)
+      assert ours == shown[place] or (math.isnan(ours) and math.isnan(shown[place])), (tracker, place)
 
 
 @pytest.mark.slow

@@ -211,8 +211,8 @@ os.kill(os.getpid(), signal.SIGKILL)
   assert killed.returncode == -signal.SIGKILL, killed.stderr
   rows = folder / "rows"
   wait_until(lambda: rows.exists() and rows.read_text().endswith("finish\n"))
-  lines = rows.read_text().splitlines()
-  assert [line.split()[0] for line in lines] == ["1", "2", "1", "2", "finish"]  # Metrics, then tables.
+  lines = rows.read_text().splitlines()  # Metrics, then tables.
+  assert [line.split()[0] for line in lines] == ["1", "2", "1", "2", "finish"]
   wait_until(lambda: not Path("/proc", killed.stdout.strip()).exists() or "Z" in Path("/proc", killed.stdout.strip(), "stat").read_text())
 
 
