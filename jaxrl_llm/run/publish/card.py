@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jaxrl_llm
-from jaxrl_llm import report
+from jaxrl_llm import __version__, report
 from jaxrl_llm.config.fields import FIELDS, flatten
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.report.data import is_number, read_object
@@ -120,7 +119,7 @@ def _training(config: Mapping[str, Any], summary: Mapping[str, Any], exported: E
     "tokens learned from": f"{summary['tokens']:,}" if is_number(summary.get("tokens")) else None,
     "hardware": summary.get("device"),
     "wall time of the run": f"{seconds:,.0f} s" if is_number(seconds) else None,
-    "software": f"jaxrl_llm {jaxrl_llm.__version__}" + (f", commit `{commit}`" if commit else ""),
+    "software": f"jaxrl_llm {__version__}" + (f", commit `{commit}`" if commit else ""),
     "seed": config.get("seed"),
   }
 
@@ -179,7 +178,7 @@ def _without_folders(value: Any) -> Any:
 
 def commit_of_package() -> str | None:
   """Returns the commit of the checkout that runs; None if the package is installed elsewhere."""
-  root = Path(jaxrl_llm.__file__).resolve().parents[1]
+  root = Path(__file__).resolve().parents[3]
   if not (root / ".git").exists():
     return None
   try:
