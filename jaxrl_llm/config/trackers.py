@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean
 
@@ -10,8 +11,10 @@ PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), 
 """Modules by tracker, which is also the name of the extra that installs them."""
 
 
-def tracker_problems(names: Iterable[str]) -> Iterator[Problem]:
+def tracker_problems(names: Iterable[Any]) -> Iterator[Problem]:
   """Yields a problem for each tracker that does not exist, is named twice or is not installed.
+
+  Values of other types are left to the field's own check.
 
   Example:
     >>> str(*tracker_problems(["wand"]))
