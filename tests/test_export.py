@@ -81,6 +81,20 @@ def test_a_card_names_no_folder_of_this_machine():
   assert [card._without_folders(x) for x in values] == ["model", ["math=a", "b"], None, 3, "gsm8k"]
 
 
+@pytest.mark.parametrize("is_adapter", [False, True])
+def test_the_card_of_a_base_model_names_it_without_its_folder(is_adapter, tmp_path):
+  workdir, base, folder = (tmp_path / name for name in ("run", "secret/Base-1B", "out"))
+  for path in (workdir, base, folder):
+    path.mkdir(parents=True)
+  (base / "README.md").write_text("---\nlicense: mit\n---\n")
+  (workdir / "config.json").write_text(json.dumps({"model": {"path": str(base)}, "objective": {"name": "gspo"}, "task": {"name": "gsm8k"}}))
+  (note,) = card.write_card(folder, workdir, card.Exported(3, is_adapter, base), name="T")
+  text = (folder / "README.md").read_text("utf-8")
+  assert "`Base-1B`" in text and 'license: "mit"' in text and "Not measured." in text and "learning_curves" not in text
+  assert ('library_name: "peft"' in text) == is_adapter and note.startswith("the card has no learning curves: ")
+  assert all("secret" not in path.read_text("utf-8") for path in folder.iterdir())
+
+
 class Hub:
   """A hub that lists what it is asked for."""
 

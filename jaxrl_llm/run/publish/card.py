@@ -34,7 +34,7 @@ class Exported(NamedTuple):
 def write_card(folder: Path, workdir: Path, exported: Exported, *, name: str) -> list[str]:
   """Writes `README.md`, the learning curves and `run_config.json` to an exported folder.
 
-  The card names no path of this machine.
+  Models and data files are named without their folders, which are of this machine only.
 
   Args:
     folder: Folder of the export.
