@@ -1,4 +1,4 @@
-"""Export of a run's policy to a folder that transformers and vLLM open.
+"""Export of a run's policy to a folder that transformers and vLLM open, with a model card.
 
 `python -m jaxrl_llm.export WORKDIR FOLDER`
 """
@@ -6,6 +6,7 @@
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -14,29 +15,37 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.config.fields import without_teacher
-from jaxrl_llm.messages import MissingPackageError
+from jaxrl_llm.messages import MissingPackageError, Problem
 from jaxrl_llm.models import DTYPES, save_hf
+from jaxrl_llm.models.files.adapters import save_adapter
 from jaxrl_llm.pretrained import where
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.byte_tokenizer_files import write_byte_tokenizer
 from jaxrl_llm.run.evaluate.source import tuples
-from jaxrl_llm.run.experiment import build_experiment
+from jaxrl_llm.run.experiment import Experiment, build_experiment
+from jaxrl_llm.run.publish.card import Exported, write_card
+from jaxrl_llm.run.publish.hub import check_push, push
 from jaxrl_llm.run.saved_state import INIT, abstract_arrays, whole_state
+from jaxrl_llm.types import Params
 from jaxrl_llm.workdir import checkpoint
 
 
-def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
-  """Saves the policy of a run's newest checkpoint, with its adapters merged.
+def export(workdir: Path, folder: Path, *, dtype: str | None = None, adapter: bool = False, name: str | None = None) -> int:
+  """Saves the policy of a run's newest checkpoint, with a model card.
 
   Args:
     workdir: Folder of the run.
     folder: Folder to write, which is made if necessary and must be empty.
     dtype: Dtype of the saved weights; None keeps the dtypes of the checkpoint.
+    adapter: Whether to save only the adapters, in PEFT's format, instead of merging them.
+    name: Title of the card; None takes the folder's name.
 
   Returns:
     The checkpoint's number.
 
   Raises:
-    ValueError: If there is no run or no checkpoint, the run is of another version, or `folder` is
-      not empty.
+    ValueError: If there is no run or no checkpoint, the run is of another version or has no
+      adapters to save, or `folder` is not empty.
   """
   try:
     saved = tuples(json.loads((workdir / "config.json").read_text()))
@@ -57,8 +66,34 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
     raise ValueError(f"{workdir / 'checkpoints'}: found no checkpoint, expected one; the run has not saved any yet")
   state = whole_state(experiment, restored[0]["state"], jax.random.fold_in(jax.random.key(config.seed), INIT))
   source = None if config.model.path is None else where.resolve(config.model.path)
-  save_hf(folder, experiment.learner.model, state.params, dtype=dtype, tokenizer_from=source if source and source.is_dir() else None)
+  if adapter and source is None:
+    raise ValueError(Problem("--adapter", "a run whose base began at random", "no --adapter: without its base an adapter is of no use"))
+  if adapter:
+    save_adapter(folder, experiment.learner.model, state.params, base=config.model.path or "", dtype=dtype)
+  else:
+    save_policy(folder, experiment, state.params, source=source, dtype=dtype)
+  if jax.process_index() == 0:
+    for line in write_card(folder, workdir, Exported(restored[1]["rl_steps"], adapter, source), name=name or folder.resolve().name):
+      tell(f"note: {line}")
   return restored[1]["warm_steps"] + restored[1]["rl_steps"]
+
+
+def save_policy(folder: Path, experiment: Experiment, params: Params, *, source: Path | None, dtype: str | None) -> None:
+  """Saves the whole model with its tokenizer: that of the folder it began with, or of bytes.
+
+  Args:
+    folder: Folder to write.
+    experiment: Experiment of the run.
+    params: Weights of the policy.
+    source: Folder or file that the run began with; None for random weights.
+    dtype: Dtype of the saved weights; None keeps theirs.
+  """
+  with tempfile.TemporaryDirectory() as made:
+    tokenizer_from = source if source and source.is_dir() else None
+    if source is None and experiment.task.tokenizer == ByteTokenizer():
+      tokenizer_from = Path(made)
+      write_byte_tokenizer(tokenizer_from)
+    save_hf(folder, experiment.learner.model, params, dtype=dtype, tokenizer_from=tokenizer_from)
 
 
 def main(argv: list[str]) -> int:
@@ -67,15 +102,22 @@ def main(argv: list[str]) -> int:
   parser.add_argument("workdir", type=Path, help="folder of the run")
   parser.add_argument("folder", type=Path, help="folder to make")
   parser.add_argument("--dtype", choices=DTYPES, help="dtype of the saved weights; default: those of the checkpoint")
+  parser.add_argument("--adapter", action="store_true", help="save only the adapters, in PEFT's format; default: merge them")
+  parser.add_argument("--push", metavar="OWNER/NAME", help="then upload the folder to a new, private repository of the Hugging Face Hub")
   args = parser.parse_args(argv)
   try:
-    step = export(args.workdir, args.folder, dtype=args.dtype)
+    hub = None if args.push is None else check_push(args.push)
+    step = export(args.workdir, args.folder, dtype=args.dtype, adapter=args.adapter, name=args.push and args.push.partition("/")[2])
+    address = None if hub is None else push(hub, args.folder, args.push)
   except (MissingPackageError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 2
   has_tokenizer = (args.folder / "tokenizer.json").exists()
   tokenizer = "with its tokenizer" if has_tokenizer else "without a tokenizer: the run has no folder to copy it from"
-  print(f"saved checkpoint {step} of {args.workdir} to {args.folder}, {tokenizer}")
+  what = "its adapters alone" if args.adapter else tokenizer
+  print(f"saved checkpoint {step} of {args.workdir} to {args.folder}, {what}")
+  if address is not None:
+    print(f"uploaded to {address}, which is private")
   return 0
 
 

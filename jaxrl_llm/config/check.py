@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown, unused
 from jaxrl_llm.config.sizes import IMAGE_SIZES, most_rows, per_row
+from jaxrl_llm.config.trackers import tracker_problems
 from jaxrl_llm.config.values import has_type, holds
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 
@@ -108,6 +109,7 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   for path, names in (("advantage.estimator", ESTIMATORS), ("reward.kl_estimator", KL_VALUES), ("sandbox.backend", ("auto", *BACKENDS))):
     if (value := flatten(config)[path]) is not None and value not in names:
       yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
+  yield from tracker_problems(config.log.trackers)
   yield from _metric_problems(config)
   yield from _privileged_problems(config)
   section = "objective"

@@ -440,6 +440,8 @@ FIELDS: dict[str, Field] = {
   "log.num_samples": Field(16, NATURAL, "Rollouts written to samples.jsonl each time."),
   "log.num_table_rows": Field(4, NATURAL, "Number of these rollouts that are shown on the screen."),
   "log.tensorboard": Field(True, SWITCH, "Also write the metrics for TensorBoard."),
+  "log.trackers": Field((), texts("a tuple of trackers, as in ('wandb', 'mlflow')"),
+    "Trackers that show the run too: wandb, mlflow, trackio. Local files, unless their own environment variables name a server."),
 }
 """Every field of an experiment (`configs/common.py`)."""
 
@@ -450,7 +452,7 @@ learner.rows_per_device learner.schedule learner.weight_decay learner.b1 learner
 learner.max_grad_norm learner.moments_dtype learner.offload_optimizer learner.max_skipped
 mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor mesh.slices checkpoint.keep
 checkpoint.keep_best checkpoint.keep_every_hours checkpoint.every_minutes checkpoint.asynchronous
-watchdog.seconds watchdog.stop_seconds log.tensorboard
+watchdog.seconds watchdog.stop_seconds log.tensorboard log.trackers
 """.split()
 
 REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED} | {

@@ -16,6 +16,7 @@ from jaxrl_llm.run import alarms
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.progress import Progress
 from jaxrl_llm.run.start import Run
+from jaxrl_llm.run.trackers.followers import Followers
 from jaxrl_llm.workdir import checkpoint, disk, summary
 from jaxrl_llm.workdir.metrics import MetricWriter
 from jaxrl_llm.workdir.record import Record, record_to_json
@@ -32,6 +33,7 @@ class Job(Protocol):
   writer: MetricWriter
   progress: Progress
   phases: Phases
+  trackers: Followers
 
   @property
   def num_params(self) -> int:
@@ -60,6 +62,7 @@ def save(run: Job, *, temporary: bool = False) -> None:
   with declared():
     checkpoint.save(run.checkpoints, number, run.arrays(), record_to_json(record) | run.places(), **options)
   report_failed_saves(run)
+  report_failed_trackers(run)
   phases.clock.lap("checkpoint")
   write_report(run)  # So that the report can be read while the run goes on.
   phases.clock.lap("report")
@@ -84,6 +87,12 @@ def report_failed_saves(run: Job) -> dict[str, float]:
   return {"checkpoint/failed": failed} if failed else {}
 
 
+def report_failed_trackers(run: Job) -> None:
+  """Prints a line for each tracker that has failed since the last call."""
+  for line in run.trackers.news():
+    run.progress.note(line)
+
+
 def finish_saving(run: Job) -> None:
   """Waits for the save in flight."""
   checkpoint.finish(run.checkpoints)
@@ -104,9 +113,14 @@ def require_saved(run: Job) -> None:
 
 
 def finish(run: Job) -> dict[str, Any]:
-  """Writes the summary and the report of a finished run, and returns the summary."""
+  """Writes the summary and the report of a finished run, and returns the summary.
+
+  The trackers get both, so that the run waits for them here, for a limited time.
+  """
   written = summarize(run, "finished")
   write_report(run)
+  for line in run.trackers.finish():
+    run.progress.note(line)
   return written
 
 

@@ -13,6 +13,7 @@ from jaxrl_llm.run import faults
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
+from jaxrl_llm.run.trackers.followers import Followers
 from jaxrl_llm.run.watchdog import Watchdog
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.files import report
@@ -101,8 +102,8 @@ def restore_iterator(iterator: Any, place: Mapping[str, Any], *, was: int, now: 
 
 def open_outputs(
   config: ConfigDict, workdir: Path, opened: Opened, clock: Clock, *, profiler: Profiler, log: Callable[[str], None], data: Iterable[str]
-) -> tuple[MetricWriter, Progress, Phases]:
-  """Opens the metrics, the screen and the phases of a training.
+) -> tuple[MetricWriter, Progress, Phases, Followers]:
+  """Opens the metrics, the screen, the phases and the trackers of a training.
 
   Args:
     config: Checked config.
@@ -119,4 +120,6 @@ def open_outputs(
   for line in (*data, *opened.notes):
     progress.note(line)
   watchdog = Watchdog(config.watchdog.seconds, stop_seconds=config.watchdog.stop_seconds, folder=workdir / "logs")
-  return writer, progress, Phases(clock, profiler, watchdog, faults.from_environment())
+  # They read what the writer has left of an earlier attempt.
+  trackers = Followers(workdir, config.log.trackers if hosts.is_main() else ())
+  return writer, progress, Phases(clock, profiler, watchdog, faults.from_environment()), trackers

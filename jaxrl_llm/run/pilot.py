@@ -76,7 +76,7 @@ def describe_pilot(config: ConfigDict) -> str:
     NoRewardError: If the responses have no reward.
   """
   pilot = ConfigDict(config.to_dict())
-  pilot.log.tensorboard = False
+  pilot.log.tensorboard, pilot.log.trackers = False, ()
   pilot.rollout.samplers = 0  # It draws by itself.
   with tempfile.TemporaryDirectory() as folder:
     run = start_run(pilot, Path(folder), command="pilot")

@@ -28,6 +28,7 @@ from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
 from jaxrl_llm.run.saved_state import abstract_arrays, fresh_state, restored_state, saved_part
 from jaxrl_llm.run.teacher import fingerprint, load_teacher
+from jaxrl_llm.run.trackers.followers import Followers
 from jaxrl_llm.tasks.curriculum import CurriculumStream
 from jaxrl_llm.tasks.files import report
 from jaxrl_llm.tasks.pipeline import example_iterator
@@ -61,6 +62,7 @@ class Run:
   samples: SampleWriter
   progress: Progress
   phases: Phases
+  trackers: Followers
   compiled: CompileCounter
   grader: Grader
   # Weights last moved to the sampler; None before the first move, and if sampler and learner share
@@ -144,7 +146,7 @@ def start_run(
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
   first_lines = [] if experiment.task.report is None else [f"data: {report.in_words(experiment.task.report)}"]
   first_lines += [*chosen, *experiment.drawn_by()]
-  writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
+  writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   if config.rollout.samplers:
     use_samplers(config, experiment, workdir, note=progress.note)
   if config.rollout.queue:
@@ -167,6 +169,7 @@ def start_run(
     samples=samples,
     progress=progress,
     phases=phases,
+    trackers=trackers,
     compiled=compiled,
     grader=make_grader(config, experiment.rewards, judgements=workdir / "judgements"),
   )

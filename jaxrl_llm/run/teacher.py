@@ -15,6 +15,7 @@ from jaxrl_llm.models import Model, ModelConfig, load_params, read_config, train
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.byte_tokenizer_files import is_byte_tokenizer
 from jaxrl_llm.pretrained.tokenizer import PretrainedTokenizer, load_tokenizer
 from jaxrl_llm.run.checkpoint_params import read_params
 from jaxrl_llm.run.evaluate import source as source_lib
@@ -129,8 +130,8 @@ def _difference(teacher: Teacher, tokenizer: Tokenizer) -> str | None:
   path = where.resolve(teacher.source.path) if teacher.config is None else None
   if teacher.config is not None and teacher.config.model.path is not None:
     path = where.resolve(teacher.config.model.path)
-  if path is not None and path.is_dir() and not (path / "tokenizer.json").exists():
-    # A policy without a tokenizer of its own was exported.
+  if path is not None and path.is_dir() and (is_byte_tokenizer(path) or not (path / "tokenizer.json").exists()):
+    # A policy without a tokenizer of its own was exported. Earlier versions wrote none.
     rows = teacher.shape.vocab_size
     differs = rows != tokenizer.vocab_size
     return f"which has no tokenizer.json and logits of {rows} ids, while the policy has {tokenizer.vocab_size}" if differs else None

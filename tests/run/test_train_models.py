@@ -46,6 +46,7 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, 
     train.proceed(run)
     again = train.start_run(config, tmp_path)
     assert export.main([str(tmp_path), str(tmp_path / "exported")]) == 0
+    assert export.main([str(tmp_path), str(tmp_path / "adapter"), "--adapter"]) == 0
   _, published = load(checkpoint_folder)
   for path, x in jax.tree_util.tree_leaves_with_path(run.state.params):
     restored, base = again.state.params, published
@@ -63,6 +64,10 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, 
   _, merged = merge(run.experiment.learner.model, run.state.params)
   assert exported.config.lora is None and jax.tree.all(jax.tree.map(np.array_equal, params, merged))
   assert (tmp_path / "exported" / "tokenizer.json").read_bytes() == (checkpoint_folder / "tokenizer.json").read_bytes()
+
+  saved = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+  assert saved["r"] == 4 and saved["base_model_name_or_path"] == str(checkpoint_folder)
+  assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {"README.md", "adapter_model.safetensors"}
 
   # Before the first update the adapters add nothing, so the policy equals its reference. Metrics
   # are means over the two updates of a step.

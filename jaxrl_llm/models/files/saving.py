@@ -113,7 +113,7 @@ def save_table(
     folder = pathlib.Path(temporary) / path.name
     folder.mkdir()
     for name, content in {CONFIG: raw, **notes}.items():
-      _write_json(folder / name, dict(content))
+      write_json(folder / name, dict(content))
     _write_shards(folder, shards, tensors)
     for file in copied:
       shutil.copyfile(file, folder / file.name)
@@ -131,8 +131,7 @@ def _check(
     )
   if max_shard_bytes < 1:
     raise ValueError(f"max_shard_bytes: found {max_shard_bytes}, expected a positive number of bytes")
-  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-    raise ValueError(f"{path}: found a {'folder that is not empty' if path.is_dir() else 'file'}, expected no such path or an empty folder")
+  check_folder(path)
   if tokenizer_from is None:
     return []
   folder = pathlib.Path(tokenizer_from)
@@ -142,6 +141,16 @@ def _check(
       f"tokenizer_from: found no tokenizer in {folder}, expected a folder with tokenizer.json or a similar file"
     )
   return files + [folder / GENERATION] * (folder / GENERATION).is_file()
+
+
+def check_folder(path: pathlib.Path) -> None:
+  """Refuses to save over anything.
+
+  Raises:
+    ValueError: If the path is a file, or a folder that is not empty.
+  """
+  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    raise ValueError(f"{path}: found a {'folder that is not empty' if path.is_dir() else 'file'}, expected no such path or an empty folder")
 
 
 def _token_ids(tokenizer_from: str | os.PathLike | None) -> dict:
@@ -179,12 +188,12 @@ def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_b
 def _tensors(table: Sequence[Entry], params: Params, dtype: str | None) -> Iterator[np.ndarray]:
   """Yields all tensors in the order of the table."""
   for parts in _by_tensor(table):
-    arrays = [_on_host(_leaf(params, entry), entry.layer, dtype) for entry in parts]
+    arrays = [on_host(_leaf(params, entry), entry.layer, dtype) for entry in parts]
     for of_tensor in zip(*arrays, strict=True) if parts[0].over_experts else [arrays]:
       yield to_hf_layout(parts, of_tensor)
 
 
-def _on_host(array, layer: int | None, dtype: str | None) -> np.ndarray:
+def on_host(array, layer: int | None, dtype: str | None) -> np.ndarray:
   """Copies an array, or one layer of it, to the host, whole and in the stored dtype."""
   if not isinstance(array, jax.Array):
     array = array if layer is None else array[layer]
@@ -217,8 +226,9 @@ def _write_shards(folder: pathlib.Path, shards: list[dict], tensors: Iterator[np
     write_file(folder / name, shard, itertools.islice(tensors, len(shard)))
     weight_map |= dict.fromkeys(shard, name)
     total += sum(math.prod(shape) * jnp.dtype(stored).itemsize for shape, stored in shard.values())
-  _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+  write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def _write_json(path: pathlib.Path, content: dict) -> None:
+def write_json(path: pathlib.Path, content: dict) -> None:
+  """Writes a JSON file as transformers does, with sorted keys."""
   path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

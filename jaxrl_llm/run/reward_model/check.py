@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config.check import field_problems, in_config
 from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS
+from jaxrl_llm.config.trackers import tracker_problems
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of
 from jaxrl_llm.models import ModelConfig, preset, read_config, read_reward_config
 from jaxrl_llm.models.attention import check_backend
@@ -26,7 +27,7 @@ def job_problems(config: ConfigDict) -> list[str]:
   """Returns every problem of a resolved config, one line each; empty if there is none."""
   wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config made by configs/reward_model.py")
   if readable:
-    wrong += [*_task_problems(config), *_model_problems(config)]
+    wrong += [*tracker_problems(config.log.trackers), *_task_problems(config), *_model_problems(config)]
     wrong = wrong or list(_relations(config))
   return list(map(str, wrong))
 

@@ -31,6 +31,7 @@ from jaxrl_llm.run.reward_model.check import load_pairs, row_problems, shape_of,
 from jaxrl_llm.run.reward_model.programs import Programs, make_programs, of_step
 from jaxrl_llm.run.reward_model.rows import Pair, of_pairs, pack_pairs
 from jaxrl_llm.run.stopping import end_step, stop_if_not_finite
+from jaxrl_llm.run.trackers.followers import Followers
 from jaxrl_llm.tasks.files import report
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.pipeline import example_iterator
@@ -68,6 +69,7 @@ class RewardModelRun:
   writer: MetricWriter
   progress: Progress
   phases: Phases
+  trackers: Followers
 
   @property
   def num_params(self) -> int:
@@ -118,7 +120,7 @@ def start_run(
     opened.notes.append(f"resumed {workdir} at step {record.rl_steps}")
     record.batch_pairs = size
   profiler, first_lines = Profiler(None, start=0, num_steps=0), [f"data: {in_words(pairs)}"]
-  writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
+  writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   return RewardModelRun(
     config,
     workdir,
@@ -133,6 +135,7 @@ def start_run(
     writer,
     progress,
     phases,
+    trackers,
   )
 
 
