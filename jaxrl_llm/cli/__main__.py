@@ -119,8 +119,8 @@ def run_module(module: str, argv: list[str]) -> int:
 def launch(args: Sequence[str]) -> int:
   """Runs the sweep launcher of the checkout that the current folder is. Returns its exit status."""
   if not SWEEPS.is_file():
-    found = f"no {SWEEPS.parent.as_posix()} in {Path.cwd()}"
-    print(f"error: jaxrl-llm launch: found {found}, expected a checkout of the repository, whose sweeps it runs", file=sys.stderr)
+    where = f"found no {SWEEPS.parent.as_posix()} in {Path.cwd()}"
+    print(f"error: jaxrl-llm launch: {where}, expected a checkout of the repository, whose sweeps it runs", file=sys.stderr)
     return USAGE_ERROR
   return subprocess.call([sys.executable, "-m", "experiments.launch", *args])
 

@@ -70,7 +70,8 @@ def check_name(name: str, parent: Path) -> None:
     >>> check_name("my-project", Path("."))
     Traceback (most recent call last):
     ...
-    ValueError: jaxrl-llm new: found 'my-project', expected letters, digits and underscores, with a letter first; for instance my_project
+    ValueError: jaxrl-llm new: found 'my-project', expected letters, digits and underscores, with a
+    letter first; for instance my_project
   """
   if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name, flags=re.ASCII):
     words = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_0123456789")[:40] or _NAME
