@@ -51,8 +51,7 @@ def main(argv: Sequence[str]) -> int:
   except (OSError, ValueError) as error:
     print(f"error: {one_line(error, typed=False, limit=400)}", file=sys.stderr)
     return USAGE_ERROR
-  for line in (f"wrote {name}: its README.md says what is where. To train:", "", f"  cd {name}", f"  jaxrl-llm train --config=configs/{name}.py"):
-    print(line)
+  print(f"wrote {name}: its README.md says what is where. To train:\n\n  cd {name}\n  jaxrl-llm train --config=configs/{name}.py")
   return 0
 
 

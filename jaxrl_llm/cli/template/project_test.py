@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import problems
 import rewards
+
 from jaxrl_llm.config.check import config_problems
 
 FOLDER = Path(__file__).resolve().parent
