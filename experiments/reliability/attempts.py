@@ -170,6 +170,7 @@ def environment(job: Job, fault: str = "") -> dict[str, str]:
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAXRL_FAULT": fault,
+    "JAXRL_LLM_WARM_STARTS": "off",  # Kills within the warm start must find one.
   }
 
 
@@ -211,7 +212,7 @@ def resumed(log: Path) -> int | None:
 
 
 def fingerprints(workdir: Path, varies: tuple[str, ...] = ()) -> list[str]:
-  """Returns a line for each row of the run's metrics, without what the clock and the machine decide.
+  """Returns a line for each row of the run's metrics, without what clock and machine decide.
 
   Numbers have the shortest form that gives the same bits. `varies` has prefixes of further metrics
   to leave out.

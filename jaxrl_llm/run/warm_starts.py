@@ -23,6 +23,7 @@ from jaxrl_llm import __file__ as PACKAGE
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.run import faults
+from jaxrl_llm.run.experiment import Experiment
 from jaxrl_llm.run.saved_state import saved_part
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.run.stopping import stop_if_preempted
@@ -47,7 +48,8 @@ RL_ONLY = (
 """Fields that no update of a warm start reads; a final dot marks a section. A new field counts."""
 
 _ENVIRONMENT = ("CUBLAS_", "CUDNN_", "LIBTPU_", "MKL_", "NVIDIA_", "OMP_", "OPENBLAS_", "TF_", "XLA_")
-_WITHOUT_EFFECT = re.compile(r"cache|dir|dump|log|path|profil|traceback")  # In names of JAX's settings.
+# In names of JAX's settings.
+_WITHOUT_EFFECT = re.compile(r"cache|dir|dump|log|path|profil|traceback")
 
 
 def reuse(run: Run, imitate: Callable[[Run], list[dict[str, Any]]]) -> None:
@@ -68,7 +70,7 @@ def reuse(run: Run, imitate: Callable[[Run], list[dict[str, Any]]]) -> None:
   if results is None:
     imitate(run)
     return
-  key, told = key_of(run), []
+  key, told = key_of(run.experiment, run.record.base), []
   until = time.monotonic() + run.config.watchdog.seconds / 2  # Another run may hang.
 
   def waiting() -> None:
@@ -76,7 +78,7 @@ def reuse(run: Run, imitate: Callable[[Run], list[dict[str, Any]]]) -> None:
     if not told:
       told.append(run.progress.note("warm start: waiting for that of an equal run, which is being computed"))
     if time.monotonic() > until:
-      raise TimeoutError("an equal run takes too long")
+      raise TimeoutError("an equal run takes too long")  # This run then computes its own.
 
   with kept_results.turn(results, key, waiting=waiting):
     if not take(run, results, key):
@@ -125,7 +127,7 @@ def take(run: Run, results: Results, key: str) -> bool:
     Whether there was one. A damaged one is deleted, with a line.
   """
   run.phases.begin_step(1, "warm_start")
-  where = f"{results.place(key)}"
+  where = results.place(key)
   try:
     restored = kept_results.read(results, key, {"params": saved_part(run.experiment, run.experiment.learner.abstract_state).params})
   except kept_results.DamagedError as error:
@@ -170,15 +172,20 @@ def keep(run: Run, results: Results, key: str, rows: list[dict[str, Any]], *, se
     run.progress.note(f"warm start: not kept for equal runs: {error}")
 
 
-def key_of(run: Run) -> str:
-  """Returns the key of a run's warm start, a SHA-256 in hexadecimal."""
-  experiment, config = run.experiment, run.config
+def key_of(experiment: Experiment, base: str | None) -> str:
+  """Returns the key of a warm start, a SHA-256 in hexadecimal.
+
+  Args:
+    experiment: Experiment, with every size set.
+    base: Fingerprint of the published weights that it starts from; None for random weights.
+  """
+  config = experiment.config
   parts = {
     "settings": {field: x for field, x in flatten(config).items() if not _is_of_rl(field)},
     "objective": flatten(config.objective) if experiment.objective.imitates else None,
     "model": repr(experiment.learner.model.config),
-    "weights": run.record.base,
-    "demonstrations": demonstrations_digest(run),
+    "weights": base,
+    "demonstrations": demonstrations_digest(experiment),
     "mesh": dict(experiment.mesh.shape),
     "machine": machine(),
     "versions": {name: metadata.version(name) for name in PACKAGES},
@@ -191,9 +198,8 @@ def _is_of_rl(field: str) -> bool:
   return any(field.startswith(name) if name.endswith(".") else field == name for name in RL_ONLY)
 
 
-def demonstrations_digest(run: Run) -> str:
+def demonstrations_digest(experiment: Experiment) -> str:
   """Returns a hash of the demonstrations, as rows and as ids, and of how they are mixed."""
-  experiment = run.experiment
   rows, pictures = experiment.task.demonstrations, experiment.gallery and experiment.gallery.settings
   digest = hashlib.sha256()
   if isinstance(rows, MixedRows):

@@ -28,7 +28,7 @@ except ImportError:  # Windows.
 
 _STEP = 0  # A result is a checkpoint with this number in a folder of its own.
 _POLL_SECONDS = 0.2
-_LEFT_SECONDS = 24 * 3600  # Age at which a half-written result is nobody's.
+_LEFT_SECONDS = 24 * 3600  # Age at which the writer of a half-written result has been killed.
 
 
 class Results(NamedTuple):
@@ -62,15 +62,15 @@ def turn(results: Results, key: str, *, waiting: Callable[[], None]) -> Iterator
   Args:
     results: Folder of the results.
     key: Key of the result.
-    waiting: Function called again and again while another process has its turn. If it raises, the
-      wait ends.
+    waiting: Function called again and again while another process has its turn. It may raise; a
+      `TimeoutError` ends the wait without a turn.
 
   Note:
     The lock is advisory (`flock`), and ends with the process that holds it. Without locks on the
     file system, two processes may compute the same result, and the first to finish keeps its own.
   """
   with contextlib.ExitStack() as stack:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # `TimeoutError` is one.
       (results.folder / "locks").mkdir(parents=True, exist_ok=True)
       file = stack.enter_context(open(results.folder / "locks" / key, "a"))
       while fcntl is not None:

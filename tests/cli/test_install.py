@@ -1,4 +1,4 @@
-"""Installation from a wheel, by the commands of docs/install.md word for word, and the container files."""
+"""Installation from a wheel, by the commands of docs/install.md word for word; container files."""
 
 import os
 import pathlib
