@@ -111,7 +111,8 @@ def public_modules() -> dict[str, pathlib.Path]:
   modules = {}
   for path in (ROOT / "jaxrl_llm").rglob("*.py"):
     parts = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"]
-    if not any(part.startswith("_") for part in parts):
+    # Files of a new project are no modules.
+    if not any(part.startswith("_") for part in parts) and "template" not in parts:
       modules[".".join(parts)] = path
   return dict(sorted(modules.items()))
 

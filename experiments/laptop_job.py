@@ -13,6 +13,7 @@ the samples of their evaluations (`eval.save_samples`) have a gain.
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -40,7 +41,9 @@ def run(config: str, seed: int, folder: pathlib.Path) -> str:
     ]  # fmt: skip
     started = time.perf_counter()
     with open(workdir.with_suffix(".log"), "w") as log:
-      subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+      # The time is that of a whole job, whose warm start no earlier one has computed.
+      env = os.environ | {"JAXRL_LLM_WARM_STARTS": "off"}
+      subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=env)
     timing.write_text(f"{time.perf_counter() - started:.1f}")
   summary = json.loads((workdir / "summary.json").read_text())
   return (

@@ -11,6 +11,7 @@ from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import pipelining
+from jaxrl_llm.run import warm_starts
 from jaxrl_llm.run.ahead import make_ahead
 from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
 from jaxrl_llm.run.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
@@ -55,7 +56,16 @@ def proceed(run: Run) -> dict[str, Any]:
 
 
 def warm_start(run: Run) -> None:
-  """Imitates the demonstrations, because RL cannot learn from a policy that is never right."""
+  """Teaches the policy to imitate, because RL cannot learn from a policy that is never right.
+
+  The weights are those of an equal earlier run if there was one.
+  """
+  warm_starts.reuse(run, imitate)
+
+
+def imitate(run: Run) -> list[dict[str, Any]]:
+  """Takes the remaining steps of the warm start. Returns the metrics of each."""
+  rows = []
   config, experiment, record = run.config.warm_start, run.experiment, run.record
   run.progress.start("warm_start", config.num_steps, done=record.warm_steps)
   for step in range(record.warm_steps, config.num_steps):
@@ -73,6 +83,7 @@ def warm_start(run: Run) -> None:
     run.phases.begin("other")
     timing = run.phases.timing
     metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]} | report_failed_saves(run)
+    rows.append(metrics)
     record.warm_steps, record.tokens = step + 1, record.tokens + tokens
     run.writer.write(step + 1, "warm_start", metrics)
     run.progress.update(step + 1, metrics)
@@ -80,6 +91,7 @@ def warm_start(run: Run) -> None:
     # `begin_rl` saves the checkpoint of the last step, with the first accuracy in it.
     if step + 1 < config.num_steps:
       end_step(run, saves=(step + 1) % run.config.checkpoint.warm_start_every == 0)
+  return rows
 
 
 def begin_rl(run: Run) -> None:

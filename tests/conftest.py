@@ -41,6 +41,8 @@ IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 HOME = pathlib.Path(os.environ["HOME"] if IS_WORKER else tempfile.mkdtemp(prefix="jaxrl_llm_tests_"))
 os.environ["HOME"] = os.environ["USERPROFILE"] = str(HOME)
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A test of the warm start must compute it, whatever ran before: kills, checkpoints, resumed runs.
+os.environ["JAXRL_LLM_WARM_STARTS"] = "off"
 os.environ["MPLBACKEND"] = "agg"
 for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "TFDS_DATA_DIR", "MPLCONFIGDIR"):
   os.environ.pop(name, None)

@@ -30,6 +30,7 @@ FLOORS = (
   ("run",),
   ("train", "evaluate", "export", "join", "serve"),
   ("main",),
+  ("cli",),
 )
 RANKS = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -170,6 +170,7 @@ def environment(job: Job, fault: str = "") -> dict[str, str]:
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAXRL_FAULT": fault,
+    "JAXRL_LLM_WARM_STARTS": "off",  # Kills within the warm start must find one.
   }
 
 

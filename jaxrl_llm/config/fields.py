@@ -301,6 +301,10 @@ FIELDS: dict[str, Field] = {
   "warm_start.learning_rate": Field(3e-3, ABOVE_ZERO, "AdamW's largest learning rate."),
   "warm_start.warmup_steps": Field(20, NATURAL, "Updates over which the learning rate rises."),
   "warm_start.schedule": Field("linear", SCHEDULE, "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
+  "warm_start.cache": Field(True, SWITCH, "Take the weights of an equal earlier run, and keep those of this one for later runs."),
+  "warm_start.cache_dir": Field(None, TEXT,
+    "Folder of kept warm starts. None: $JAXRL_LLM_WARM_STARTS, or jaxrl_llm/warm_starts in $XDG_CACHE_HOME or ~/.cache."),
+  "warm_start.cache_gb": Field(10.0, ABOVE_ZERO, "Size of that folder; the weights that were used least recently are deleted first."),
 
   "rollout.num_prompts": Field(64, COUNT, "Prompts per RL step."),
   "rollout.group_size": Field(8, COUNT, "Samples per prompt."),

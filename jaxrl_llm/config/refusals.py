@@ -74,6 +74,11 @@ def has_teacher(c: ConfigDict) -> bool:
   return c.teacher.path is not None or c.teacher.paths is not None
 
 
+def _keeps_warm_start(c: ConfigDict) -> bool:
+  """Returns whether a run takes its warm start from an equal one, or keeps it."""
+  return c.warm_start.cache and c.warm_start.num_steps > 0
+
+
 def _named_paths(c: ConfigDict) -> list[tuple[str, str]]:
   """Returns the names of several teachers, each with its path."""
   return [tuple(text.split("=", 1)) for text in c.teacher.paths or ()]
@@ -104,6 +109,10 @@ _IGNORES_LAG = (
 REFUSALS: tuple[Refusal, ...] = (
   Refusal("num_steps", lambda c, x: c.num_steps > 0 and x.objective.imitates,
     "0, because this objective reads no reward: RL steps would learn nothing"),
+  Refusal("warm_start.cache_dir", lambda c, x: c.warm_start.cache_dir is not None and not _keeps_warm_start(c),
+    "None, because warm_start.cache is False or warm_start.num_steps is 0: nothing is kept"),
+  Refusal("warm_start.cache_gb", lambda c, x: c.warm_start.cache_gb != 10.0 and not _keeps_warm_start(c),
+    "10.0, because warm_start.cache is False or warm_start.num_steps is 0: nothing is kept"),
   Refusal("task.vary_shots", lambda c, x: c.task.vary_shots and not c.task.shots,
     "False, because task.shots=0: no prompt begins with solved problems"),
   Refusal("task.curriculum", lambda c, x: c.task.curriculum is not None and c.task.name == "mixture",

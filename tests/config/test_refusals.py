@@ -10,6 +10,8 @@ QUEUE = {"rollout.queue": True, "rollout.staleness": 8}
 ONE_UPDATE = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
 
 CASES = [
+  ("gspo", {"warm_start.cache": False, "warm_start.cache_dir": "warm"}, "warm_start.cache_dir"),
+  ("gspo", {"warm_start.num_steps": 0, "warm_start.cache_gb": 5.0}, "warm_start.cache_gb"),
   ("gspo", {"reward.model_weight": 0.5}, "reward.model_weight"),
   ("gspo", {"reward.model_only": True}, "reward.model_only"),
   ("sft", {"learner.old_logprobs": "sampler"}, "num_steps"),

@@ -1,0 +1,1 @@
+"""The console script `jaxrl-llm`: every command under one name, and new projects."""
