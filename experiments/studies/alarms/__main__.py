@@ -17,6 +17,7 @@ from pathlib import Path
 from experiments import provenance
 from experiments.claims import bed as claims
 from experiments.studies.alarms import bed, rules
+from jaxrl_llm.devices import compilation_cache
 
 HERE = Path(__file__).parent
 RUNS = "runs.json.gz"
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
 def measure(folder: Path, *, smoke: bool) -> None:
   """Trains the runs that are not recorded yet, seed by seed, and records those of whole seeds."""
   folder.mkdir(parents=True, exist_ok=True)
+  compilation_cache.cache_compilations()
   began, until = provenance.begin(folder / "started.json", rules, Path(bed.__file__)), time.monotonic() + 60 * rules.MINUTES
   sizes, seeds, steps = (claims.SMOKE, rules.SEEDS[:2], 20) if smoke else (claims.Sizes(), rules.SEEDS, rules.STEPS)
   arms = dict(list(rules.ARMS.items())[:2]) if smoke else rules.ARMS

@@ -15,9 +15,9 @@ from experiments.claims import bed as claims
 from experiments.claims.running_sums import PAD, graded, problems, prompts_of, rectangle
 from experiments.results import rounded
 
-PROMPTS = 16
+PROMPTS = 8
 """Prompts of an RL step, with eight responses each."""
-EVERY, EVAL_PROMPTS = 5, 24
+EVERY, EVAL_PROMPTS = 5, 16
 """RL steps between two evaluations, and held-out problems of each."""
 METRICS = ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl_k3")
 """Metrics of the updates that are kept, as their mean over the updates of an RL step."""
@@ -35,13 +35,13 @@ class Arm(NamedTuple):
     lag: RL steps by which the weights that draw lag.
     dtype: Dtype of the sampler, as in `claims.Arm`.
     reward: Key of `REWARDS`.
-    breaks: Whether `rate`, `lag` and `reward` hold from a step on that the seed draws, between 25
-      and 60, and the defaults before it.
+    breaks: Whether `rate`, `lag` and `reward` hold from a step on that the seed draws, between 22
+      and 45, and the defaults before it.
   """
 
   objective: str
   settings: tuple[tuple[str, float], ...] = ()
-  updates: int = 4
+  updates: int = 2
   rate: float = 1e-3
   rate_end: float | None = None
   lag: int = 0
@@ -91,7 +91,7 @@ def train(sizes: claims.Sizes, seed: int, arm: Arm, steps: int) -> dict:
   drawing, rows, accuracy = deque(maxlen=arm.lag + 1), [], [held_out(bed, params)]
   size = PROMPTS * sizes.group_size // arm.updates
   normal = Arm(arm.objective, arm.settings, arm.updates)
-  begins = int(np.random.default_rng([seed, 2]).integers(25, 60)) if arm.breaks else 0
+  begins = int(np.random.default_rng([seed, 2]).integers(22, 45)) if arm.breaks else 0
   for index in range(steps):
     now = arm if index >= begins else normal
     rate = now.rate + (index / steps) * (now.rate_end - now.rate) if now.rate_end else now.rate
