@@ -79,18 +79,19 @@ function showConfig(host, config, versions) {
     make("div", { class: `tables ${cards.length === 1 ? "single" : ""}` }, ...cards));
 }
 
-function showPage() {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  showHead(at("head"), data.header);
-  if (data.notes.length) at("head").append(make("ul", { class: "notes" }, ...data.notes.map((note) => make("li", {}, note))));
-  showCurves(at("curves"), data.phases);
-  showRollouts(at("rollouts"), data.samples);
-  showConfig(at("config"), data.config, data.versions);
-  for (const [id, name] of [["curves", "Curves"], ["rollouts", "Rollouts"], ["config", "Config"]]) {
-    if (at(id).children.length) at("nav").append(make("a", { href: `#${id}` }, name));
-  }
-  at("foot").append("Made by jaxrl_llm from metrics.jsonl, samples.jsonl, config.json and summary.json. This page needs no network.");
+function showPage(data) {
+  showSection("head", [data.header, data.notes], (host) => {
+    showHead(host, data.header);
+    if (data.notes.length) host.append(make("ul", { class: "notes" }, ...data.notes.map((note) => make("li", {}, note))));
+  });
+  showSection("curves", data.phases, (host) => showCurves(host, data.phases));
+  showSection("rollouts", data.samples, (host) => showRollouts(host, data.samples));
+  showSection("config", [data.config, data.versions], (host) => showConfig(host, data.config, data.versions));
+  const sections = [["curves", "Curves"], ["rollouts", "Rollouts"], ["config", "Config"]];
+  const filled = sections.filter(([id]) => document.getElementById(id).children.length);
+  showSection("nav", filled, (host) => host.append(...filled.map(([id, name]) => make("a", { href: `#${id}` }, name))));
+  showSection("foot", data.source ?? "", (host) => host.append(
+    `Made by jaxrl_llm from metrics.jsonl, samples.jsonl, config.json and summary.json. ${data.source ?? "This page needs no network."}`));
 }
 
-showPage();
+showPage(pageData());
