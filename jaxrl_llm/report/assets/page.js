@@ -6,7 +6,7 @@ function showHead(host, header) {
   const title = visible([header.objective, header.task].filter(Boolean).join(" on ") || header.workdir);
   const status = visible(header.status);
   const good = /^(done|finished|complete|ok|success)/i.test(status);
-  const tone = /fail|error|crash|nan|diverg|stop|not finite|interrupt/i.test(status) ? "bad" : good ? "good" : "";
+  const tone = /fail|error|crash|nan|diverg|stop|not finite|interrupt|died/i.test(status) ? "bad" : good ? "good" : "";
   document.title = `${title} – jaxrl_llm`;
   const params = isNumber(header.num_params) ? `, ${format(header.num_params)} parameters` : "";
   const sub = [header.model && `model ${header.model}${params}`, header.device, header.attempts > 1 && `${header.attempts} attempts`,
