@@ -125,8 +125,7 @@ function readerState(host) {
       const before = field[name];
       field[name] = values[i];
       if (field.tagName === "SELECT" && field.selectedIndex < 0) field[name] = before;  // An option that is no more.
-      field.dispatchEvent(new Event("input", { bubbles: true }));
-      field.dispatchEvent(new Event("change", { bubbles: true }));
+      for (const kind of ["input", "change"]) field.dispatchEvent(new CustomEvent(kind, { bubbles: true, detail: { restored: true } }));
     });
     const target = focus < 0 ? null : focusable()[focus];
     if (!target) return;

@@ -58,10 +58,10 @@ function showRollouts(host, samples) {
     make("label", { class: "wide" }, "Search", text),
     make("button", { type: "button", onclick: () => { form.reset(); update(); } }, "Clear"));
 
-  let page = Math.min(rolloutView.page, Math.ceil(samples.length / PAGE_SIZE) - 1);
+  let page = rolloutView.page;
   function update(event) {
-    if (!event || !event.page) page = 0;
-    rolloutView.page = page;
+    // Further rollouts leave the reader on a page; another filter does not.
+    if (!event || !(event.page || (event.detail && event.detail.restored))) page = 0;
     const is = (name, value) => field[name].input.value === "all" || field[name].input.value === String(value);
     const words = text.value.toLowerCase().trim();
     const chosen = samples.filter((row) => is("phase", row.phase) && is("step", row.step) && is("level", row.level)
@@ -71,6 +71,7 @@ function showRollouts(host, samples) {
     histogram.draw(chosen);
     const kept = chosen.filter((row) => within(row.reward, low.value, high.value));
     kept.sort(SORTS[field.sort.input.value]);
+    rolloutView.page = page = Math.max(0, Math.min(page, Math.ceil(kept.length / PAGE_SIZE) - 1));
     const from = page * PAGE_SIZE;
     list.replaceChildren(...kept.slice(from, from + PAGE_SIZE).map(rolloutRow));
     if (!kept.length) list.append(make("p", { class: "empty" }, "No rollout matches these filters."));
