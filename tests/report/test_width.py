@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not HAS_CHROMIUM, reason="needs chromium")
 LONG = "a" * 180
 WIDER = """[...document.querySelectorAll("table")].flatMap((table) => {
   const boxes = [table.parentElement, document.documentElement];
-  return boxes.filter((box) => box.scrollWidth > box.clientWidth).map((box) => [box.className, box.scrollWidth, box.clientWidth]);
+  return boxes.filter((box) => box.scrollWidth > box.clientWidth).map((box) => [box.tagName, box.className, box.scrollWidth, box.clientWidth]);
 })"""
 """Boxes of tables that are wider than their place."""
 BROKEN = """[...document.querySelectorAll("table.wide .whole, table.wide td b, table.wide td small")]
@@ -47,8 +47,8 @@ def test_the_page_of_several_runs(tmp_path, arms, seeds):
   folder = tmp_path / "sweep"
   for arm in range(arms):
     for seed in range(seeds):
-      run = make_member(folder / f"{LONG}-{arm}-{seed}", seed=seed, status="it ran out of memory: " + LONG if arm == 1 else "finished",
-        clip_low=0.1 + arm, path=f"{LONG}{arm}", number=-1.2345678e-11 * arm)  # fmt: skip
+      run = make_member(folder / f"{LONG}-{arm}-{seed}", seed=seed,  status="it ran out of memory: " + LONG if arm == 1 else "finished",
+        clip_low=0.1 + arm, file=f"{LONG}{arm}", number=-1.2345678e-11 * arm)  # fmt: skip
       alarms = {"no_signal": 12, "entropy_collapse": 3, "grad_norm_spike": 4, "loss_spike": 100}
       (run / "summary.json").write_text(json.dumps(json.loads((run / "summary.json").read_text()) | {"alarms": alarms, "tokens": 123_456_789}))
   page = write_comparison([folder], tmp_path / "comparison.html")

@@ -52,26 +52,40 @@ def main(argv: list[str]) -> int:
 
 
 def measure(folder: Path, *, smoke: bool) -> None:
-  """Trains the runs that are not recorded yet, seed by seed, and records those of whole seeds."""
+  """Trains the runs that are not recorded yet, seed by seed, and records those of whole seeds.
+
+  A seed whose imitation does not reach the accuracy at which RL begins has no runs.
+  """
   folder.mkdir(parents=True, exist_ok=True)
   compilation_cache.cache_compilations()
   began, until = provenance.begin(folder / "started.json", rules, Path(bed.__file__)), time.monotonic() + 60 * rules.MINUTES
   sizes, seeds, steps = (claims.SMOKE, rules.SEEDS[:2], 20) if smoke else (claims.Sizes(), rules.SEEDS, rules.STEPS)
   arms = dict(list(rules.ARMS.items())[:2]) if smoke else rules.ARMS
   trials = folder / "trials.jsonl"
-  runs = [json.loads(line) for line in trials.read_text().splitlines()] if trials.exists() else []
-  whole = []
+  runs = read(folder / RUNS)["runs"] if (folder / RUNS).exists() else []
+  runs += [json.loads(line) for line in trials.read_text().splitlines()] if trials.exists() else []
+
+  def add(row: dict) -> None:
+    runs.append(row)
+    with trials.open("a") as file:
+      file.write(json.dumps(row) + "\n")
+
+  whole, failed = [], "imitation failed"
   for seed in seeds:
     if time.monotonic() > until:
       break
     for name, arm in arms.items():
-      if any((run["arm"], run["seed"]) == (name, seed) for run in runs):
+      if any(run["seed"] == seed and run["arm"] in (name, failed) for run in runs):
         continue
-      runs.append({"arm": name, "seed": seed} | bed.train(sizes, seed, arm, steps))
-      with trials.open("a") as file:
-        file.write(json.dumps(runs[-1]) + "\n")
+      try:
+        add({"arm": name, "seed": seed} | bed.train(sizes, seed, arm, steps))
+      except claims.StartFailed as reason:  # Before any arm is trained, so that no result influences the choice.
+        print(f"{reason}; it is left out", flush=True)
+        add({"arm": failed, "seed": seed})
+        continue
       print(seed, name, [round(100 * x) for x in runs[-1]["accuracy"]], flush=True)
-    whole.append(seed)
+    if not any(run["seed"] == seed and run["arm"] == failed for run in runs):
+      whole.append(seed)
   record = {"provenance": began, "seeds": whole, "steps": steps, "runs": [run for run in runs if run["seed"] in whole]}
   # Without a time in its header, so that equal runs make equal files.
   (folder / RUNS).write_bytes(gzip.compress(json.dumps(record, separators=(",", ":")).encode(), mtime=0))

@@ -91,16 +91,17 @@ def numbers(counted: Sequence[Counted]) -> dict[str, Any]:
   rng, of_seed = np.random.default_rng(0), {seed: i for i, seed in enumerate(seeds)}
   place = lambda runs: np.array([of_seed[x.seed] for x in runs])
   in_collapsed, in_healthy = place(collapsed), place(healthy)
-  out = {"false_alarms": [], "warned": [], "by_chance": [], "gain": []}
-  for draw in range(DRAWS + 1):
-    weights = np.ones(len(seeds)) if draw == 0 else np.bincount(rng.integers(len(seeds), size=len(seeds)), minlength=len(seeds)).astype(float)
-    of_collapsed, of_healthy = weights[in_collapsed], weights[in_healthy]
-    if not of_collapsed.sum() or not of_healthy.sum():
-      continue
-    out["false_alarms"].append(1000 * alarms @ of_healthy / (lengths @ of_healthy))
-    out["warned"].append(warned @ of_collapsed / of_collapsed.sum())
-    out["by_chance"].append(of_collapsed @ same @ of_healthy / of_collapsed.sum() / of_healthy.sum())
-    out["gain"].append(out["warned"][-1] - out["by_chance"][-1])
+  drawn = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=DRAWS)
+  weights = np.concatenate([np.ones((1, len(seeds))), drawn])  # The first row is the data itself.
+  of_collapsed, of_healthy = weights[:, in_collapsed], weights[:, in_healthy]
+  usable = (of_collapsed.sum(axis=1) > 0) & (of_healthy.sum(axis=1) > 0)
+  of_collapsed, of_healthy = of_collapsed[usable], of_healthy[usable]
+  out = {
+    "false_alarms": 1000 * (of_healthy @ alarms) / (of_healthy @ lengths),
+    "warned": (of_collapsed @ warned) / of_collapsed.sum(axis=1),
+    "by_chance": ((of_collapsed @ same) * of_healthy).sum(axis=1) / of_collapsed.sum(axis=1) / of_healthy.sum(axis=1),
+  }
+  out["gain"] = out["warned"] - out["by_chance"]
   row = {}
   for name, values in out.items():
     low, high = np.quantile(values[1:], (0.025, 0.975))
@@ -130,5 +131,5 @@ def lines(results: Mapping[str, Any]) -> str:
         f"{name} at {limit:g}: {row['false_alarms']:.2f} false alarms per 1,000 steps [{row['false_alarms_low']:.2f}, {row['false_alarms_high']:.2f}], "
         f"warns of {row['warned']:.0%} [{row['warned_low']:.0%}, {row['warned_high']:.0%}], by chance {row['by_chance']:.0%}, {lead}"
       )
-    out.append(f"{name}: {rule['decision']}{'' if rule['limit'] is None else f' ({rule['limit']:g})'}")
+    out.append(f"{name}: {rule['decision']}" + ("" if rule["limit"] is None else f" ({rule['limit']:g})"))
   return "\n".join(out)
