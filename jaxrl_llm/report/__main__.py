@@ -79,7 +79,8 @@ def _serve(args: argparse.Namespace, *, compares: bool) -> None:
   try:
     server = live.make_server(followed, host=host, port=port)
   except (OSError, OverflowError) as error:
-    raise ValueError(f"--host={host} --port={port}: {error}; expected an address of this machine and a free port, such as --port=0") from error
+    expected = "expected an address of this machine and a free port, such as --port=0"
+    raise ValueError(f"--host={host} --port={port}: {error}; {expected}") from error
   logging.basicConfig(level=logging.ERROR)
   if host not in ("127.0.0.1", "localhost", "::1"):
     print(f"note: everyone who reaches {host} can read these runs", file=sys.stderr)

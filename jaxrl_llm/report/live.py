@@ -169,7 +169,7 @@ def make_server(followed: Followed, *, host: str = "127.0.0.1", port: int = 0) -
 
     timeout, protocol_version, server_version, sys_version = _PATIENCE_S, "HTTP/1.1", "jaxrl_llm", ""
 
-    def do_GET(self) -> None:  # noqa: N802 (the name that http.server calls)
+    def do_GET(self) -> None:
       name = re.sub(r":\d*$", "", self.headers.get("Host") or "")
       if host in ("127.0.0.1", "localhost", "::1") and name not in LOOPBACK:
         return self.reply(HTTPStatus.FORBIDDEN, f"found the host {name!r}, expected {' or '.join(LOOPBACK)}")

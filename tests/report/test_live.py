@@ -207,7 +207,8 @@ def test_a_browser_follows_a_run_and_keeps_what_the_reader_chose(tmp_path):
     run.mkdir()
     running(make_run(run, steps=30))
     page.wait("document.querySelector('.pill')?.textContent === 'running' && document.querySelector('.live')?.textContent === 'live'")
-    last = "[...document.querySelectorAll('figure')].find((x) => x.querySelector('h3').textContent === 'Reward').querySelector('.at').textContent"
+    reward = "[...document.querySelectorAll('figure')].find((x) => x.querySelector('h3').textContent === 'Reward')"
+    last = f"{reward}.querySelector('.at').textContent"
     page.wait(f"{last} === 'step 30'")
     page.run("document.querySelector('#smooth').value = '0.9'; document.querySelector('#smooth').dispatchEvent(new Event('change'))")
     page.type("#rollouts input[type=search]", "al")

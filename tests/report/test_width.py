@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(not HAS_CHROMIUM, reason="needs chromium")
 LONG = "a" * 180
 WIDER = """[...document.querySelectorAll("table")].flatMap((table) => {
   const boxes = [table.parentElement, document.documentElement];
-  return boxes.filter((box) => box.scrollWidth > box.clientWidth).map((box) => [box.tagName, box.className, box.scrollWidth, box.clientWidth]);
+  const wide = boxes.filter((box) => box.scrollWidth > box.clientWidth);
+  return wide.map((box) => [box.tagName, box.className, box.scrollWidth, box.clientWidth]);
 })"""
 """Boxes of tables that are wider than their place."""
 BROKEN = """[...document.querySelectorAll("table.wide .whole, table.wide td b, table.wide td small")]
@@ -50,6 +51,7 @@ def test_the_page_of_several_runs(tmp_path, arms, seeds):
       run = make_member(folder / f"{LONG}-{arm}-{seed}", seed=seed,  status="it ran out of memory: " + LONG if arm == 1 else "finished",
         clip_low=0.1 + arm, file=f"{LONG}{arm}", number=-1.2345678e-11 * arm)  # fmt: skip
       alarms = {"no_signal": 12, "entropy_collapse": 3, "grad_norm_spike": 4, "loss_spike": 100}
-      (run / "summary.json").write_text(json.dumps(json.loads((run / "summary.json").read_text()) | {"alarms": alarms, "tokens": 123_456_789}))
+      summary = json.loads((run / "summary.json").read_text())
+      (run / "summary.json").write_text(json.dumps(summary | {"alarms": alarms, "tokens": 123_456_789}))
   page = write_comparison([folder], tmp_path / "comparison.html")
   assert shown(page, tmp_path) == ([], [], 2 if arms == 1 else 3)

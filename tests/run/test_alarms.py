@@ -83,7 +83,8 @@ def test_by_default_only_rules_that_separate_collapses_from_healthy_runs_are_on(
   for sick in SICK.values():
     rows[40] |= sick
   _, metrics, _ = follow(rows, Limits())
-  assert {name.removeprefix("alarm/") for name, holds in metrics[40].items() if holds} == {"reward_collapse", "policy_kl", "nonfinite_logprobs"}
+  held = {name.removeprefix("alarm/") for name, holds in metrics[40].items() if holds}
+  assert held == {"reward_collapse", "policy_kl", "nonfinite_logprobs"}
   assert set(metrics[-1]) == {"alarm/reward_collapse", "alarm/policy_kl"}
 
 

@@ -44,7 +44,8 @@ def judge(runs: Sequence[Mapping]) -> dict[str, Any]:
   judged = {}
   for name, rule in rules.RULES.items():
     parts = {"all": lambda seed: True, "tuning": lambda seed: seed in rules.TUNING, "confirming": lambda seed: seed not in rules.TUNING}
-    curve = {part: curve_of(name, [(run, x) for run, x in zip(runs, outcomes, strict=True) if chosen(run["seed"])]) for part, chosen in parts.items()}
+    pairs = list(zip(runs, outcomes, strict=True))
+    curve = {part: curve_of(name, [pair for pair in pairs if chosen(pair[0]["seed"])]) for part, chosen in parts.items()}
     decision, limit = rules.decide(curve, rule.default)
     judged[name] = {"field": rule.field, "default": rule.default, "decision": decision, "limit": limit, "curve": curve}
   seeds = sorted({run["seed"] for run in runs})
@@ -53,14 +54,16 @@ def judge(runs: Sequence[Mapping]) -> dict[str, Any]:
 
 def curve_of(name: str, runs: Sequence[tuple[Mapping, rules.Outcome]]) -> list[dict[str, float]]:
   """Returns the numbers of a rule at each of its limits, with intervals over the seeds."""
-  kept = [(run, outcome) for run, outcome in runs if outcome.kind == "healthy" or (outcome.kind == "collapsed" and outcome.begins > rules.LATE)]
+  is_late = lambda outcome: outcome.kind == "collapsed" and outcome.begins > rules.LATE
+  kept = [(run, outcome) for run, outcome in runs if outcome.kind == "healthy" or is_late(outcome)]
   if len({outcome.kind for _, outcome in kept}) < 2:
     return []
   scores = [rules.scores(name, run[rules.RULES[name].metric]) for run, _ in kept]
   rows = []
   for limit in rules.RULES[name].limits:
     counted = [
-      Counted(run["seed"], outcome.begins, rules.firing(name, score, limit), len(score)) for (run, outcome), score in zip(kept, scores, strict=True)
+      Counted(run["seed"], outcome.begins, rules.firing(name, score, limit), len(score))
+      for (run, outcome), score in zip(kept, scores, strict=True)
     ]
     rows.append(rounded({"limit": limit} | numbers(counted)))
   return rows
@@ -108,7 +111,8 @@ def numbers(counted: Sequence[Counted]) -> dict[str, Any]:
     row |= {name: float(values[0]), f"{name}_low": float(low), f"{name}_high": float(high)}
   known = [lead for lead in leads if lead is not None]
   early = np.mean([lead is not None and lead >= 10 for lead in leads])
-  return row | {"warned_by_10": float(early), "lead": float(np.median(known)) if known else None, "collapses": len(collapsed), "healthy": len(healthy)}
+  row |= {"warned_by_10": float(early), "lead": float(np.median(known)) if known else None}
+  return row | {"collapses": len(collapsed), "healthy": len(healthy)}
 
 
 def at(rule: Mapping, limit: float, part: str = "all") -> dict[str, Any]:
@@ -128,8 +132,8 @@ def lines(results: Mapping[str, Any]) -> str:
       row = at(rule, limit)
       lead = "no warning" if row["lead"] is None else f"lead {row['lead']:g} steps"
       out.append(
-        f"{name} at {limit:g}: {row['false_alarms']:.2f} false alarms per 1,000 steps [{row['false_alarms_low']:.2f}, {row['false_alarms_high']:.2f}], "
-        f"warns of {row['warned']:.0%} [{row['warned_low']:.0%}, {row['warned_high']:.0%}], by chance {row['by_chance']:.0%}, {lead}"
+        f"{name} at {limit:g}: {row['false_alarms']:.2f} false alarms per 1,000 steps "
+        f"[{row['false_alarms_low']:.2f}, {row['false_alarms_high']:.2f}], warns of {row['warned']:.0%} [{row['warned_low']:.0%}, {row['warned_high']:.0%}], by chance {row['by_chance']:.0%}, {lead}"
       )
     out.append(f"{name}: {rule['decision']}" + ("" if rule["limit"] is None else f" ({rule['limit']:g})"))
   return "\n".join(out)

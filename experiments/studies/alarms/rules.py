@@ -128,7 +128,9 @@ RULES = {
   "loss_spike": Rule("spike_sigmas", "actor/loss", _SIGMAS, 6.0),
   "grad_norm_spike": Rule("spike_sigmas", "actor/grad_norm", _SIGMAS, 6.0),
   "reward_collapse": Rule("spike_sigmas", "critic/rewards/mean", _SIGMAS, 6.0),
-  "entropy_collapse": Rule("entropy_fraction", "actor/entropy", (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), 0.1),
+  "entropy_collapse": Rule(
+    "entropy_fraction", "actor/entropy", (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), 0.1
+  ),
   "truncation": Rule("truncation_above", "response_length/clip_ratio", _SHARES, 0.8),
   "no_signal": Rule("no_signal_above", "group/frac_reward_zero_std", _SHARES, 0.95),
   "policy_kl": Rule("", "actor/ppo_kl_k3", (10.0, 3.0, 1.0, 0.5, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005), None),
