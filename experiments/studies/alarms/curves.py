@@ -133,7 +133,8 @@ def lines(results: Mapping[str, Any]) -> str:
       lead = "no warning" if row["lead"] is None else f"lead {row['lead']:g} steps"
       out.append(
         f"{name} at {limit:g}: {row['false_alarms']:.2f} false alarms per 1,000 steps "
-        f"[{row['false_alarms_low']:.2f}, {row['false_alarms_high']:.2f}], warns of {row['warned']:.0%} [{row['warned_low']:.0%}, {row['warned_high']:.0%}], by chance {row['by_chance']:.0%}, {lead}"
+        f"[{row['false_alarms_low']:.2f}, {row['false_alarms_high']:.2f}], "
+        f"warns of {row['warned']:.0%} [{row['warned_low']:.0%}, {row['warned_high']:.0%}], by chance {row['by_chance']:.0%}, {lead}"
       )
     out.append(f"{name}: {rule['decision']}" + ("" if rule["limit"] is None else f" ({rule['limit']:g})"))
   return "\n".join(out)
