@@ -186,7 +186,8 @@ def make_server(followed: Followed, *, host: str = "127.0.0.1", port: int = 0) -
         if route[2]:
           return self.reply(HTTPStatus.OK, json.dumps(page.strict(answer.data), allow_nan=False), "application/json")
         return self.reply(HTTPStatus.OK, build_live_page(answer.data), "text/html")
-      except Exception as error:  # Whatever a half-written or damaged file causes, the next question may succeed.
+      # Whatever a half-written or damaged file causes, the next question may succeed.
+      except Exception as error:
         return self.reply(HTTPStatus.INTERNAL_SERVER_ERROR, one_line(error))
 
     def reply(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:

@@ -25,7 +25,7 @@ BROKEN = """[...document.querySelectorAll("table.wide .whole, table.wide td b, t
 
 
 def shown(path, tmp_path):
-  """Returns what is too wide and what is broken on a page that is 1,280 pixels wide, and its number of tables."""
+  """Returns what is too wide and what is broken at 1,280 pixels, and the number of tables."""
   with browsing("about:blank", tmp_path) as browser:
     browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
     browser.call("Page.navigate", url=path.as_uri())

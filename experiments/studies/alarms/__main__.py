@@ -79,7 +79,8 @@ def measure(folder: Path, *, smoke: bool) -> None:
         continue
       try:
         add({"arm": name, "seed": seed} | bed.train(sizes, seed, arm, steps))
-      except claims.StartFailed as reason:  # Before any arm is trained, so that no result influences the choice.
+      # Before any arm is trained, so that no result influences the choice.
+      except claims.StartFailed as reason:
         print(f"{reason}; it is left out", flush=True)
         add({"arm": failed, "seed": seed})
         continue

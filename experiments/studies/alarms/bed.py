@@ -74,7 +74,7 @@ REWARDS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] =
   "right": lambda right, tokens, mask: right, "length bonus": length_bonus, "lucky digit": lucky_digit, "inverted": inverted,
   "misplaced": misplaced,
 }  # fmt: skip
-"""What a response is worth `(right, tokens, mask) -> rewards`, by name. Evaluation counts `right` alone."""
+"""What a response is worth `(right, tokens, mask) -> rewards`, by name; evaluation counts `right`."""
 
 
 def train(sizes: claims.Sizes, seed: int, arm: Arm, steps: int) -> dict:
@@ -127,7 +127,7 @@ def draw(bed: claims.Bed, params, chosen: np.ndarray, key: jax.Array, arm: Arm):
 
 
 def held_out(bed: claims.Bed, params) -> float:
-  """Returns the share of right responses to the test problems, always the same with the same keys."""
+  """Returns the share of right responses to test problems, always the same with the same keys."""
   chosen = problems("test", EVAL_PROMPTS, np.random.default_rng(0), digits=bed.sizes.digits)
   rollouts = jax.device_get(bed.sampler("float32", 1.0)(params, prompts_of(chosen), jax.random.key(0)))
   return float(graded(chosen, rollouts.tokens, rollouts.mask, rollouts.stopped).mean())

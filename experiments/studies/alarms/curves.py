@@ -1,4 +1,4 @@
-"""What each rule says of the recorded runs: false alarms, warnings and their lead, at every limit."""
+"""What each rule says of the recorded runs: false alarms, warnings and their lead."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ def numbers(counted: Sequence[Counted]) -> dict[str, Any]:
   lengths = np.array([x.length for x in healthy], float)
   leads = [rules.leads(x.steps, x.begins) for x in collapsed]
   warned = np.array([lead is not None for lead in leads], float)
-  # Of each collapse and each healthy run: whether the rule holds in the run in the steps before the collapse.
+  # Whether the rule holds in each healthy run in the steps before each collapse.
   same = np.array([[rules.leads(x.steps, at.begins) is not None for x in healthy] for at in collapsed], float)
   seeds = sorted({x.seed for x in counted})
   rng, of_seed = np.random.default_rng(0), {seed: i for i, seed in enumerate(seeds)}

@@ -43,7 +43,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _panel(axes: Any, rule: Mapping, now: float | None) -> None:
-  """Draws the curve of a rule with its 95 % band over the seeds, and marks its limits before and now."""
+  """Draws the curve of a rule with its 95 % band over the seeds, and marks its limits."""
   curve = rule["curve"]["all"]
   column = lambda name: [row[name] for row in curve]
   axes.fill_between(column("false_alarms"), column("warned_low"), column("warned_high"), color=BLUE, alpha=0.16, linewidth=0)

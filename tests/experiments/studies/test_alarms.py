@@ -1,4 +1,4 @@
-"""The study of the alarms: what a collapse is, what a warning is, and what the recorded runs say."""
+"""The study of the alarms: collapses, warnings, and what the recorded runs say."""
 
 import json
 
@@ -20,8 +20,10 @@ def recorded():
 
 def test_a_collapse_is_for_good_and_begins_where_the_last_fall_begins():
   assert rules.outcome([0.3, 0.6, 0.6, 0.6, 0.1, 0.1, 0.6, 0.1, 0.1, 0.1]) == rules.Outcome("collapsed", 35)
-  assert rules.outcome([0.3, 0.6, 0.6, 0.6, 0.6, 0.6, 0.1, 0.1]).kind == "neither"  # Two evaluations are not for good.
-  assert rules.outcome([0.3, 0.3, 0.3, 0.25, 0.25, 0.25]).kind == "neither"  # Below its start, and not by a quarter.
+  # Two evaluations are not for good.
+  assert rules.outcome([0.3, 0.6, 0.6, 0.6, 0.6, 0.6, 0.1, 0.1]).kind == "neither"
+  # Below its start, and not by a quarter.
+  assert rules.outcome([0.3, 0.3, 0.3, 0.25, 0.25, 0.25]).kind == "neither"
 
 
 def test_a_warning_comes_before_and_within_the_horizon():
@@ -57,7 +59,8 @@ def test_numbers_of_a_rule():
   assert (row["false_alarms"], row["warned"], row["by_chance"], row["gain"], row["lead"], row["warned_by_10"]) == (0, 0.5, 0, 0.5, 20, 0.5)
   noisy = [x._replace(steps=np.array([10, 12, 40])) for x in healthy]
   row = curves.numbers([*noisy, *sick])
-  assert (row["false_alarms"], row["by_chance"], row["gain"]) == (20, 1, -0.5)  # The alarm at 12 is that of 10.
+  # The alarm at 12 is that of 10.
+  assert (row["false_alarms"], row["by_chance"], row["gain"]) == (20, 1, -0.5)
 
 
 def test_a_rule_that_does_not_separate_is_off():
