@@ -19,7 +19,8 @@ WIDER = """[...document.querySelectorAll("table")].flatMap((table) => {
   return wide.map((box) => [box.tagName, box.className, box.scrollWidth, box.clientWidth]);
 })"""
 """Boxes of tables that are wider than their place."""
-BROKEN = """[...document.querySelectorAll("table.wide .whole, table.wide td b, table.wide td small")]
+BROKEN = """
+[...document.querySelectorAll("table.wide .whole, table.wide td b, table.wide td small")]
   .filter((cell) => cell.getClientRects().length > 1).map((cell) => cell.textContent)"""
 """Numbers that are broken in two."""
 

@@ -74,7 +74,7 @@ REWARDS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] =
   "right": lambda right, tokens, mask: right, "length bonus": length_bonus, "lucky digit": lucky_digit, "inverted": inverted,
   "misplaced": misplaced,
 }  # fmt: skip
-"""What a response is worth `(right, tokens, mask) -> rewards`, by name; evaluation counts `right`."""
+"""What a response is worth `(right, tokens, mask) -> rewards`; evaluation counts `right` alone."""
 
 
 def train(sizes: claims.Sizes, seed: int, arm: Arm, steps: int) -> dict:
