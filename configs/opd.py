@@ -42,7 +42,6 @@ def get_config(arg: str = ""):
   config = common.laptop("dapo", arg, variants=("exact", "mixed", "self", "smollm2", *PODS))
   config.teacher.path = "runs/gspo-tiny" if arg == "tiny" else "runs/gspo"
   config.reward.verifier_weight = 0.0
-  config.alarms.no_signal_above = None  # Without a reward, no group has a signal.
   config.teacher.opd_coef = 1.0
   if arg == "exact":
     config.teacher.opd_coef, config.teacher.gkd_coef, config.teacher.gkd_beta = 0.0, 1.0, 0.5
@@ -75,6 +74,6 @@ def get_config(arg: str = ""):
     config.teacher.path, config.teacher.privileged = "self", "{answer} is {prompt}"
     config.warm_start.row_buckets = None  # The hinted demonstrations are longer.
   if arg == "mixed":
-    config.reward.verifier_weight, config.alarms.no_signal_above = 1.0, 0.95
+    config.reward.verifier_weight = 1.0
     config.rollout.num_prompts, config.rollout.group_size = 16, 8
   return config

@@ -15,9 +15,13 @@ from jaxrl_llm.report import page
 from jaxrl_llm.report.data import SOURCES, report_data
 from jaxrl_llm.report.learning_curves import write_figure
 
-__all__ = ["SOURCES", "report_data", "write_figure", "write_report"]
+__all__ = ["SCRIPTS", "SOURCES", "report_data", "write_figure", "write_report"]
 
-_SCRIPTS = ("charts.js", "panels.js", "tokens.js", "rollouts.js", "page.js")
+SCRIPTS = {
+  "run": ("charts.js", "panels.js", "tokens.js", "rollouts.js", "page.js"),
+  "comparison": ("charts.js", "arms.js", "comparison.js"),
+}
+"""Scripts of the page of a run and of a comparison, in the order in which they run."""
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
@@ -32,4 +36,4 @@ def write_report(workdir: str | os.PathLike) -> Path:
   Raises:
     FileNotFoundError: If `workdir` does not exist or holds none of `SOURCES`.
   """
-  return page.write_page(page.build_page("page.html", _SCRIPTS, report_data(workdir)), Path(workdir) / "report.html")
+  return page.write_page(page.build_page("page.html", SCRIPTS["run"], report_data(workdir)), Path(workdir) / "report.html")

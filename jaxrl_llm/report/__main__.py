@@ -1,7 +1,9 @@
 """The command line of the report: pages and figures of one run, or of a comparison of several."""
 
 import argparse
+import contextlib
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +13,16 @@ from jaxrl_llm.report.comparison.comparing import load_arms, write_comparison_pa
 from jaxrl_llm.report.comparison.paper_figure import DEFAULT_METRICS, WIDTHS, draw
 from jaxrl_llm.report.comparison.runs import X_AXES, is_run
 
+_PORT = 8300
 _RULES = """
 One run gets its own page, RUN/report.html, and with --figure its learning curves. Several runs,
 or a folder of runs such as that of a sweep, are compared. Runs that differ only in their seed form
 one arm. Any other option also asks for a comparison, even of one run. Its page is comparison.html,
 in the current folder, or in the folder of a sweep that is given alone. With --figure, the page is
 written only if --out names it.
+
+With --serve, nothing is written: a page in the browser follows the runs, which may be in progress
+or not yet exist.
 """
 
 
@@ -35,10 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--width", choices=tuple(WIDTHS), help="width of one column of a paper (3.3 in), or of both (7 in, the default)"
   )
+  parser.add_argument("--serve", action="store_true", help="follow the runs in the browser until Ctrl-C")
+  parser.add_argument("--host", help="address that --serve listens on; default: 127.0.0.1, for this machine alone")
+  parser.add_argument("--port", type=int, help=f"port that --serve listens on, 0 for a free one; default: {_PORT}")
   args = parser.parse_args(argv)
   alone = len(args.folders) == 1 and (args.out, args.title, args.metrics, args.x, args.width) == (None,) * 5
   try:
-    if alone and any((args.folders[0] / name).is_file() for name in SOURCES):
+    if args.serve:
+      _serve(args, compares=not alone)
+    elif (args.host, args.port) != (None, None):
+      raise ValueError("--host, --port: found no --serve, without which they have no effect; add it or leave them out")
+    elif alone and any((args.folders[0] / name).is_file() for name in SOURCES):
       print(write_report(args.folders[0]))
       if args.figure:
         print(write_figure(args.folders[0], args.figure))
@@ -49,6 +62,34 @@ def main(argv: Sequence[str] | None = None) -> int:
       print(f"error: {line}", file=sys.stderr)
     return 2
   return 0
+
+
+def _serve(args: argparse.Namespace, *, compares: bool) -> None:
+  from jaxrl_llm.report import live
+
+  unused = [f"--{name}" for name in ("figure", "out", "x", "width") if getattr(args, name) is not None]
+  if unused:
+    raise ValueError(f"{', '.join(unused)}: found with --serve, which writes no file; run the command once more without --serve for it")
+  for folder in args.folders:
+    if folder.exists() and not folder.is_dir():
+      raise ValueError(f"{folder}: found a file, expected the folder of a run or of a sweep, which may not exist yet")
+  metrics = tuple(filter(None, (name.strip() for name in (args.metrics or "").split(","))))
+  followed = live.Followed(tuple(args.folders), args.title or "", metrics, compares and len(args.folders) == 1)
+  host, port = args.host or "127.0.0.1", _PORT if args.port is None else args.port
+  try:
+    server = live.make_server(followed, host=host, port=port)
+  except (OSError, OverflowError) as error:
+    expected = "expected an address of this machine and a free port, such as --port=0"
+    raise ValueError(f"--host={host} --port={port}: {error}; {expected}") from error
+  logging.basicConfig(level=logging.ERROR)
+  if host not in ("127.0.0.1", "localhost", "::1"):
+    print(f"note: everyone who reaches {host} can read these runs", file=sys.stderr)
+  waiting = [str(folder) for folder in args.folders if not folder.exists()]
+  note = f" ({', '.join(waiting)}: nothing there yet, the page waits)" if waiting else ""
+  print(f"following {', '.join(map(str, args.folders))} at {live.address(server)}{note}; Ctrl-C ends it", flush=True)
+  with server, contextlib.suppress(KeyboardInterrupt):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server.serve_forever()
 
 
 def _compare(args: argparse.Namespace) -> None:

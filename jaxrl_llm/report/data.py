@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.report.page import strict
-from jaxrl_llm.workdir import metrics
+from jaxrl_llm.workdir import metrics, owner
 
 SOURCES = ("metrics.jsonl", "samples.jsonl", "config.json", "summary.json")
 """Files from which a report is made. At least one of them must exist."""
@@ -66,8 +66,11 @@ def _header(summary: Mapping[str, Any], config: Mapping[str, Any], rows: Sequenc
   accuracies = series((row for row in rows if row["phase"] == "eval"), "eval/accuracy")[1]
   steps = [row["step"] for row in rows if row["phase"] == "rl"]
   memory = series(rows, "perf/max_memory_allocated_gb")[1]
+  status, alive = summary.get("status"), owner.is_alive(workdir)
+  if status in (None, "running") and alive is not None:
+    # A process that was killed could not write that it ends.
+    status = "running" if alive else "died: its process is gone"
   derived = {
-    "status": "no summary yet",
     "objective": config.get("objective.name"),
     "accuracy_start": accuracies[0] if accuracies else None,
     "accuracy_final": accuracies[-1] if accuracies else None,
@@ -77,7 +80,7 @@ def _header(summary: Mapping[str, Any], config: Mapping[str, Any], rows: Sequenc
   known = {name: value for name, value in summary.items() if value is not None and name != "versions"}
   model = config.get("model.path") or config.get("model.preset")
   fixed = {"planned_steps": config.get("num_steps"), "task": config.get("task.name"), "model": model}
-  return derived | known | fixed | {"workdir": workdir.resolve().name}
+  return derived | known | fixed | {"status": status or "no summary yet"} | {"workdir": workdir.resolve().name}
 
 
 def is_number(value: Any) -> bool:

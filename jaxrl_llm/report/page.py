@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 
-def build_page(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str:
+def build_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], *, asks_for_more: bool = False) -> str:
   """Builds a page that opens without a network.
 
   Args:
@@ -20,6 +20,7 @@ def build_page(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -
       the data.
     scripts: Files of `report/assets`, in the order in which they run.
     data: JSON values. Non-finite numbers become null.
+    asks_for_more: Whether the page may ask the server that it came from for more data.
   """
   assets = resources.files("jaxrl_llm") / "report" / "assets"
   script = "\n".join((assets / name).read_text("utf-8") for name in scripts)
@@ -30,6 +31,7 @@ def build_page(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -
     "{{style}}": style,
     "{{script}}": script,
     "{{data}}": embed_json(strict(data)),
+    "{{connect}}": " connect-src 'self';" if asks_for_more else "",
   }
   # A single pass, so that no text of the data is taken for a placeholder.
   return re.sub(r"{{\w+}}", lambda mark: parts[mark[0]], (assets / template).read_text("utf-8"))

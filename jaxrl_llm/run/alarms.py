@@ -4,6 +4,12 @@ They change nothing in the run. Each rule looks at one metric, and every row of 
 `alarm/NAME` whether it holds. An alarm begins when its rule first holds and ends after a few steps
 in which it does not; each logs a line. What the rules need to know of the past is a small JSON
 value in the run's record, so a resumed run reports the same alarms as an unbroken one.
+
+Rules that warn of collapses in `experiments/studies/alarms` with few false alarms are on by
+default: `reward_collapse`, `policy_kl`, and `nonfinite_logprobs`, which is a fact and no guess. All
+others are off. `loss_spike` and `grad_norm_spike` hold as often in healthy runs as before a
+collapse. `entropy_collapse`, `truncation` and `no_signal` warned of hardly any collapse at a limit
+that healthy runs respect.
 """
 
 import math
@@ -19,7 +25,7 @@ CALM = 5
 does not log a line at each step."""
 
 ALARMS = (
-  "loss_spike", "grad_norm_spike", "reward_collapse", "entropy_collapse", "truncation", "no_signal", "nonfinite_logprobs",
+  "loss_spike", "grad_norm_spike", "reward_collapse", "policy_kl", "entropy_collapse", "truncation", "no_signal", "nonfinite_logprobs",
 )  # fmt: skip
 """Names of the alarms."""
 
@@ -34,8 +40,11 @@ class Limits(NamedTuple):
 
   Attributes:
     window: Number of steps that a spike is measured against.
-    spike_sigmas: Deviations from their median beyond which a loss, a gradient norm or a drop of the
-      reward is a spike.
+    spike_sigmas: Deviations from their median beyond which a loss or a gradient norm is a spike.
+    reward_sigmas: Deviations below its median beyond which a reward has collapsed.
+    policy_kl_above: Upper limit of the divergence k3 from the old policy, in nats per token, mean
+      over the updates of a step. It grows with the updates of each rollout batch, the learning rate
+      and the lag of the samplers.
     entropy_below: Lower limit of the entropy, in nats per token.
     entropy_fraction: Lower limit of the entropy, as a fraction of the run's first.
     truncation_above: Upper limit of the share of responses cut at their budget.
@@ -43,11 +52,13 @@ class Limits(NamedTuple):
   """
 
   window: int = 128
-  spike_sigmas: float | None = 6.0
+  spike_sigmas: float | None = None
+  reward_sigmas: float | None = 3.0
+  policy_kl_above: float | None = 0.01
   entropy_below: float | None = None
-  entropy_fraction: float | None = 0.1
-  truncation_above: float | None = 0.8
-  no_signal_above: float | None = 0.95
+  entropy_fraction: float | None = None
+  truncation_above: float | None = None
+  no_signal_above: float | None = None
 
 
 def new_state() -> State:
@@ -136,19 +147,22 @@ def _rules(state: State, row: Mapping[str, Any], limits: Limits) -> dict[str, st
   Rules that are off, or have nothing to look at, are left out.
   """
   reasons = {}
-  if limits.spike_sigmas is not None:
-    # A loss can spike to both sides; a gradient is only too large, and a reward only too small.
-    for name, metric, size in (
-      ("loss_spike", "actor/loss", abs),
-      ("grad_norm_spike", "actor/grad_norm", lambda x: x),
-      ("reward_collapse", "critic/rewards/mean", lambda x: -x),
-    ):
-      if (value := _number(row, metric)) is not None:
-        past = state["window"].get(metric, [])
-        sigmas = size(deviation(value, past))
-        why = f"{metric}={value:.3g} is {sigmas:.1f} deviations from {statistics.median(past):.3g}, the median" if past else ""
-        limit = f"config.alarms.spike_sigmas={limits.spike_sigmas:g}"
-        reasons[name] = f"{why} of the last {len(past)} steps, beyond {limit}" if sigmas > limits.spike_sigmas else ""
+  # A loss can spike to both sides; a gradient is only too large, and a reward only too small.
+  for name, metric, field, size in (
+    ("loss_spike", "actor/loss", "spike_sigmas", abs),
+    ("grad_norm_spike", "actor/grad_norm", "spike_sigmas", lambda x: x),
+    ("reward_collapse", "critic/rewards/mean", "reward_sigmas", lambda x: -x),
+  ):
+    most, value = getattr(limits, field), _number(row, metric)
+    if most is not None and value is not None:
+      past = state["window"].get(metric, [])
+      sigmas = size(deviation(value, past))
+      why = f"{metric}={value:.3g} is {sigmas:.1f} deviations from {statistics.median(past):.3g}, the median" if past else ""
+      reasons[name] = f"{why} of the last {len(past)} steps, beyond config.alarms.{field}={most:g}" if sigmas > most else ""
+  kl, most = _number(row, "actor/ppo_kl_k3"), limits.policy_kl_above
+  if kl is not None and most is not None:
+    why = f"actor/ppo_kl_k3={kl:.3g} nats per token from the old policy is above config.alarms.policy_kl_above={most:g}"
+    reasons["policy_kl"] = why if kl > most else ""
   entropy, first = _number(row, "actor/entropy"), state["first_entropy"]
   if entropy is not None and (limits.entropy_below is not None or limits.entropy_fraction is not None):
     why, nats = "", f"actor/entropy={entropy:.3g} nats per token"

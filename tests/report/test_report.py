@@ -47,6 +47,7 @@ class Page(HTMLParser):
 
 
 def make_run(workdir, steps=6, **extra):
+  workdir.mkdir(parents=True, exist_ok=True)
   with MetricWriter(workdir, tensorboard=False) as writer, SampleWriter(workdir) as samples:
     for step in range(1, 4):
       writer.write(step, "warm_start", {"actor/loss": 1 / step})

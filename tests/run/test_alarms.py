@@ -12,8 +12,10 @@ from tests.runs import column, run_here, tiny_config
 
 CALM_ROW = {
   "actor/loss": 0.01, "actor/grad_norm": 0.5, "critic/rewards/mean": 0.4, "actor/entropy": 1.0, "response_length/clip_ratio": 0.1,
-  "group/frac_reward_zero_std": 0.5,
+  "group/frac_reward_zero_std": 0.5, "actor/ppo_kl_k3": 5e-4,
 }  # fmt: skip
+
+ALL_ON = Limits(spike_sigmas=6.0, reward_sigmas=6.0, entropy_fraction=0.1, truncation_above=0.8, no_signal_above=0.95)
 
 
 def follow(rows, limits=None):
@@ -23,7 +25,7 @@ def follow(rows, limits=None):
   """
   state, lines, metrics = new_state(), [], []
   for step, row in enumerate(rows, 1):
-    state, flags, new_lines = observe(json.loads(json.dumps(state)), row, step=step, limits=limits or Limits())
+    state, flags, new_lines = observe(json.loads(json.dumps(state)), row, step=step, limits=limits or ALL_ON)
     lines += new_lines
     metrics.append(flags)
   return lines, metrics, state
@@ -34,6 +36,7 @@ def noisy(rng, num_steps=200):
     {
       "actor/loss": rng.normal(0, 0.02), "actor/grad_norm": abs(rng.normal(0.5, 0.1)), "critic/rewards/mean": rng.normal(0.4, 0.05),
       "actor/entropy": 1 - i / 400, "response_length/clip_ratio": 0.1, "group/frac_reward_zero_std": 0.5,
+      "actor/ppo_kl_k3": 5e-4,
     }
     for i in range(num_steps)
   ]  # fmt: skip
@@ -49,6 +52,7 @@ SICK = {
   "loss_spike": {"actor/loss": -1.0},
   "grad_norm_spike": {"actor/grad_norm": 30.0},
   "reward_collapse": {"critic/rewards/mean": -1.0},
+  "policy_kl": {"actor/ppo_kl_k3": 0.011},
   "entropy_collapse": {"actor/entropy": 0.05},
   "truncation": {"response_length/clip_ratio": 0.9},
   "no_signal": {"group/frac_reward_zero_std": 1.0},
@@ -68,9 +72,20 @@ def test_every_alarm_begins_once_and_is_over_later(name, rng):
   assert [step for step, row in enumerate(metrics, 1) if row.get(f"alarm/{name}")] == [30, 31, 34]
   assert state["counts"] == {name: 1} and state["since"] == {}
   fields = {"truncation": "truncation_above", "no_signal": "no_signal_above", "entropy_collapse": "entropy_fraction"}
+  fields |= {"reward_collapse": "reward_sigmas", "policy_kl": "policy_kl_above"}
   field = fields.get(name, "spike_sigmas")
   assert name == "nonfinite_logprobs" or f"config.alarms.{field}" in began
-  assert name == "nonfinite_logprobs" or follow(rows, Limits()._replace(**{field: None}))[0] == []
+  assert name == "nonfinite_logprobs" or follow(rows, ALL_ON._replace(**{field: None}))[0] == []
+
+
+def test_by_default_only_rules_that_separate_collapses_from_healthy_runs_are_on(rng):
+  rows = noisy(rng, 60)
+  for sick in SICK.values():
+    rows[40] |= sick
+  _, metrics, _ = follow(rows, Limits())
+  held = {name.removeprefix("alarm/") for name, holds in metrics[40].items() if holds}
+  assert held == {"reward_collapse", "policy_kl", "nonfinite_logprobs"}
+  assert set(metrics[-1]) == {"alarm/reward_collapse", "alarm/policy_kl"}
 
 
 def test_an_improvement_is_no_alarm(rng):
@@ -91,7 +106,7 @@ def test_one_spike_does_not_hide_the_next(rng):
 
 def test_a_lasting_change_of_level_is_over_by_itself():
   rows = [CALM_ROW | {"actor/grad_norm": (5.0 if step > 40 else 0.5) + 0.01 * (step % 7)} for step in range(1, 120)]
-  lines, _, _ = follow(rows, Limits(window=32))
+  lines, _, _ = follow(rows, ALL_ON._replace(window=32))
   assert len(lines) == 2 and "at RL step 41:" in lines[0] and "is over at RL step 6" in lines[1]
 
 
@@ -108,7 +123,7 @@ def test_missing_and_non_finite_numbers_raise_no_alarm_and_are_not_kept():
 
 
 def test_the_window_stays_small(rng):
-  _, _, state = follow(noisy(rng, 300), Limits(window=16))
+  _, _, state = follow(noisy(rng, 300), ALL_ON._replace(window=16))
   assert {len(x) for x in state["window"].values()} == {16}
 
 

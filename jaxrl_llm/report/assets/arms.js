@@ -25,7 +25,9 @@ function table(head, rows) {
     make("thead", {}, make("tr", {}, ...head.map((name) => make("th", {}, name)))), make("tbody", {}, ...rows)));
 }
 
-const cells = (values) => values.map((value) => make("td", {}, value ?? "–"));
+// A short text, such as a number, is not broken.
+const cells = (values) => values.map((value) =>
+  make("td", { class: typeof value === "string" && value.length <= 12 ? "whole" : null }, value ?? "–"));
 
 function armName(arms, i) {
   return make("span", { class: "armname" }, swatch(i), visible(arms[i].name));
@@ -56,6 +58,9 @@ function showResults(host, arms) {
     + "The difference from the first arm is paired over the seeds that both arms have."), table(head, rows));
 }
 
+// More arms than that get a row each instead of a column.
+const MOST_COLUMNS = 5;
+
 function showDifferences(host, arms, fields) {
   host.append(make("h2", {}, "Differences"));
   if (!fields.length) {
@@ -63,6 +68,12 @@ function showDifferences(host, arms, fields) {
     return;
   }
   const write = (value) => (value === null ? "None" : visible(typeof value === "string" ? value : JSON.stringify(value)));
+  if (arms.length > MOST_COLUMNS) {
+    const settings = arms.map((_, i) => fields.map(({ field, values }) => make("div", { class: "mono" }, `${field} = ${write(values[i])}`)));
+    host.append(table(["Arm", "Fields that differ between arms"], arms.map((_, i) =>
+      make("tr", {}, make("td", {}, armName(arms, i)), make("td", {}, ...settings[i])))));
+    return;
+  }
   const rows = fields.map(({ field, values }) => make("tr", {}, make("td", { class: "mono" }, field),
     ...values.map((value) => make("td", { class: `mono ${value === null ? "unset" : ""}` }, write(value)))));
   host.append(table(["Field", ...arms.map((arm, i) => armName(arms, i))], rows));

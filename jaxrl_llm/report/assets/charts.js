@@ -94,6 +94,46 @@ function yRange(values, spec) {
 const charts = [];  // All charts of the page, to draw again when the width or the smoothing changes.
 let smoothing = 0;
 
+// The data in the page, as it was when the page was made.
+const pageData = () => JSON.parse(document.getElementById("data").textContent);
+
+const shownParts = new Map();
+
+// Draws a section unless it shows these values already. A page that follows a run is drawn many times; what the reader has typed,
+// chosen or unfolded in a section stays, since it is put back into the new elements.
+function showSection(id, values, draw) {
+  const text = JSON.stringify(values), host = document.getElementById(id);
+  if (shownParts.get(id) === text) return;
+  const restore = readerState(host);
+  shownParts.set(id, text);
+  host.replaceChildren();
+  draw(host);
+  restore();
+}
+
+// Returns a function that gives a section's fields, and the focus, the state that they have now.
+function readerState(host) {
+  const fields = () => [...host.querySelectorAll("input, select")];
+  const values = fields().map((field) => (field.type === "checkbox" ? field.checked : field.value));
+  const focusable = () => [...host.querySelectorAll("input, select, button, summary, svg[tabindex]")];
+  const focus = focusable().indexOf(document.activeElement);
+  const [from, to] = focus < 0 ? [] : [document.activeElement.selectionStart, document.activeElement.selectionEnd];
+  return () => {
+    fields().forEach((field, i) => {
+      const name = field.type === "checkbox" ? "checked" : "value";
+      if (i >= values.length || field[name] === values[i]) return;
+      const before = field[name];
+      field[name] = values[i];
+      if (field.tagName === "SELECT" && field.selectedIndex < 0) field[name] = before;  // An option that is no more.
+      for (const kind of ["input", "change"]) field.dispatchEvent(new CustomEvent(kind, { bubbles: true, detail: { restored: true } }));
+    });
+    const target = focus < 0 ? null : focusable()[focus];
+    if (!target) return;
+    target.focus({ preventScroll: true });
+    if (isNumber(from) && target.setSelectionRange && target.type !== "number") target.setSelectionRange(from, to);
+  };
+}
+
 // Moves the cursor of every chart of one axis group ("rl" or "warm_start") to a step; null takes it away.
 function showStep(axis, step) {
   for (const chart of charts) if (chart.axis === axis) chart.show(step);
@@ -178,6 +218,20 @@ function drawChart(spec) {
   drawing.setAttribute("aria-label", `${spec.title}, last: ${said.join(", ")}. Arrow keys move along the steps.`);
   charts.push(chart);
   return card;
+}
+
+function drawAll() {
+  for (const chart of charts) chart.draw();
+}
+
+const observed = new Set();
+
+// Draws all charts again when the width of their section changes.
+function redrawWhenResized(host) {
+  if (observed.has(host)) return;
+  observed.add(host);
+  let width = host.clientWidth;
+  new ResizeObserver(() => { if (host.clientWidth !== width) { width = host.clientWidth; drawAll(); } }).observe(host);
 }
 
 const scale = (low, high, from, to) => (value) => from + (high > low ? (value - low) / (high - low) : 0.5) * (to - from);

@@ -23,7 +23,7 @@ function drawComparison(panel, arms, axes) {
   let place = null, shown = [], values = [];
 
   chart.draw = () => {
-    shown = panel.curves[view.axis].filter(({ arm }) => !view.hidden.has(arm));
+    shown = panel.curves[view.axis].filter(({ arm }) => !view.hidden.has(arms[arm].name));
     const width = Math.max(drawing.clientWidth || card.clientWidth - 30, 200);
     place = { width, height: 210, left: 60, right: 10, top: 8, bottom: 40 };
     drawing.setAttribute("viewBox", `0 0 ${width} ${place.height}`);
@@ -118,27 +118,26 @@ function drawComparison(panel, arms, axes) {
   return card;
 }
 
-const drawAll = () => { for (const chart of charts) chart.draw(); };
-
 function controls(arms, axes) {
   const choice = (name, options, pick) => make("label", {}, `${name} `, make("select", { "aria-label": name, onchange: (event) => { pick(event.target.value); drawAll(); } },
-    ...options.map(([text, value]) => make("option", { value }, text))));
+    ...options.map(([text, value, selected]) => make("option", { value, selected }, text))));
   const check = (name, key) => make("label", {}, make("input", { type: "checkbox", checked: view[key], "aria-label": name,
     onchange: (event) => { view[key] = event.target.checked; drawAll(); } }), ` ${name}`);
-  const toggles = arms.map((arm, i) => make("button", { type: "button", class: "arm", "aria-pressed": "true", onclick: (event) => {
+  const toggles = arms.map((arm, i) => make("button", { type: "button", class: "arm", "aria-pressed": String(!view.hidden.has(arm.name)), onclick: (event) => {
     const button = event.currentTarget;
-    if (view.hidden.delete(i)) button.setAttribute("aria-pressed", "true");
-    else { view.hidden.add(i); button.setAttribute("aria-pressed", "false"); }
+    if (view.hidden.delete(arm.name)) button.setAttribute("aria-pressed", "true");
+    else { view.hidden.add(arm.name); button.setAttribute("aria-pressed", "false"); }
     drawAll();
   } }, swatch(i), visible(arm.name)));
   const bar = make("div", { class: "controls" },
-    choice("Against", Object.entries(axes).map(([key, name]) => [name, key]), (value) => { view.axis = value; }),
-    choice("Smoothing", [["none", 0], ["some", 0.6], ["strong", 0.9]], (value) => { smoothing = +value; }),
+    choice("Against", Object.entries(axes).map(([key, name]) => [name, key, key === view.axis]), (value) => { view.axis = value; }),
+    choice("Smoothing", [["none", 0], ["some", 0.6], ["strong", 0.9]].map(([name, value]) => [name, value, value === smoothing]), (value) => { smoothing = +value; }),
     check("95% bands", "band"), check("every seed", "seeds"));
   return [bar, make("div", { class: "armbar" }, ...toggles)];
 }
 
 function showComparedCurves(host, { arms, panels, axes }) {
+  charts.length = 0;
   host.append(make("h2", {}, "Curves"));
   if (!panels.length) { host.append(make("p", { class: "empty" }, "No metrics yet.")); return; }
   host.append(make("div", { class: "sticky" }, ...controls(arms, axes)));
@@ -147,27 +146,29 @@ function showComparedCurves(host, { arms, panels, axes }) {
     host.append(make("h3", { class: "group" }, group), make("div", { class: "grid" }, ...cards));
   }
   drawAll();
-  let width = 0;
-  new ResizeObserver(() => { if (host.clientWidth !== width) { width = host.clientWidth; drawAll(); } }).observe(host);
+  redrawWhenResized(host);
 }
 
-function showComparison() {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  const runs = data.arms.reduce((sum, arm) => sum + arm.runs.length, 0);
+function showComparisonHead(host, { title, arms, notes }) {
+  const runs = arms.flatMap((arm) => arm.runs);
   const count = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
-  document.title = `${visible(data.title)} – comparison – jaxrl_llm`;
-  at("head").append(make("div", { class: "title" }, make("h1", {}, visible(data.title))),
-    make("p", { class: "sub" }, `${count(data.arms.length, "arm")}, ${count(runs, "run")}: ${states(data.arms.flatMap((arm) => arm.runs))}`));
-  if (data.notes.length) at("head").append(make("ul", { class: "notes" }, ...data.notes.map((note) => make("li", {}, visible(note)))));
-  showResults(at("results"), data.arms);
-  showComparedCurves(at("curves"), data);
-  showDifferences(at("config"), data.arms, data.fields);
-  showRuns(at("runs"), data.arms);
-  for (const [id, name] of [["results", "Results"], ["curves", "Curves"], ["config", "Differences"], ["runs", "Runs"]]) {
-    at("nav").append(make("a", { href: `#${id}` }, name));
-  }
-  at("foot").append("Made by jaxrl_llm from metrics.jsonl, config.json and summary.json of each run. This page needs no network.");
+  document.title = `${visible(title)} – comparison – jaxrl_llm`;
+  host.append(make("div", { class: "title" }, make("h1", {}, visible(title))),
+    make("p", { class: "sub" }, `${count(arms.length, "arm")}, ${count(runs.length, "run")}: ${states(runs)}`));
+  if (notes.length) host.append(make("ul", { class: "notes" }, ...notes.map((note) => make("li", {}, visible(note)))));
 }
 
-showComparison();
+function showPage(data) {
+  const { arms, panels, axes, fields } = data;
+  showSection("head", [data.title, data.notes, arms.map((arm) => arm.runs.map((run) => run.state))], (host) => showComparisonHead(host, data));
+  showSection("results", arms, (host) => showResults(host, arms));
+  showSection("curves", [arms.map((arm) => [arm.name, arm.runs.map((run) => run.name)]), panels, axes], (host) => showComparedCurves(host, data));
+  showSection("config", [arms.map((arm) => arm.name), fields], (host) => showDifferences(host, arms, fields));
+  showSection("runs", arms, (host) => showRuns(host, arms));
+  const sections = [["results", "Results"], ["curves", "Curves"], ["config", "Differences"], ["runs", "Runs"]];
+  showSection("nav", "", (host) => host.append(...sections.map(([id, name]) => make("a", { href: `#${id}` }, name))));
+  showSection("foot", data.source ?? "", (host) => host.append(
+    `Made by jaxrl_llm from metrics.jsonl, config.json and summary.json of each run. ${data.source ?? "This page needs no network."}`));
+}
+
+showPage(pageData());

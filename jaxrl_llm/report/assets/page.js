@@ -6,7 +6,7 @@ function showHead(host, header) {
   const title = visible([header.objective, header.task].filter(Boolean).join(" on ") || header.workdir);
   const status = visible(header.status);
   const good = /^(done|finished|complete|ok|success)/i.test(status);
-  const tone = /fail|error|crash|nan|diverg|stop|not finite|interrupt/i.test(status) ? "bad" : good ? "good" : "";
+  const tone = /fail|error|crash|nan|diverg|stop|not finite|interrupt|died/i.test(status) ? "bad" : good ? "good" : "";
   document.title = `${title} – jaxrl_llm`;
   const params = isNumber(header.num_params) ? `, ${format(header.num_params)} parameters` : "";
   const sub = [header.model && `model ${header.model}${params}`, header.device, header.attempts > 1 && `${header.attempts} attempts`,
@@ -79,18 +79,19 @@ function showConfig(host, config, versions) {
     make("div", { class: `tables ${cards.length === 1 ? "single" : ""}` }, ...cards));
 }
 
-function showPage() {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  showHead(at("head"), data.header);
-  if (data.notes.length) at("head").append(make("ul", { class: "notes" }, ...data.notes.map((note) => make("li", {}, note))));
-  showCurves(at("curves"), data.phases);
-  showRollouts(at("rollouts"), data.samples);
-  showConfig(at("config"), data.config, data.versions);
-  for (const [id, name] of [["curves", "Curves"], ["rollouts", "Rollouts"], ["config", "Config"]]) {
-    if (at(id).children.length) at("nav").append(make("a", { href: `#${id}` }, name));
-  }
-  at("foot").append("Made by jaxrl_llm from metrics.jsonl, samples.jsonl, config.json and summary.json. This page needs no network.");
+function showPage(data) {
+  showSection("head", [data.header, data.notes], (host) => {
+    showHead(host, data.header);
+    if (data.notes.length) host.append(make("ul", { class: "notes" }, ...data.notes.map((note) => make("li", {}, note))));
+  });
+  showSection("curves", data.phases, (host) => showCurves(host, data.phases));
+  showSection("rollouts", data.samples, (host) => showRollouts(host, data.samples));
+  showSection("config", [data.config, data.versions], (host) => showConfig(host, data.config, data.versions));
+  const sections = [["curves", "Curves"], ["rollouts", "Rollouts"], ["config", "Config"]];
+  const filled = sections.filter(([id]) => document.getElementById(id).children.length);
+  showSection("nav", filled, (host) => host.append(...filled.map(([id, name]) => make("a", { href: `#${id}` }, name))));
+  showSection("foot", data.source ?? "", (host) => host.append(
+    `Made by jaxrl_llm from metrics.jsonl, samples.jsonl, config.json and summary.json. ${data.source ?? "This page needs no network."}`));
 }
 
-showPage();
+showPage(pageData());

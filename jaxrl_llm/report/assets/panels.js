@@ -99,11 +99,14 @@ function resolvePanel(panel, phases) {
   return { ...panel, series, band, steps: columns.step, axis: phase === "warm_start" ? phase : "rl" };
 }
 
+let chosenSmoothing = null;  // Of the reader.
+
 function showCurves(host, metrics) {
   const phases = withEvalTime(metrics);
+  charts.length = 0;
   // Hundreds of noisy points fill their chart: a long run opens smoothed, with the raw curves faint behind.
-  smoothing = phases.rl && phases.rl.step.length > 300 ? 0.9 : 0;
-  const smooth = make("select", { id: "smooth", onchange: (event) => { smoothing = +event.target.value; drawAll(); } },
+  smoothing = chosenSmoothing ?? (phases.rl && phases.rl.step.length > 300 ? 0.9 : 0);
+  const smooth = make("select", { id: "smooth", onchange: (event) => { smoothing = chosenSmoothing = +event.target.value; drawAll(); } },
     ...[["none", 0], ["some", 0.6], ["strong", 0.9]].map(([name, value]) =>
       make("option", { value, selected: value === smoothing }, name)));
   host.append(make("div", { class: "bar" }, make("h2", {}, "Curves"), make("label", {}, "Smoothing ", smooth)));
@@ -120,10 +123,5 @@ function showCurves(host, metrics) {
     for (const chart of members) Object.assign(chart, { xLow: low, xHigh: high });
   }
   drawAll();
-  let width = 0;
-  new ResizeObserver(() => { if (host.clientWidth !== width) { width = host.clientWidth; drawAll(); } }).observe(host);
-}
-
-function drawAll() {
-  for (const chart of charts) chart.draw();
+  redrawWhenResized(host);
 }

@@ -21,6 +21,10 @@ const SORTS = {
   "highest entropy": (a, b) => (b.meanEntropy ?? -1) - (a.meanEntropy ?? -1),
 };
 
+// What the reader has opened, which outlives the arrival of further rollouts.
+const rolloutView = { page: 0, open: new Set() };
+const rolloutKey = (row) => JSON.stringify([row.phase, row.step, row.prompt, row.response]);
+
 function showRollouts(host, samples) {
   host.append(make("h2", {}, "Rollouts"));
   if (!samples.length) { host.append(make("p", { class: "empty" }, "No sample rollouts yet.")); return; }
@@ -54,9 +58,10 @@ function showRollouts(host, samples) {
     make("label", { class: "wide" }, "Search", text),
     make("button", { type: "button", onclick: () => { form.reset(); update(); } }, "Clear"));
 
-  let page = 0;
+  let page = rolloutView.page;
   function update(event) {
-    if (!event || !event.page) page = 0;
+    // Further rollouts leave the reader on a page; another filter does not.
+    if (!event || !(event.page || (event.detail && event.detail.restored))) page = 0;
     const is = (name, value) => field[name].input.value === "all" || field[name].input.value === String(value);
     const words = text.value.toLowerCase().trim();
     const chosen = samples.filter((row) => is("phase", row.phase) && is("step", row.step) && is("level", row.level)
@@ -66,6 +71,7 @@ function showRollouts(host, samples) {
     histogram.draw(chosen);
     const kept = chosen.filter((row) => within(row.reward, low.value, high.value));
     kept.sort(SORTS[field.sort.input.value]);
+    rolloutView.page = page = Math.max(0, Math.min(page, Math.ceil(kept.length / PAGE_SIZE) - 1));
     const from = page * PAGE_SIZE;
     list.replaceChildren(...kept.slice(from, from + PAGE_SIZE).map(rolloutRow));
     if (!kept.length) list.append(make("p", { class: "empty" }, "No rollout matches these filters."));
@@ -74,7 +80,7 @@ function showRollouts(host, samples) {
   }
   form.addEventListener("input", update);
   host.append(make("div", { class: "filters" }, form, histogram.card), pagers[0], list, pagers[1]);
-  update();
+  update({ page: true });
 }
 
 // Whether a value lies within two bounds as they were typed; an empty one bounds nothing.
@@ -142,7 +148,13 @@ function rolloutRow(row) {
     make("span", { class: "snip mono" }, snippet(row.response)));
   const node = make("details", { class: "row" }, summary);
   // Filled when it first opens: a page of long rollouts would otherwise make tens of thousands of elements.
-  node.addEventListener("toggle", () => { if (node.open && node.children.length === 1) node.append(rolloutDetail(row)); });
+  const fill = () => { if (node.children.length === 1) node.append(rolloutDetail(row)); };
+  const key = rolloutKey(row);
+  node.addEventListener("toggle", () => {
+    if (node.open) fill();
+    if (node.open) rolloutView.open.add(key); else rolloutView.open.delete(key);
+  });
+  if (rolloutView.open.has(key)) { fill(); node.open = true; }
   return node;
 }
 

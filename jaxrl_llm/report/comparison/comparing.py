@@ -1,18 +1,16 @@
 """The page that compares the runs of some folders."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jaxrl_llm.report import page
+from jaxrl_llm.report import SCRIPTS, page
 from jaxrl_llm.report.comparison.arms import UNCOUNTED, Arm, accuracy_of, differences, group, results
 from jaxrl_llm.report.comparison.curves import PANELS, page_panels
 from jaxrl_llm.report.comparison.paper_figure import choose_panels
 from jaxrl_llm.report.comparison.runs import MARKS, X_AXES, RunRecord, find_runs, read_runs
-
-_SCRIPTS = ("charts.js", "arms.js", "comparison.js")
 
 
 class EmptyComparisonError(ValueError):
@@ -44,9 +42,9 @@ def write_comparison_page(
   arms: Sequence[Arm], notes: Sequence[str], path: Path, *, title: str = "", metrics: Sequence[str] = ()
 ) -> Path:
   """Writes the page of `write_comparison` for the arms and notes of `load_arms`."""
-  data = page_data(arms, notes, title=title, folder=path.parent, metrics=metrics)
+  data = page_data(arms, notes, title=title, metrics=metrics, link=lambda run: _link(run, path.parent))
   path.parent.mkdir(parents=True, exist_ok=True)
-  return page.write_page(page.build_page("comparison.html", _SCRIPTS, data), path)
+  return page.write_page(page.build_page("comparison.html", SCRIPTS["comparison"], data), path)
 
 
 def load_arms(workdirs: Sequence[Path]) -> tuple[list[Arm], list[str]]:
@@ -64,7 +62,8 @@ def load_arms(workdirs: Sequence[Path]) -> tuple[list[Arm], list[str]]:
 
 
 def page_data(
-  arms: Sequence[Arm], notes: Sequence[str] = (), *, title: str = "", folder: Path | None = None, metrics: Sequence[str] = ()
+  arms: Sequence[Arm], notes: Sequence[str] = (), *, title: str = "", metrics: Sequence[str] = (),
+  link: Callable[[RunRecord], str | None] = lambda run: None,
 ) -> dict[str, Any]:
   """Returns the data of the page as strict JSON values.
 
@@ -72,8 +71,8 @@ def page_data(
     arms: Arms, as returned by `load_arms`.
     notes: Notes, as returned by `load_arms`.
     title: Heading of the page; by default, the objectives of the arms.
-    folder: Folder of the page, for its links to the pages of the runs; None for no links.
     metrics: Metrics that get charts in addition to those of `curves.PANELS`.
+    link: Function that returns the address of a run's page, or None for no link.
 
   Returns:
     `title`, `arms` (each with its `name`, `runs` and `result`), `fields` (those in which configs
@@ -82,7 +81,7 @@ def page_data(
   Raises:
     ValueError: If no run has one of the metrics.
   """
-  runs = [[_run_row(run, folder) for run in arm.runs] for arm in arms]
+  runs = [[_run_row(run, link(run)) for run in arm.runs] for arm in arms]
   differing = differences([arm.config for arm in arms])
   data = {
     "title": title or _title(arms),
@@ -100,8 +99,14 @@ def _title(arms: Sequence[Arm]) -> str:
   return ", ".join(list(filter(None, objectives))[:4]) or f"{len(arms)} arms"
 
 
-def _run_row(run: RunRecord, folder: Path | None) -> dict[str, Any]:
+def _link(run: RunRecord, folder: Path) -> str | None:
+  """Returns the address of a run's `report.html` as seen from a folder, if it exists."""
   report = run.path / "report.html"
+  # Quoted, so that no folder name acts as another kind of URL.
+  return quote(os.path.relpath(report, folder)) if report.is_file() else None
+
+
+def _run_row(run: RunRecord, link: str | None) -> dict[str, Any]:
   alarms = run.summary.get("alarms")
   return {
     "name": run.name,
@@ -113,8 +118,7 @@ def _run_row(run: RunRecord, folder: Path | None) -> dict[str, Any]:
     "tokens": run.summary.get("tokens"),
     "seconds": run.summary.get("wall_seconds"),
     "alarms": alarms if isinstance(alarms, dict) else {},
-    # Quoted, so that no folder name acts as another kind of URL.
-    "report": quote(os.path.relpath(report, folder)) if folder is not None and report.is_file() else None,
+    "report": link,
   }
 
 

@@ -11,7 +11,7 @@ from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.report import data
 from jaxrl_llm.report.data import is_number, read_object
-from jaxrl_llm.workdir import metrics
+from jaxrl_llm.workdir import metrics, owner
 
 MARKS = ("config.json", "metrics.jsonl", "summary.json")
 """Files of which a run's folder holds at least one."""
@@ -121,7 +121,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     elif broken := (path / "metrics.jsonl").read_bytes().count(b"\n") - len(rows):
       problems.append(f"{name}: {broken} lines of metrics.jsonl are not rows; skipped")
     flat = flatten(renamed.current(config))  # So that runs of two versions may form one arm.
-    records.append(RunRecord(path, name, flat, summary, rows, *_state(flat, summary, rows)))
+    records.append(RunRecord(path, name, flat, summary, rows, *_state(flat, summary, rows, owner.is_alive(path))))
   return records, problems
 
 
@@ -135,7 +135,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
   return [str(path) for path in paths]
 
 
-def _state(config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _state(
+  config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], alive: bool | None
+) -> tuple[str, str]:
   status = summary.get("status")
   last = max((row["step"] for row in rows if row["phase"] in _TRAINING), default=0)
   planned = config.get("num_steps")
@@ -144,6 +146,8 @@ def _state(config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence
     return "finished", "finished"
   if isinstance(status, str) and status != "running":
     return "failed", f"{status}, {where}"
+  if alive is not None:
+    return ("not finished", f"running, {where}") if alive else ("failed", f"died, {where}")
   if status is None and not is_number(planned):
     return "unknown", f"no summary, {where}"
   if status is None and last >= planned:

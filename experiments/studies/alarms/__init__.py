@@ -1,0 +1,1 @@
+"""Do the alarms warn of collapses? Recorded runs, and what each rule says of them."""

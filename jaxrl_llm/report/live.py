@@ -1,0 +1,223 @@
+"""Pages that follow runs in progress: `python -m jaxrl_llm.report RUN... --serve`.
+
+A server on the standard library's sockets answers a few fixed addresses, and no part of an address
+becomes a path: "/" and "/data" for the folders of the command line, and "/runs/N/" and
+"/runs/N/data" for the N-th run that was found in them. It reads the files of the runs and writes
+none. The page asks for its data every few seconds; as long as no file has changed, the answer is
+empty.
+"""
+
+import hashlib
+import http.server
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_llm.messages import one_line
+from jaxrl_llm.report import SCRIPTS, page
+from jaxrl_llm.report.comparison import comparing
+from jaxrl_llm.report.comparison.runs import find_runs, is_run
+from jaxrl_llm.report.data import SOURCES, report_data
+from jaxrl_llm.workdir import owner
+
+EVERY_MS = 2000
+"""Time between two questions of a page, in milliseconds."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+"""Names under which a browser may reach a server on this machine. A page of another site whose name
+has been pointed here is refused, since it could read the answers."""
+
+_PATIENCE_S = 30.0  # For a connection that says nothing.
+_SOURCE = "The server of jaxrl_llm.report sends new rows as they are written."
+
+
+class Followed(NamedTuple):
+  """What a server shows.
+
+  Attributes:
+    folders: Folders of the command line, which may not exist yet.
+    title: Title of a comparison.
+    metrics: Metrics that get charts in addition to those of `curves.PANELS`.
+    compares: Whether one run alone is a comparison, too.
+    every_ms: Time between two questions of a page, in milliseconds.
+  """
+
+  folders: tuple[Path, ...]
+  title: str = ""
+  metrics: tuple[str, ...] = ()
+  compares: bool = False
+  every_ms: int = EVERY_MS
+
+
+class Answer(NamedTuple):
+  """Data of a page, and the version of the files that it was made from."""
+
+  version: str
+  data: dict[str, Any]
+
+
+def local(folder: Path) -> Path:
+  """Returns the folder of this machine in which the files of a workdir lie.
+
+  It is called before every reading, so that the files of a workdir elsewhere could be brought up to
+  date.
+  """
+  return folder
+
+
+def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None]:
+  """Makes the function that reads the runs.
+
+  Returns:
+    Function `(run, version) -> Answer` for the number of a run, or None for all folders. The result
+    is None for a number that no run has. Its data is empty if the version is still the newest.
+  """
+  known: list[Path] = []  # Runs in the order in which they were found: their numbers never change.
+  lock = threading.Lock()  # Pages of several browsers are read one after another.
+
+  def runs() -> list[Path]:
+    folders = [local(folder) for folder in followed.folders]
+    for path in find_runs([x for x in folders if x.is_dir()])[0]:
+      if path not in known:
+        known.append(path)
+    return known
+
+  def read(run: str | None, version: str) -> Answer | None:
+    with lock:
+      members = runs()
+      alone = len(followed.folders) == 1 and not followed.compares and is_run(local(followed.folders[0]))
+      if run is not None:
+        if int(run) >= len(members):
+          return None
+        members = [members[int(run)]]
+      newest = _version(members, followed)
+      if newest == version:
+        return Answer(newest, {})
+      if not members:
+        data = _nothing_yet(followed.folders)
+      elif alone or run is not None:
+        data = {"kind": "run"} | report_data(members[0])
+      else:
+        arms, notes = comparing.load_arms([local(folder) for folder in followed.folders])
+        link = lambda record: f"runs/{known.index(record.path)}/" if record.path in known else None
+        options = dict(title=followed.title, link=link)
+        try:
+          data = comparing.page_data(arms, notes, metrics=followed.metrics, **options)
+        except ValueError as error:  # A metric that no run has, or has yet.
+          data = comparing.page_data(arms, [*notes, *str(error).splitlines()], **options)
+        data = {"kind": "comparison"} | data
+      return Answer(newest, data | {"version": newest, "every_ms": followed.every_ms, "source": _SOURCE, "ended": _ended(data)})
+
+  return read
+
+
+def _version(runs: Sequence[Path], followed: Followed) -> str:
+  """Returns a name for the state of the runs' files and of the processes that write them."""
+  parts: list[Any] = [[str(folder), folder.exists()] for folder in map(local, followed.folders)]
+  for run in runs:
+    for name in (*SOURCES, ".lock"):
+      try:
+        status = (run / name).stat()
+        parts.append([str(run), name, status.st_size, status.st_mtime_ns, status.st_ino])
+      except OSError:
+        continue
+    parts.append(owner.is_alive(run))
+  return f'"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"'
+
+
+def _nothing_yet(folders: Sequence[Path]) -> dict[str, Any]:
+  names = ", ".join(str(folder) for folder in folders)
+  what = "no run in it yet" if any(folder.exists() for folder in folders) else "it does not exist yet"
+  header = {"status": f"waiting: {what}", "workdir": names}
+  return {"kind": "nothing yet", "header": header, "phases": {}, "samples": [], "config": {}, "versions": {}, "notes": []}
+
+
+def _ended(data: Mapping[str, Any]) -> bool:
+  """Returns whether no run of a page is in progress, as far as its files tell."""
+  if data["kind"] == "comparison":
+    return all(run["state"] in ("finished", "failed") for arm in data["arms"] for run in arm["runs"])
+  status = str(data["header"].get("status"))
+  return not status.startswith(("running", "waiting", "no summary"))
+
+
+def build_live_page(data: Mapping[str, Any]) -> str:
+  """Builds the page of a reader's answer."""
+  kind = "comparison" if data["kind"] == "comparison" else "run"
+  template = {"run": "page.html", "comparison": "comparison.html"}[kind]
+  return page.build_page(template, (*SCRIPTS[kind], "live.js"), data, asks_for_more=True)
+
+
+def make_server(followed: Followed, *, host: str = "127.0.0.1", port: int = 0) -> http.server.ThreadingHTTPServer:
+  """Makes a server that is bound to its address; `serve_forever` runs it.
+
+  Args:
+    followed: What it shows.
+    host: Address to listen on.
+    port: Port, or 0 for a free one.
+
+  Raises:
+    OSError: If the address cannot be used.
+  """
+  read = make_reader(followed)
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    """The answers to one connection."""
+
+    timeout, protocol_version, server_version, sys_version = _PATIENCE_S, "HTTP/1.1", "jaxrl_llm", ""
+
+    def do_GET(self) -> None:
+      name = re.sub(r":\d*$", "", self.headers.get("Host") or "")
+      if host in ("127.0.0.1", "localhost", "::1") and name not in LOOPBACK:
+        return self.reply(HTTPStatus.FORBIDDEN, f"found the host {name!r}, expected {' or '.join(LOOPBACK)}")
+      route = re.fullmatch(r"/(?:runs/([0-9]{1,6})/)?(data)?", self.path)
+      if route is None:
+        return self.reply(HTTPStatus.NOT_FOUND, "there is no such page")
+      version = self.headers.get("If-None-Match", "") if route[2] else ""
+      try:
+        answer = read(route[1], version)
+        if answer is None:
+          return self.reply(HTTPStatus.NOT_FOUND, "there is no such run")
+        if not answer.data:
+          return self.reply(HTTPStatus.NOT_MODIFIED, "")
+        if route[2]:
+          return self.reply(HTTPStatus.OK, json.dumps(page.strict(answer.data), allow_nan=False), "application/json")
+        return self.reply(HTTPStatus.OK, build_live_page(answer.data), "text/html")
+      # Whatever a half-written or damaged file causes, the next question may succeed.
+      except Exception as error:
+        return self.reply(HTTPStatus.INTERNAL_SERVER_ERROR, one_line(error))
+
+    def reply(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
+      body = text.encode("utf-8", "backslashreplace")
+      self.send_response(status)
+      headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+      headers |= {"Cross-Origin-Resource-Policy": "same-origin", "X-Frame-Options": "DENY"}
+      if status != HTTPStatus.NOT_MODIFIED:
+        headers |= {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+      for name, value in headers.items():
+        self.send_header(name, value)
+      self.end_headers()
+      if status != HTTPStatus.NOT_MODIFIED:
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+      """Says nothing: a page asks every few seconds."""
+
+  class Server(http.server.ThreadingHTTPServer):
+    """The server; a browser that goes away in the middle of an answer is no error."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+      """Says nothing."""
+
+  return Server((host, port), Handler)
+
+
+def address(server: http.server.ThreadingHTTPServer) -> str:
+  """Returns the address of a server for a browser."""
+  host, port = server.server_address[:2]
+  return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}/"

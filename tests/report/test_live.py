@@ -1,0 +1,261 @@
+"""Pages that follow runs in progress: what the server answers, and what a real browser shows."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from jaxrl_llm.report import live
+from jaxrl_llm.report.__main__ import main
+from jaxrl_llm.workdir import owner
+from jaxrl_llm.workdir.metrics import MetricWriter
+from tests.report.test_report import HOSTILE, make_run
+from tests.serve.browser import HAS_CHROMIUM, browsing
+
+in_a_browser = pytest.mark.skipif(not HAS_CHROMIUM, reason="needs chromium")
+GONE = 2**22 - 3  # Number of a process that does not run.
+
+
+@contextlib.contextmanager
+def serving(*folders, **options):
+  with live.make_server(live.Followed(folders, every_ms=100, **options)) as server:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+
+
+def ask(server, path="/data", method="GET", **headers):
+  connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
+  connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+  answer = connection.getresponse()
+  body = answer.read().decode()
+  connection.close()
+  return answer, body
+
+
+def data_of(server, path="/data"):
+  answer, body = ask(server, path)
+  assert answer.status == 200, body
+  return json.loads(body)
+
+
+def running(workdir, process=None, status="running"):
+  """Makes the summary and the lock of a run that a process writes."""
+  (workdir / "summary.json").write_text(json.dumps({"status": status}))
+  (workdir / ".lock").write_text(f"process {process or os.getpid()} on {socket.gethostname()}")
+  return workdir
+
+
+def add_step(workdir, step):
+  with MetricWriter(workdir, tensorboard=False) as writer:
+    writer.write(step, "rl", {"critic/rewards/mean": step / 10, "actor/entropy": 0.3})
+
+
+def test_new_rows_arrive_and_no_answer_repeats(tmp_path):
+  running(make_run(tmp_path))
+  with serving(tmp_path) as server:
+    first = data_of(server)
+    assert (first["kind"], first["header"]["status"], first["ended"]) == ("run", "running", False)
+    assert first["phases"]["rl"]["step"][-1] == 6
+    answer, body = ask(server, If_None_Match=first["version"])
+    assert (answer.status, body) == (304, "")
+    add_step(tmp_path, 7)
+    answer, body = ask(server, If_None_Match=first["version"])
+    assert answer.status == 200 and json.loads(body)["phases"]["rl"]["step"][-1] == 7
+
+
+@pytest.mark.parametrize("status, process, shown, ended", [
+  ("running", None, "running", False),
+  ("running", GONE, "died: its process is gone", True),
+  ("finished", GONE, "finished", True),
+  ("out of memory", GONE, "out of memory", True),
+])  # fmt: skip
+def test_the_state_of_a_run(tmp_path, status, process, shown, ended):
+  running(make_run(tmp_path), process, status)
+  with serving(tmp_path) as server:
+    data = data_of(server)
+    assert (data["header"]["status"], data["ended"]) == (shown, ended)
+  with serving(tmp_path, compares=True) as server:
+    run = data_of(server)["arms"][0]["runs"][0]
+    assert run["status"] == {"running": "running, step 6 of 80", "finished": "finished"}.get(shown, f"{shown.split(':')[0]}, step 6 of 80")
+
+
+def test_a_process_of_another_machine_is_unknown(tmp_path):
+  (tmp_path / ".lock").write_text(f"process {GONE} on another-machine")
+  assert owner.is_alive(tmp_path) is None
+  (tmp_path / ".lock").write_text("what?")
+  assert owner.is_alive(tmp_path) is None
+
+
+def test_a_run_that_was_killed_without_a_parent_that_waits_is_gone(tmp_path):
+  child = subprocess.Popen([sys.executable, "-c", "pass"])
+  os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # It has ended, and stays a zombie.
+  (tmp_path / ".lock").write_text(f"process {child.pid} on {socket.gethostname()}")
+  assert owner.is_alive(tmp_path) is False
+  child.wait()
+
+
+def test_a_folder_that_does_not_exist_yet_waits(tmp_path):
+  with serving(tmp_path / "later") as server:
+    data = data_of(server)
+    assert (data["kind"], data["header"]["status"], data["ended"]) == ("nothing yet", "waiting: it does not exist yet", False)
+    (tmp_path / "later").mkdir()
+    assert data_of(server)["header"]["status"] == "waiting: no run in it yet"
+    make_run(tmp_path / "later")
+    assert data_of(server)["kind"] == "run"
+
+
+def test_a_sweep_grows_and_its_runs_keep_their_addresses(tmp_path):
+  make_run(tmp_path / "trial-1")
+  with serving(tmp_path) as server:
+    assert [run["report"] for arm in data_of(server)["arms"] for run in arm["runs"]] == ["runs/0/"]
+    make_run(tmp_path / "trial-0")
+    rows = [run for arm in data_of(server)["arms"] for run in arm["runs"]]
+    assert {run["name"]: run["report"] for run in rows} == {"trial-1": "runs/0/", "trial-0": "runs/1/"}
+    assert data_of(server, "/runs/1/data")["header"]["workdir"] == "trial-0"
+    assert ask(server, "/runs/2/data")[0].status == 404
+
+
+def test_a_metric_that_no_run_has_yet_is_a_note(tmp_path):
+  make_run(tmp_path / "a")
+  with serving(tmp_path, metrics=("no/such",)) as server:
+    assert any("no/such" in note for note in data_of(server)["notes"])
+
+
+@pytest.mark.parametrize("path", [
+  "/config.json", "/../config.json", "/runs/../data", "/runs/0", "/runs/-1/data", "/data/", "/data?x=/etc/passwd",
+  "/%2e%2e/config.json", "/runs/0/../../data", "/runs/00000000000000000001/data", "http://127.0.0.1/data",
+])  # fmt: skip
+def test_only_fixed_addresses_are_answered(tmp_path, path):
+  make_run(tmp_path)
+  with serving(tmp_path) as server:
+    answer, body = ask(server, path)
+    assert answer.status == 404 and "gspo" not in body
+
+
+def test_only_reading_and_only_for_this_machine(tmp_path):
+  make_run(tmp_path)
+  with serving(tmp_path) as server:
+    port = server.server_address[1]
+    assert ask(server, method="POST")[0].status == 501
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "evil]", ""):
+      assert ask(server, Host=host)[0].status == 403, host
+    for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
+      assert ask(server, Host=host)[0].status == 200, host
+    answer, body = ask(server, "/")
+    assert "connect-src 'self'" in body and "default-src 'none'" in body and "unsafe" not in body
+    assert answer.headers["X-Content-Type-Options"] == "nosniff" and answer.headers["Cache-Control"] == "no-store"
+  before = sorted(path.name for path in tmp_path.iterdir())
+  assert "report.html" not in before
+
+
+def test_damaged_files_are_one_line(tmp_path, monkeypatch):
+  make_run(tmp_path)
+  with serving(tmp_path) as server:
+    monkeypatch.setattr(live, "report_data", lambda workdir: 1 / 0)
+    answer, body = ask(server)
+    assert answer.status == 500 and "division" in body and "\n" not in body
+    monkeypatch.undo()
+    assert ask(server)[0].status == 200
+
+
+@pytest.mark.parametrize("words, expected", [
+  (["--serve", "--figure=a.pdf"], "--figure: found with --serve"),
+  (["--port=1"], "found no --serve"),
+  (["--serve", "--host=192.0.2.1", "--port=0"], "expected an address of this machine"),
+  (["--serve", "--port=99999"], "a free port"),
+])  # fmt: skip
+def test_bad_input_is_one_line(tmp_path, capsys, words, expected):
+  assert main([str(make_run(tmp_path)), *words]) == 2
+  error = capsys.readouterr().err
+  assert expected in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_file_is_no_folder(tmp_path, capsys):
+  (tmp_path / "a").write_text("")
+  assert main([str(tmp_path / "a"), "--serve"]) == 2
+  assert "found a file, expected the folder" in capsys.readouterr().err
+
+
+def test_the_command_serves_until_it_is_ended(tmp_path):
+  command = [sys.executable, "-m", "jaxrl_llm.report", str(tmp_path / "later"), "--serve", "--port=0"]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    line = process.stdout.readline()
+    port = int(re.search(r"http://127\.0\.0\.1:(\d+)/ \(.*later: nothing there yet, the page waits\); Ctrl-C ends it", line)[1])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", "/data")
+    assert json.loads(connection.getresponse().read())["kind"] == "nothing yet"
+    connection.close()
+    process.terminate()
+    assert process.wait(20) == 0
+
+
+@in_a_browser
+def test_a_browser_follows_a_run_and_keeps_what_the_reader_chose(tmp_path):
+  run = tmp_path / "run"
+  with serving(run) as server, browsing(live.address(server), tmp_path) as page:
+    page.wait("document.querySelector('.pill').textContent === 'waiting: it does not exist yet'")
+    run.mkdir()
+    running(make_run(run, steps=30))
+    page.wait("document.querySelector('.pill')?.textContent === 'running' && document.querySelector('.live')?.textContent === 'live'")
+    reward = "[...document.querySelectorAll('figure')].find((x) => x.querySelector('h3').textContent === 'Reward')"
+    last = f"{reward}.querySelector('.at').textContent"
+    page.wait(f"{last} === 'step 30'")
+    page.run("document.querySelector('#smooth').value = '0.9'; document.querySelector('#smooth').dispatchEvent(new Event('change'))")
+    page.type("#rollouts input[type=search]", "al")
+    page.run("document.querySelector('#rollouts .pager button:last-child').click()")
+    page.run("document.querySelector('#rollouts .list summary').click()")
+    page.wait("document.querySelectorAll('#rollouts details[open] .heat span').length === 2")
+    page.run("document.querySelector('#rollouts input[type=search]').focus({ preventScroll: true }); window.scrollTo(0, 700)")
+    assert page.run("window.scrollY") == 700
+    add_step(run, 31)
+    with (run / "samples.jsonl").open("a") as file:
+      file.write(json.dumps({"step": 31, "phase": "rl", "prompt": HOSTILE, "response": "al", "reward": 1.0, "num_tokens": 1}) + "\n")
+    page.wait(f"{last} === 'step 31'")
+    page.wait("document.querySelector('#rollouts .pager span').textContent.startsWith('31 of 31')")
+    kept = "[window.scrollY, document.querySelector('#smooth').value, document.querySelector('#rollouts input[type=search]').value]"
+    assert page.run(kept) == [700, "0.9", "al"]
+    assert page.run("document.activeElement === document.querySelector('#rollouts input[type=search]')")
+    assert page.run("document.querySelectorAll('#rollouts details[open] .heat span').length") == 2
+    assert page.run("document.querySelectorAll('#rollouts img').length") == 0
+    running(run, GONE)
+    page.wait("document.querySelector('.pill').textContent.startsWith('died') && document.querySelector('.live').textContent === 'ended'")
+    running(run)
+    page.wait("document.querySelector('.pill').textContent === 'running' && document.querySelector('.live').textContent === 'live'")
+    running(run, status="finished")
+    page.wait("document.querySelector('.pill.good')?.textContent === 'finished'")
+    origin = live.address(server)
+    assert {url for url in page.requests if not url.startswith("data:")} == {origin, f"{origin}data"}
+    assert page.problems == []
+    page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1)
+    page.wait("document.querySelector('.live.bad')?.textContent.startsWith('not connected')")
+
+
+@in_a_browser
+def test_a_browser_follows_a_sweep(tmp_path):
+  sweep = tmp_path / "sweep"
+  running(make_run(sweep / "trial-0"))
+  with serving(sweep) as server, browsing(live.address(server), tmp_path) as page:
+    page.wait("document.querySelectorAll('#runs tbody tr').length === 1")
+    page.run("document.querySelector('[aria-label=Against]').value = 'seconds'")
+    page.run("document.querySelector('[aria-label=Against]').dispatchEvent(new Event('change'))")
+    page.run("document.querySelector('button.arm').click()")
+    other = make_run(sweep / "trial-1")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"num_steps": 90}))
+    page.wait("document.querySelectorAll('#runs tbody tr').length === 2")
+    assert page.run("document.querySelector('[aria-label=Against]').value") == "seconds"
+    running(sweep / "trial-0", GONE)
+    page.wait("document.querySelector('#runs .pill.bad')?.textContent === 'died, step 6 of 80'")
+    page.run("document.querySelector('#runs a').click()")
+    page.wait("location.pathname === '/runs/0/' && document.querySelector('.pill')?.textContent.startsWith('died')")
+    assert page.problems == []
