@@ -116,11 +116,9 @@ def train_in_bucket(config: ConfigDict, workdir: Path, **options: Any) -> int:
     place = address.parse(str(workdir))
   except ValueError as error:
     raise UsageError(str(error)) from error
-  if (count := os.environ.get("JAX_NUM_PROCESSES", "1")) != "1" or "," in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
-    raise UsageError(
-      f"--workdir={place}: found several processes ({count}), expected one; several processes need a folder that they share, as on "
-      "Filestore"
-    )
+  hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")  # libtpu may leave a warning there, which has a comma as well.
+  if os.environ.get("JAX_NUM_PROCESSES", "1") != "1" or ("," in hosts and " " not in hosts.strip()):
+    raise UsageError(f"--workdir={place}: found several processes, expected one; several need a folder that they share, as on Filestore")
   retention = dict(
     newest=config.checkpoint.keep, best=config.checkpoint.keep_best, every_hours=config.checkpoint.keep_every_hours
   )

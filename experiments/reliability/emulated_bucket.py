@@ -5,6 +5,7 @@ interface, so that the proxy translates requests to GCS from the one to the othe
 """
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -35,11 +36,12 @@ class Weather:
     seconds: Delay of every answer.
     gone: Whether connections are closed without an answer.
     requests: Number of requests so far.
+    refused: Number of those that a fault has answered.
   """
 
   def __init__(self):
     self.status: int | None = None
-    self.seconds, self.gone, self.requests = 0.0, False, 0
+    self.seconds, self.gone, self.requests, self.refused = 0.0, False, 0, 0
 
 
 class Emulated(NamedTuple):
@@ -79,6 +81,29 @@ def bucket(scheme: str = "s3") -> Iterator[Emulated]:
       own = {"GOOGLE_SERVICE_ACCOUNT": str(folder / "account.json")}
       _ask(f"http://127.0.0.1:{port}/storage/v1/b", "POST", json.dumps({"name": BUCKET}).encode())
     yield Emulated(f"{scheme}://{BUCKET}", own, weather)
+
+
+@contextlib.contextmanager
+def changeable(weather: Weather, *, fair_seconds: float = 2.0, bad_seconds: float = 1.0) -> Iterator[None]:
+  """Makes the weather bad for a while again and again, in four ways in turn."""
+  ending = threading.Event()
+
+  def blow():
+    for kind in itertools.cycle(({"status": 429}, {"status": 500}, {"seconds": 0.3}, {"gone": True})):
+      if ending.wait(fair_seconds):
+        return
+      for name, value in kind.items():
+        setattr(weather, name, value)
+      ending.wait(bad_seconds)
+      weather.status, weather.seconds, weather.gone = None, 0.0, False
+
+  thread = threading.Thread(target=blow, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ending.set()
+    thread.join()
 
 
 @contextlib.contextmanager
@@ -138,6 +163,7 @@ class _Proxy(BaseHTTPRequestHandler):
     self.weather.requests += 1
     body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
     time.sleep(self.weather.seconds)
+    self.weather.refused += self.weather.gone or self.weather.status is not None
     if self.weather.gone:
       self.close_connection = True
       self.connection.close()

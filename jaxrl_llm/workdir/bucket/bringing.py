@@ -12,6 +12,9 @@ from jaxrl_llm.workdir.bucket.index import Index, Part, Step
 from jaxrl_llm.workdir.bucket.store import Store, patiently
 
 MANIFEST = "manifest.json"
+PAGES = ("report.html",)
+"""Files that can be made again. They are sent under their own names, for a browser to open."""
+
 _THREADS = 8  # Files downloaded at a time.
 _HALF = ".bringing"
 
@@ -33,6 +36,13 @@ def bring_files(store: Store, index: Index, folder: Path, *, needed: Callable[[s
   wanted = {path: parts for path, parts in index.files.items() if needed(path)}
   with ThreadPoolExecutor(_THREADS) as threads:
     list(threads.map(lambda item: _bring_file(store, folder / item[0], item[1]), wanted.items()))
+
+
+def bring_pages(store: Store, folder: Path) -> None:
+  """Brings what can be made again, as far as it is there."""
+  for name in PAGES:
+    if (answer := patiently(lambda: store.get(name))) is not None:  # noqa: B023 (called at once)
+      (folder / name).write_bytes(answer[0])
 
 
 def bring_steps(store: Store, index: Index, folder: Path, *, step: int | None = None) -> list[str]:

@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrl_llm.workdir.bucket.bringing import leading
+from jaxrl_llm.workdir.bucket.bringing import PAGES, leading
 from jaxrl_llm.workdir.bucket.index import Part
 
 MERGED_BYTES = 256 << 10
 """Size of a last part above which the next part is an object of its own."""
-
-PAGES = ("report.html",)
-"""Files that can be made again. They are sent under their own names, for a browser to open."""
 
 _GROWING = (".jsonl", ".log")
 _FOLDERS = ("checkpoints", "damaged", "tensorboard")

@@ -19,7 +19,7 @@ from jaxrl_llm.messages import one_line
 from jaxrl_llm.workdir.bucket import collecting
 from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.address import Mirror
-from jaxrl_llm.workdir.bucket.bringing import MANIFEST, files_of
+from jaxrl_llm.workdir.bucket.bringing import MANIFEST, PAGES, files_of
 from jaxrl_llm.workdir.bucket.index import Index, Step
 from jaxrl_llm.workdir.bucket.store import ConflictError, StorageError, Store, Tag
 from jaxrl_llm.workdir.checkpoint import manifest
@@ -253,7 +253,7 @@ class Publisher:
 
   def _send_pages(self) -> None:
     """Sends what can be made again, for a browser to open."""
-    for name in collecting.PAGES:
+    for name in PAGES:
       path = self._mirror.run / name
       if path.is_file() and self._pages.get(name) != (now := collecting.signature(path)):
         self._put_and_beat(name, path.read_bytes())

@@ -13,7 +13,7 @@ from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.workdir.bucket import address as address_lib
 from jaxrl_llm.workdir.bucket import bringing, claiming
 from jaxrl_llm.workdir.bucket.address import Address, Mirror
-from jaxrl_llm.workdir.bucket.index import NAME, Index
+from jaxrl_llm.workdir.bucket.index import NAME, Index, content_digest
 from jaxrl_llm.workdir.bucket.store import StorageError, Store, patiently
 from jaxrl_llm.workdir.claim import WorkdirError, lock, unlock
 
@@ -76,7 +76,8 @@ def opened(
 ) -> Iterator[Session]:  # fmt: skip
   """Claims a workdir in a bucket and brings its mirror up to date. At the end, sends the rest.
 
-  If the mirror has published last, it is at least as new as the bucket and stays as it is.
+  If the mirror has published last, or nothing was published since it was brought, it is at least as
+  new as the bucket and stays as it is.
   Otherwise the bucket wins: the mirror becomes a copy of it, and what it holds is set aside unless
   all of it was sent.
 
@@ -130,17 +131,21 @@ def _bring(store: Store, mirror: Mirror, name: str, index: Index, tell: Callable
   mark, has_run = mirror.state / "bringing", (mirror.run / "config.json").exists()
   if index.mirror is None:  # Nothing was ever published.
     return
-  if index.mirror == name and has_run and not mark.exists():
+  base = mirror.state / "base"  # The state of the bucket that the mirror was brought from.
+  is_current = index.mirror == name or (base.exists() and base.read_text(encoding="ascii") == content_digest(index))
+  if is_current and has_run and not mark.exists():
     return
   if mirror.run.exists() and not mark.exists():
     _leave(mirror, tell)
   mark.touch()
+  base.unlink(missing_ok=True)
   shutil.rmtree(mirror.outgoing, ignore_errors=True)
   tell(f"bringing {store.address} to {mirror.run}")
   try:
     bringing.bring_steps(store, index, mirror.run)
     # The config comes last: without it, the next start brings everything again.
     bringing.bring_files(store, index, mirror.run, needed=lambda path: path != "config.json")
+    bringing.bring_pages(store, mirror.run)
     bringing.bring_files(store, index, mirror.run)
   except FileNotFoundError as error:
     raise WorkdirError(
@@ -150,6 +155,7 @@ def _bring(store: Store, mirror: Mirror, name: str, index: Index, tell: Callable
     raise WorkdirError(str(error)) from error
   except OSError as error:
     raise WorkdirError(f"--workdir={store.address}: its mirror {mirror.run} cannot be written ({error.strerror})") from error
+  base.write_text(content_digest(index), encoding="ascii")
   mark.unlink()
 
 
