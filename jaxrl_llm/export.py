@@ -21,6 +21,7 @@ from jaxrl_llm.run.evaluate.source import tuples
 from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.saved_state import INIT, abstract_arrays, whole_state
 from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir.bucket.reading import localize
 
 
 def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
@@ -64,12 +65,12 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
 def main(argv: list[str]) -> int:
   """Runs the command and returns its exit status: 2 for bad input."""
   parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.export", description=__doc__, allow_abbrev=False)
-  parser.add_argument("workdir", type=Path, help="folder of the run")
+  parser.add_argument("workdir", type=Path, help="folder of the run, which may be in a bucket")
   parser.add_argument("folder", type=Path, help="folder to make")
   parser.add_argument("--dtype", choices=DTYPES, help="dtype of the saved weights; default: those of the checkpoint")
   args = parser.parse_args(argv)
   try:
-    step = export(args.workdir, args.folder, dtype=args.dtype)
+    step = export(localize(args.workdir), args.folder, dtype=args.dtype)
   except (MissingPackageError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 2

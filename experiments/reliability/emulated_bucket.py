@@ -65,7 +65,7 @@ def bucket(scheme: str = "s3") -> Iterator[Emulated]:
     weather = Weather()
     port = stack.enter_context(_moto() if scheme == "s3" else _fake_gcs())
     handler = type("Handler", (_Proxy,), {"port": port, "weather": weather, "is_gcs": scheme == "gs"})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     stack.callback(server.server_close)
@@ -146,6 +146,13 @@ def _ask(url: str, method: str, body: bytes | None = None) -> tuple[int, bytes, 
       return answer.status, answer.read(), answer.headers
   except urllib.error.HTTPError as error:
     return error.code, error.read(), error.headers
+
+
+class _Server(ThreadingHTTPServer):
+  """A server for clients that are killed at any moment."""
+
+  def handle_error(self, request, client_address):
+    """Prints nothing."""
 
 
 class _Proxy(BaseHTTPRequestHandler):

@@ -46,6 +46,7 @@ def take(
   silence: float = SILENCE_SECONDS,
   tell: Callable[[str], None] = lambda line: None,
   look_seconds: float = _LOOK_SECONDS,
+  sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Index, Tag]:
   """Claims a workdir for a process. Returns the index, which names the process as the owner.
 
@@ -55,6 +56,7 @@ def take(
     silence: Time without a sign of life, in seconds, after which another owner is replaced.
     tell: Function called with a line about a long wait or about a replaced owner.
     look_seconds: Time between two looks at the index of a silent owner.
+    sleep: Function that waits between them.
 
   Raises:
     WorkdirError: If another process writes there, or the folder holds something else.
@@ -80,7 +82,7 @@ def take(
       elif time.monotonic() - since >= silence:
         tell(f"{index.owner} has given no sign of life for {silence:.0f} s; its claim is taken over")
         return _replace(store, index, tag, owner)
-      time.sleep(look_seconds)
+      sleep(look_seconds)
     except ConflictError:  # Another process was faster. It may have been the last sign of life.
       continue
 

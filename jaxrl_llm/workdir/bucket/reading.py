@@ -14,6 +14,10 @@ _TRIES = 5  # A writer may replace an object between the reading of the index an
 _RESULTS = "evaluations"
 
 
+class NotSentError(ValueError):
+  """A page or result that was written, but is not in the bucket."""
+
+
 def localize(text: str | Path, *, step: int | None = None, checkpoints: bool = True) -> Path:
   """Brings what a command needs of a workdir, or of a folder of workdirs, to a local folder.
 
@@ -59,7 +63,7 @@ def give_back(text: str | Path, folder: Path, paths: Iterable[Path]) -> str | No
     Address of the last file; None if none was sent.
 
   Raises:
-    ValueError: If the storage fails. One line.
+    NotSentError: If the storage fails. One line.
   """
   if not address_lib.is_address(text):
     return None
@@ -70,7 +74,7 @@ def give_back(text: str | Path, folder: Path, paths: Iterable[Path]) -> str | No
       try:
         patiently(lambda: store.put(name, path))  # noqa: B023 (called at once)
       except StorageError as error:
-        raise ValueError(f"{path} was written, but not sent: {error}") from error
+        raise NotSentError(f"{path} was written, but not sent: {error}") from error
       last = f"{store.address}/{name}"
   return last
 
