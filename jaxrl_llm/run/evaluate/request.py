@@ -78,7 +78,7 @@ def parse(argv: Sequence[str]) -> Request:
     out=Path(values.out or folder / ("eval.json" if rows is None else f"{stem}.json")),
     regrade=rows,
     regraded=values.regrade and Path(values.regrade),
-    given=re.sub(r"@[0-9]+$", "", values.checkpoint) if is_address(values.checkpoint) and not values.checkpoint.startswith("package:") else None,
+    given=re.sub(r"@[0-9]+$", "", values.checkpoint) if is_address(values.checkpoint) else None,
   )
 
 

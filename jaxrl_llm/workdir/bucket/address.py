@@ -66,7 +66,7 @@ def parse(text: str) -> Address:
   scheme, bucket, path = match.groups() if match else ("", "", "")
   parts = path.split("/")
   if scheme not in SCHEMES or not bucket or not path or any(part in ("", ".", "..") for part in parts):
-    raise ValueError(f"--workdir: found {text!r}, expected a folder, or gs://BUCKET/RUN or s3://BUCKET/RUN")
+    raise ValueError(f"found {text!r}, expected a folder, or gs://BUCKET/RUN or s3://BUCKET/RUN")
   return Address(scheme, bucket, path)
 
 

@@ -120,7 +120,7 @@ def _bring_file(store: Store, path: Path, parts: Sequence[Part]) -> None:
     size = half.stat().st_size
     if _download(store, part.name, half, size) != (part.bytes, part.sha256):
       raise ValueError(
-        f"--workdir={store.address}: {path.name} is not as it was written (object {part.name}); "
+        f"{store.address}: {path.name} is not as it was written (object {part.name}); "
         "restore an earlier version of that object, or choose another --workdir"
       )
   half.replace(path)

@@ -105,7 +105,7 @@ def _create(store: Store, owner: Owner) -> tuple[Index, Tag]:
   except ConflictError:
     return index, tag
   raise StorageError(
-    f"--workdir={store.address}: the storage ignores preconditions, so that it cannot keep a second writer out; choose another storage",
+    f"{store.address}: the storage ignores preconditions, so that it cannot keep a second writer out; choose another storage",
     lasting=True,
   )
 

@@ -147,7 +147,7 @@ def read(store: Store) -> tuple[Index, Tag] | None:
     return from_bytes(answer[0]), answer[1]
   except ValueError as error:
     raise StorageError(
-      f"--workdir={store.address}: {error}; restore an earlier version of that object, or choose another --workdir", lasting=True
+      f"{store.address}: {error}; restore an earlier version of that object, or choose another --workdir", lasting=True
     ) from error
 
 

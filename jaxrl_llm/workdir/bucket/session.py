@@ -121,7 +121,7 @@ def opened(
         with contextlib.suppress(StorageError):  # Nothing has begun: the next command starts afresh.
           store.delete([NAME])
   except (MissingPackageError, StorageError) as error:
-    raise WorkdirError(str(error)) from error
+    raise WorkdirError(f"--workdir={error}") from error
   finally:
     unlock(mirror.state)
 
@@ -152,7 +152,7 @@ def _bring(store: Store, mirror: Mirror, name: str, index: Index, tell: Callable
       f"--workdir={store.address}: an object that its {NAME} names is gone ({error}); restore it, or choose another --workdir"
     ) from error
   except ValueError as error:
-    raise WorkdirError(str(error)) from error
+    raise WorkdirError(f"--workdir={error}") from error
   except OSError as error:
     raise WorkdirError(f"--workdir={store.address}: its mirror {mirror.run} cannot be written ({error.strerror})") from error
   base.write_text(content_digest(index), encoding="ascii")

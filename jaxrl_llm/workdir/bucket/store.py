@@ -54,7 +54,7 @@ class Store:
     try:
       from obstore import exceptions, store  # Lazy: runs in folders do not need it.
     except ImportError as error:
-      raise MissingPackageError(f"--workdir={address} needs obstore: pip install 'jaxrl-llm[bucket]'") from error
+      raise MissingPackageError(f"{address} needs obstore: pip install 'jaxrl-llm[bucket]'") from error
     self.address, self._errors = address, exceptions
     # The publisher has a longer patience of its own: a request must end in time for a sign of life.
     backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2}
@@ -134,19 +134,19 @@ class Store:
     except FileNotFoundError as error:
       if "NoSuchBucket" in str(error) or "bucket does not exist" in str(error).lower():
         raise StorageError(
-          f"--workdir={self.address}: found no bucket {self.address.bucket!r}, expected an existing one; make it, or correct the name",
+          f"{self.address}: found no bucket {self.address.bucket!r}, expected an existing one; make it, or correct the name",
           lasting=True,
         ) from error
       raise
     except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
       raise StorageError(
-        f"--workdir={self.address}: access denied, expected credentials that may read and write there ({_reason(error)})", lasting=True
+        f"{self.address}: access denied, expected credentials that may read and write there ({_reason(error)})", lasting=True
       ) from error
     except (errors.BaseError, ValueError) as error:
       if lacks_credentials(str(error)):
         variable = "GOOGLE_APPLICATION_CREDENTIALS" if self.address.scheme == "gs" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise StorageError(
-          f"--workdir={self.address}: found no credentials, expected {variable} or the account of this machine ({_reason(error)})",
+          f"{self.address}: found no credentials, expected {variable} or the account of this machine ({_reason(error)})",
           lasting=True,
         ) from error
       raise StorageError(f"{self.address}: {_reason(error)}") from error

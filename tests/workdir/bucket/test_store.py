@@ -93,5 +93,5 @@ def test_patience_ends_and_is_not_spent_on_lasting_errors():
 
 @pytest.mark.parametrize("text", ["ftp://bucket/run", "gs://bucket", "s3:///run", "s3://bucket/../run", "gs://bucket/a//b"])
 def test_an_address_without_bucket_or_path_is_refused(text):
-  with pytest.raises(ValueError, match=r"--workdir: found .*, expected a folder, or gs://BUCKET/RUN or s3://BUCKET/RUN"):
+  with pytest.raises(ValueError, match=r"^found .*, expected a folder, or gs://BUCKET/RUN or s3://BUCKET/RUN"):
     parse(text)
