@@ -7,11 +7,16 @@ import time
 
 import pytest
 
+from experiments.launch import status
+from experiments.launch.trial import Trial
 from experiments.reliability import emulated_bucket
 from experiments.reliability.attempts import Job, attempt, mismatches
 from jaxrl_llm import evaluate, main
+from jaxrl_llm.report import __main__ as report
 from jaxrl_llm.workdir.bucket.address import mirror_of, parse
 from jaxrl_llm.workdir.bucket.reading import localize
+from jaxrl_llm.workdir.bucket.store import Store
+from tests.workdir.bucket.runs import running
 
 CONFIG = "--config=configs/gspo.py:tiny"
 
@@ -66,6 +71,29 @@ def test_a_run_that_is_not_there_is_one_line(place, capsys):
   assert line == f"error: --checkpoint: {place}: found no run, expected the --workdir of one, or a folder of them"
 
 
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_a_report_is_sent_back_and_a_sweep_is_compared(place, capsys):
+  for name in ("a", "b"):
+    with running(place._replace(path=f"{place.path}/{name}")) as run:
+      run.advance()
+  assert report.main([f"{place}/a"]) == 0
+  assert capsys.readouterr().out == f"{place}/a/report.html\n"
+  assert report.main([str(place)]) == 0
+  assert capsys.readouterr().out == f"{place}/comparison.html\n"
+  store = Store(place)
+  assert b"<html" in store.get("a/report.html")[0] and b"<html" in store.get("comparison.html")[0]
+  assert report.main([f"{place}/none"]) == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_the_status_of_a_trial_is_read_from_the_bucket(place):
+  with running(place) as run:
+    run.advance(2)
+  trial = Trial("name", None, str(place), ())
+  assert status.look(trial, []).step == 2
+  assert status.look(trial._replace(workdir=f"{place}/none"), []).step == 0
+
+
 @pytest.mark.slow
 def test_a_run_without_storage_for_a_while_and_on_a_new_machine_has_the_bits_of_a_local_one(tmp_path):
   flags = (
@@ -89,8 +117,6 @@ def test_a_run_without_storage_for_a_while_and_on_a_new_machine_has_the_bits_of_
 
 
 def localize_names(url):
-  from jaxrl_llm.workdir.bucket.store import Store
-
   return list(Store(parse(url)).names())
 
 
