@@ -116,7 +116,8 @@ def train_in_bucket(config: ConfigDict, workdir: Path, **options: Any) -> int:
     place = address.parse(str(workdir))
   except ValueError as error:
     raise UsageError(f"--workdir: {error}") from error
-  hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")  # libtpu may leave a warning there, which has a comma as well.
+  # libtpu may leave a warning there, which has a comma as well.
+  hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")
   if os.environ.get("JAX_NUM_PROCESSES", "1") != "1" or ("," in hosts and " " not in hosts.strip()):
     raise UsageError(f"--workdir={place}: found several processes, expected one; several need a folder that they share, as on Filestore")
   retention = dict(

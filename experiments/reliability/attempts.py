@@ -216,7 +216,7 @@ def resumed(log: Path) -> int | None:
 
 
 def fingerprints(workdir: Path, varies: tuple[str, ...] = ()) -> list[str]:
-  """Returns a line for each row of the run's metrics, without what the clock and the machine decide.
+  """Returns a line for each row of the run's metrics, without what clock and machine decide.
 
   Numbers have the shortest form that gives the same bits. `varies` has prefixes of further metrics
   to leave out.

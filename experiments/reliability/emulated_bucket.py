@@ -1,4 +1,4 @@
-"""Buckets on loopback for tests and storms: S3 (moto), GCS (fake-gcs-server), and faults before them.
+"""Buckets on loopback for tests and storms: S3 (moto), GCS (fake-gcs-server), and their faults.
 
 fake-gcs-server has preconditions in the JSON interface of GCS only, and obstore speaks the XML
 interface, so that the proxy translates requests to GCS from the one to the other.
@@ -7,6 +7,7 @@ interface, so that the proxy translates requests to GCS from the one to the othe
 import contextlib
 import itertools
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -110,6 +111,7 @@ def changeable(weather: Weather, *, fair_seconds: float = 2.0, bad_seconds: floa
 def _moto() -> Iterator[int]:
   from moto.server import ThreadedMotoServer
 
+  logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It would log every request.
   server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
   server.start()
   try:

@@ -1,4 +1,4 @@
-"""`python -m experiments.reliability.storm [--asynchronous] [--bucket] [--kills=25] [--out=DIR] ...`
+"""`python -m experiments.reliability.storm [--asynchronous] [--bucket] [--kills=25] ...`
 
 A run is killed again and again, and restarted with the same command each time, until it finishes.
 Then it is compared with an undisturbed run: every number of its metrics, the fingerprint of every

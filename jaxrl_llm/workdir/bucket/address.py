@@ -49,7 +49,8 @@ def is_address(text: object) -> bool:
     >>> is_address("gs://bucket/run"), is_address("runs/gspo")
     (True, False)
   """
-  return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", str(text)) is not None  # One letter is a drive of Windows.
+  # One letter is a drive of Windows.
+  return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", str(text)) is not None
 
 
 def parse(text: str) -> Address:

@@ -1,9 +1,9 @@
 """The claim of a process on a workdir in a bucket: at most one process writes there.
 
 The claim is a part of the index. Its owner writes the index every few seconds, as a sign of life.
-A process that died without giving up its claim, or has lost its network, is replaced once nothing
-has come from it for a while. Nobody's clock is compared with another's. The replaced process, should
-it still run, can write no index any more, because the index is no longer in the state that it knows.
+A process that died without giving up its claim, or has lost its network, is replaced once it has
+given no sign for a while. The clocks of two machines are never compared. The replaced process,
+should it still run, can write no index any more, because the index has left the state it knows.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The files of a mirrored workdir as objects: which have changed, and in which parts they are sent."""
+"""The files of a mirrored workdir as objects: what has changed, and in which parts it is sent."""
 
 import hashlib
 import os
@@ -78,7 +78,7 @@ def collect(
         continue
       grows = path.endswith(_GROWING)
       if grows:
-        # A file that was replaced, as on resuming, may differ anywhere. Otherwise only its end does.
+        # A file that was replaced, as on resuming, may differ anywhere, others only at the end.
         same = seen.get(path, (None,))[0] == now[0] and seen[path][1] <= now[1]
         count = len(parts) if same else leading(folder / path, parts)
         parts = parts[:count]

@@ -66,7 +66,8 @@ class Publisher:
     self._sent: dict[int, Step] = {}  # Checkpoints that the index does not name yet.
     self._dropped: set[str] = set()  # Objects and folders to delete.
     self._count, self._lock = 0, threading.Lock()
-    self._resumed: int | None = None  # Newest checkpoint of the run as it began, until the index knows it.
+    # Newest checkpoint of the run as it began, until the index knows it.
+    self._resumed: int | None = None
     self._wake, self._enabled, self._ending = threading.Event(), False, False
     self._failing, self._told, self.failure = None, False, ""
     self.is_lost = False

@@ -1,4 +1,4 @@
-"""Local copies of workdirs in buckets, for commands that read them, and the way back for their pages."""
+"""Local copies of workdirs in buckets for commands that read them, and the way back of pages."""
 
 import shutil
 from collections.abc import Iterable
@@ -10,7 +10,8 @@ from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.index import Index
 from jaxrl_llm.workdir.bucket.store import StorageError, Store, patiently
 
-_TRIES = 5  # A writer may replace an object between the reading of the index and that of the object.
+# A writer may replace an object between the reading of the index and that of the object.
+_TRIES = 5
 _RESULTS = "evaluations"
 
 
@@ -56,7 +57,7 @@ def give_back(text: str | Path, folder: Path, paths: Iterable[Path]) -> str | No
 
   Args:
     text: Workdir as the user gave it. Nothing happens if it is a local folder.
-    folder: Its local copy.
+    folder: Local copy of the workdir.
     paths: Files inside the copy; others are left out.
 
   Returns:

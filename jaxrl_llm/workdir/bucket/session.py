@@ -1,4 +1,4 @@
-"""A run whose workdir is in a bucket: the claim, the mirror and the publisher, from start to end."""
+"""A run whose workdir is in a bucket: claim, mirror and publisher, from start to end."""
 
 import contextlib
 import os
@@ -108,7 +108,8 @@ def opened(
     from jaxrl_llm.workdir.bucket.publishing import Publisher  # Late: it imports jax.
 
     name = _name_of(mirror)
-    lost = lambda: os.kill(os.getpid(), signal.SIGTERM)  # The run then stops as if it were preempted.
+    # The run then stops as if it were preempted.
+    lost = lambda: os.kill(os.getpid(), signal.SIGTERM)
     publisher = Publisher(store, mirror, name, index, tag, retention=retention, tell=tell, lost=lost)
     session = Session(address, mirror, publisher)
     try:
@@ -118,7 +119,8 @@ def opened(
     finally:
       session.close(patience=patience)
       if index.mirror is None and not (mirror.run / "config.json").exists() and session.is_sent:
-        with contextlib.suppress(StorageError):  # Nothing has begun: the next command starts afresh.
+        # Nothing has begun: the next command starts afresh.
+        with contextlib.suppress(StorageError):
           store.delete([NAME])
   except (MissingPackageError, StorageError) as error:
     raise WorkdirError(f"--workdir={error}") from error

@@ -23,7 +23,7 @@ class Run:
   """The stand-in, opened from its newest checkpoint.
 
   Attributes:
-    workdir: Its mirror.
+    workdir: Mirror of the workdir.
     step: Number of the checkpoint that it has resumed from; 0 for none.
     told: Lines about damaged checkpoints.
   """

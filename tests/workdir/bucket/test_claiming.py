@@ -1,4 +1,4 @@
-"""At most one process writes to a workdir in a bucket, and nobody waits for a dead one for ever."""
+"""At most one process writes to a workdir in a bucket, and a dead one holds it up for a minute."""
 
 import os
 import subprocess

@@ -51,7 +51,8 @@ def test_a_file_that_was_cut_on_resuming_is_sent_from_where_it_differs(tmp_path)
     sent.publish(merged_bytes=1)
   first = sent.files["metrics.jsonl"][:2]
   other = tmp_path / "metrics.tmp"
-  other.write_bytes(b"".join(lines[:25]) + b'{"other": 1}\n' * 40)  # Longer than before, as another file.
+  # Longer than before, as another file.
+  other.write_bytes(b"".join(lines[:25]) + b'{"other": 1}\n' * 40)
   other.replace(path)
   sent.publish(merged_bytes=1)
   assert sent.joined("metrics.jsonl") == path.read_bytes() and sent.files["metrics.jsonl"][:2] == first

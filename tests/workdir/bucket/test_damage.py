@@ -1,4 +1,4 @@
-"""Damage to any object of a checkpoint is reported on a new machine, which continues from the step before."""
+"""Damage to any object of a checkpoint is reported on a new machine, which goes one step back."""
 
 import io
 import shutil

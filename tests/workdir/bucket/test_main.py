@@ -1,4 +1,4 @@
-"""Commands take a workdir in a bucket: bad input is one line, and a run has the bits of a local one."""
+"""Commands take a workdir in a bucket: bad input is one line, runs have the bits of local ones."""
 
 import shutil
 import sys
