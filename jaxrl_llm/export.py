@@ -65,7 +65,7 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
 def main(argv: list[str]) -> int:
   """Runs the command and returns its exit status: 2 for bad input."""
   parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.export", description=__doc__, allow_abbrev=False)
-  parser.add_argument("workdir", type=Path, help="folder of the run, which may be in a bucket")
+  parser.add_argument("workdir", help="folder of the run, which may be in a bucket")
   parser.add_argument("folder", type=Path, help="folder to make")
   parser.add_argument("--dtype", choices=DTYPES, help="dtype of the saved weights; default: those of the checkpoint")
   args = parser.parse_args(argv)

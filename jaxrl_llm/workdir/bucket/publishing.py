@@ -64,6 +64,8 @@ class Publisher:
     self._seen: dict[str, collecting.Signature] = {}
     self._pages: dict[str, collecting.Signature] = {}
     self._sent: dict[int, Step] = {}  # Checkpoints that the index does not name yet.
+    # Folder and files in the bucket of each checkpoint that is being sent.
+    self._begun: dict[int, tuple[str, set[str]]] = {}
     self._dropped: set[str] = set()  # Objects and folders to delete.
     self._count, self._lock = 0, threading.Lock()
     # Newest checkpoint of the run as it began, until the index knows it.
@@ -71,7 +73,7 @@ class Publisher:
     self._wake, self._enabled, self._ending = threading.Event(), False, False
     self._failing, self._told, self.failure = None, False, ""
     self.is_lost = False
-    self.progressed = time.monotonic()  # Time of the last request that succeeded.
+    self.progressed = time.monotonic()  # Time at which something was last sent that stays.
     self._threads = [threading.Thread(target=each, daemon=True, name=f"bucket-{each.__name__}") for each in (self._publish, self._upload)]
     for thread in self._threads:
       thread.start()
@@ -88,6 +90,9 @@ class Publisher:
 
   def unsent(self) -> list[str]:
     """Returns the paths of what is not in the bucket yet: checkpoints as folders, and files."""
+    # Until the first cycle, the index may name a damaged checkpoint of the same number as a new one.
+    if self._resumed is not None:
+      return [index_lib.NAME]
     steps = [f"checkpoints/{number}" for number in self._unsent_steps()] + [f"checkpoints/{number}" for number in self._sent]
     kept_parts, pieces = collecting.collect(self._mirror.run, self._index.files, dict(self._seen))
     gone = self._index.files.keys() - kept_parts.keys()
@@ -113,7 +118,7 @@ class Publisher:
     if self.is_lost:
       return []
     left = self.unsent() if self._enabled else []
-    until = time.monotonic() + (5.0 if left else patience)
+    until = time.monotonic() + (2.0 if left else patience)
     while True:
       try:
         if self._enabled and not left:
@@ -160,6 +165,7 @@ class Publisher:
       )
     if index != before:
       self._commit(index)
+      self.progressed = time.monotonic()
     else:
       self._beat_if_due()
     if not self._enabled:
@@ -203,7 +209,6 @@ class Publisher:
         index = index._replace(serial=max(index.serial, known[0].serial) + 1)
         self._tag = self._store.replace(index_lib.NAME, index_lib.to_bytes(index), self._tag)
     self._index, self._beat = index, time.monotonic()
-    self.progressed = time.monotonic()
 
   def _upload(self) -> None:
     """Runs the thread that sends checkpoints."""
@@ -216,7 +221,7 @@ class Publisher:
       try:
         self._send_step(steps[0])
         wait = _WAITS[0]
-      except FileNotFoundError:  # Retention has removed the checkpoint meanwhile.
+      except FileNotFoundError:  # Retention has removed the checkpoint before it could be held.
         continue
       except Exception as error:
         self._failed(error)
@@ -239,14 +244,22 @@ class Publisher:
 
   def _send_step(self, number: int) -> None:
     folder = self._mirror.outgoing / str(number)
-    shutil.rmtree(folder, ignore_errors=True)
-    _hold(self._mirror.run / "checkpoints" / str(number), folder)
+    if number not in self._begun:
+      shutil.rmtree(folder, ignore_errors=True)
+      _hold(self._mirror.run / "checkpoints" / str(number), folder)
+      self._begun[number] = f"checkpoints/{number}-{self._new_token()}", set()
+    at, done = self._begun[number]
     text = (folder / MANIFEST).read_bytes()
-    files, at = files_of(text), f"checkpoints/{number}-{self._new_token()}"
     save, size = manifest.facts(folder)
+
+    def put(name: str) -> None:
+      self._put(f"{at}/{name}", folder / name)
+      done.add(name)  # Another try leaves it out.
+
     with ThreadPoolExecutor(_THREADS) as threads:
-      list(threads.map(lambda name: self._put(f"{at}/{name}", folder / name), files))
+      list(threads.map(put, sorted(files_of(text).keys() - done)))
     self._put(f"{at}/{MANIFEST}", text)
+    self._begun.pop(number)
     with self._lock:
       self._sent = self._sent | {number: Step(at, hashlib.sha256(text).hexdigest(), size, save._asdict())}
     shutil.rmtree(folder, ignore_errors=True)

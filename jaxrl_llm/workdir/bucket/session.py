@@ -40,7 +40,10 @@ class Session:
 
   def close(self, *, patience: float) -> None:
     """Sends the rest and gives up the claim; see `Publisher.close`."""
-    self._left = self._publisher.close(patience=patience)
+    try:
+      self._left = self._publisher.close(patience=patience)
+    except KeyboardInterrupt:
+      self._left, self._publisher.failure = self._publisher.unsent() or ["the end of the run"], "interrupted"
     if self._enabled and self.is_sent:
       self._clean.touch()
 

@@ -12,7 +12,7 @@ from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.address import mirror_of
 from jaxrl_llm.workdir.bucket.index import Owner
 from jaxrl_llm.workdir.bucket.reading import give_back, localize
-from jaxrl_llm.workdir.bucket.store import Store
+from jaxrl_llm.workdir.bucket.store import StorageError, Store
 from jaxrl_llm.workdir.claim import WorkdirError
 from tests.workdir.bucket.runs import running
 
@@ -122,6 +122,33 @@ def test_what_is_unsent_at_the_end_is_named_and_sent_by_the_next_command(storage
   with running(place, silence=0.1) as run:  # This process has not ended.
     assert run.step == 2
   assert sorted(index_of(place).steps) == [1, 2] and run.session.status(0) == 0
+
+
+def test_a_checkpoint_that_can_never_be_sent_ends_the_wait_and_sends_no_file_twice(place, monkeypatch):
+  put, sent = Store.put, []
+
+  def fails(self, name, data):
+    if name.endswith("manifest.ocdbt"):
+      raise StorageError("no")
+    sent.append(name)
+    put(self, name, data)
+
+  monkeypatch.setattr(Store, "put", fails)
+  with running(place, patience=1.5) as run:
+    run.advance()
+  assert run.session.status(0) == 1 and index_of(place).steps == {}
+  files = [name for name in sent if name.startswith("checkpoints/")]
+  assert files and len(set(files)) == len(files)
+
+
+def test_ctrl_c_while_the_rest_is_sent_is_no_traceback(place, monkeypatch, capsys):
+  def interrupts(self, **options):
+    raise KeyboardInterrupt
+
+  with running(place) as run:
+    run.advance()
+    monkeypatch.setattr(type(run.session._publisher), "close", interrupts)
+  assert run.session.status(0) == 1 and "(interrupted)" in capsys.readouterr().err
 
 
 def test_a_replaced_writer_stops_and_sends_nothing_more(place, monkeypatch):
