@@ -44,8 +44,8 @@ BLOCKED = (
   # Never a dependency.
   "pathwaysutils", "ray", "tensorflow", "torch", "transformers", "vllm",
   # Optional: imported at their use, with a message that names the extra.
-  "gguf", "huggingface_hub", "jinja2", "jsonschema", "jupytext", "math_verify", "matplotlib", "mkdocs", "nbclient", "obstore", "optuna", "PIL",
-  "pyarrow", "reasoning_gym", "safetensors", "sky", "submitit", "uvicorn", "verifiers", "websockets", "xpk",
+  "gguf", "huggingface_hub", "jinja2", "jsonschema", "jupytext", "math_verify", "matplotlib", "mkdocs", "nbclient", "obstore", "optuna",
+  "PIL", "pyarrow", "reasoning_gym", "safetensors", "sky", "submitit", "uvicorn", "verifiers", "websockets", "xpk",
   # For tests only.
   "beartype", "hypothesis", "pytest",
 )  # fmt: skip
