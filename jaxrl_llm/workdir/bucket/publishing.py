@@ -90,7 +90,7 @@ class Publisher:
 
   def unsent(self) -> list[str]:
     """Returns the paths of what is not in the bucket yet: checkpoints as folders, and files."""
-    # Until the first cycle, the index may name a damaged checkpoint of the same number as a new one.
+    # Until the first cycle, the index may name a damaged checkpoint of a new one's number.
     if self._resumed is not None:
       return [index_lib.NAME]
     steps = [f"checkpoints/{number}" for number in self._unsent_steps()] + [f"checkpoints/{number}" for number in self._sent]
