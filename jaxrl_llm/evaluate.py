@@ -1,8 +1,8 @@
 """Evaluation: `python -m jaxrl_llm.evaluate [--config=FILE[:ARGUMENT]] [--checkpoint=WHERE] [...]`
 
   --checkpoint      the weights: workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in
-                    Hugging Face's format, a .gguf file, or package:NAME. Default: the weights that
-                    the config begins with
+                    Hugging Face's format, a .gguf file, or package:NAME. A workdir may be in a
+                    bucket. Default: the weights that the config begins with
   --config          the experiment; optional for a run, which has its own
   --metrics         metrics by lighteval's names, as in avg@n:n=16,pass@k:k=1&n=16,maj@n:n=8 (quote
                     the &). Default: avg, pass and maj of config.eval.samples, and those of
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from jaxrl_llm.config import command_line
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.run.evaluate import request as request_lib
+from jaxrl_llm.workdir.bucket.reading import NotSentError, give_back
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -53,7 +54,9 @@ def main(argv: Sequence[str]) -> int:
 
     try:
       evaluating.run(request, command=shlex.join(["python", "-m", "jaxrl_llm.evaluate", *argv[1:]]))
-    except (NoRewardError, OutOfMemoryError, EngineError) as error:
+      if request.given is not None and (sent := give_back(request.given, request.source.path, [request.samples, request.out])):
+        print(f"sent to {sent.rpartition('/')[0]}")
+    except (NoRewardError, OutOfMemoryError, EngineError, NotSentError) as error:
       return _refuse(error, 1)
   except UsageError as error:
     return _refuse(error, USAGE_ERROR)

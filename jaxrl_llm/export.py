@@ -28,6 +28,7 @@ from jaxrl_llm.run.publish.hub import check_push, push
 from jaxrl_llm.run.saved_state import INIT, abstract_arrays, whole_state
 from jaxrl_llm.types import Params
 from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir.bucket.reading import localize
 
 
 def export(workdir: Path, folder: Path, *, dtype: str | None = None, adapter: bool = False, name: str | None = None) -> int:
@@ -99,7 +100,7 @@ def save_policy(folder: Path, experiment: Experiment, params: Params, *, source:
 def main(argv: list[str]) -> int:
   """Runs the command and returns its exit status: 2 for bad input."""
   parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.export", description=__doc__, allow_abbrev=False)
-  parser.add_argument("workdir", type=Path, help="folder of the run")
+  parser.add_argument("workdir", help="folder of the run, which may be in a bucket")
   parser.add_argument("folder", type=Path, help="folder to make")
   parser.add_argument("--dtype", choices=DTYPES, help="dtype of the saved weights; default: those of the checkpoint")
   parser.add_argument("--adapter", action="store_true", help="save only the adapters, in PEFT's format; default: merge them")
@@ -107,7 +108,8 @@ def main(argv: list[str]) -> int:
   args = parser.parse_args(argv)
   try:
     hub = None if args.push is None else check_push(args.push)
-    step = export(args.workdir, args.folder, dtype=args.dtype, adapter=args.adapter, name=args.push and args.push.partition("/")[2])
+    name = args.push and args.push.partition("/")[2]
+    step = export(localize(args.workdir), args.folder, dtype=args.dtype, adapter=args.adapter, name=name)
     address = None if hub is None else push(hub, args.folder, args.push)
   except (MissingPackageError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)

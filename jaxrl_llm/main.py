@@ -2,7 +2,8 @@
 
   --config          the experiment: a file in configs/, such as configs/gspo.py or
                     configs/gspo.py:tiny; configs/reward_model.py trains a reward model
-  --workdir         folder of the run, which the same command resumes. Default: runs/CONFIG
+  --workdir         folder of the run, which the same command resumes, or gs://BUCKET/RUN or
+                    s3://BUCKET/RUN. Default: runs/CONFIG
   --config.FIELD    new value of one field, as in --config.learner.learning_rate=1e-4
   --dry_run         print the resolved config, mesh, sizes, memory and every problem, and train
                     nothing
@@ -19,6 +20,7 @@
 """
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -32,6 +34,8 @@ from jaxrl_llm.config import changes, check, command_line, fields
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.workdir import claim, logs
+from jaxrl_llm.workdir.bucket import address
+from jaxrl_llm.workdir.bucket.reading import localize
 
 USAGE_ERROR = 2
 PREEMPTED = 42  # Pod launchers take this status as a request to restart the run.
@@ -63,18 +67,68 @@ def main(argv: Sequence[str]) -> int:
       raise UsageError("\n".join(messages))
     if request.pilot:
       return pilot(config)
-    claim.check_claim(workdir, config.to_dict(), allow_changes=allow_changes)
-    if claim.is_finished(workdir) and not claim.changes(workdir, config.to_dict()):
-      print(f"{workdir} holds a finished run; see {workdir / 'report.html'}, or give another --workdir to run again")
-      return 0
     command = shlex.join(["python", "-m", "jaxrl_llm.main", *argv[1:]])
-    if request.replay is not None:
-      check_replay(config, workdir, request.replay)
-    return train_in(config, workdir, command=command, allow_changes=allow_changes, replay=request.replay)
+    options = dict(command=command, allow_changes=allow_changes, replay=request.replay and local(request.replay))
+    if not address.is_address(workdir):
+      return train_or_tell(config, workdir, **options)
+    return train_in_bucket(config, workdir, **options)
   except (UsageError, claim.WorkdirError) as error:
     for line in str(error).splitlines():
       print(f"error: {line}", file=sys.stderr)
     return USAGE_ERROR
+
+
+def train_or_tell(
+  config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool, replay: Path | None, ready: Callable[[], None] = lambda: None
+) -> int:
+  """Trains in a workdir, or says that the run there is finished. Returns the exit status.
+
+  `ready` is called once the run has resumed from its checkpoint, or is found finished.
+  """
+  claim.check_claim(workdir, config.to_dict(), allow_changes=allow_changes)
+  if claim.is_finished(workdir) and not claim.changes(workdir, config.to_dict()):
+    ready()
+    print(f"{workdir} holds a finished run; see {workdir / 'report.html'}, or give another --workdir to run again")
+    return 0
+  if replay is not None:
+    check_replay(config, workdir, replay)
+  return train_in(config, workdir, command=command, allow_changes=allow_changes, replay=replay, ready=ready)
+
+
+def local(replay: Path) -> Path:
+  """Returns the local folder of a run to repeat, which may be in a bucket."""
+  try:
+    return localize(replay, checkpoints=False)
+  except (MissingPackageError, ValueError) as error:
+    raise UsageError(f"--replay: {error}") from error
+
+
+def train_in_bucket(config: ConfigDict, workdir: Path, **options: Any) -> int:
+  """Trains in the local mirror of a workdir in a bucket. Returns the exit status.
+
+  Raises:
+    WorkdirError: If the bucket cannot be used; see `session.opened`.
+    UsageError: If the address is invalid, or the run has several processes.
+  """
+  from jaxrl_llm.workdir.bucket import session
+
+  try:
+    place = address.parse(str(workdir))
+  except ValueError as error:
+    raise UsageError(f"--workdir: {error}") from error
+  # libtpu may leave a warning there, which has a comma as well.
+  hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")
+  if os.environ.get("JAX_NUM_PROCESSES", "1") != "1" or ("," in hosts and " " not in hosts.strip()):
+    raise UsageError(f"--workdir={place}: found several processes, expected one; several need a folder that they share, as on Filestore")
+  retention = dict(
+    newest=config.checkpoint.keep, best=config.checkpoint.keep_best, every_hours=config.checkpoint.keep_every_hours
+  )
+  with session.opened(place, retention=retention, tell=lambda line: print(line, file=sys.stderr)) as opened:
+    status = train_or_tell(config, opened.workdir, ready=opened.enable, **options)
+  status = opened.status(status)
+  if status == 0:
+    print(f"in {place}: all of the run, and its page report.html")
+  return status
 
 
 def config_problems(config: ConfigDict) -> list[str]:
@@ -100,8 +154,14 @@ def check_replay(config: ConfigDict, workdir: Path, replay: Path) -> None:
     raise UsageError(f"--replay: found the workdir itself, {workdir}, expected that of another run")
 
 
-def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False, replay: Path | None = None) -> int:
-  """Starts JAX and trains, together with the run's other processes if there are any."""
+def train_in(
+  config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False, replay: Path | None = None,
+  ready: Callable[[], None] = lambda: None,
+) -> int:
+  """Starts JAX and trains, together with the run's other processes if there are any.
+
+  `ready` is called once the run has resumed from its checkpoint.
+  """
   from jaxrl_llm import train  # Imported late: bad input is refused before JAX is imported.
   from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
   from jaxrl_llm.engine.requests import ReplayLost
@@ -134,6 +194,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
         run, log = begin_attempt(
           config, workdir, starting, command=command, ending=ending, allow_changes=allow_changes, notes=(flags,)
         )
+        ready()
         try:
           with hosts.interruptible(run.progress.note):
             summary = job.proceed(run)

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from experiments.launch.rows import varying
 from experiments.launch.trial import Trial
+from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.workdir import claim
+from jaxrl_llm.workdir.bucket.reading import localize
 
 FINISHED, FAILED, WAITING, RUNNING, STOPPED = "finished", "failed", "waiting", "running", "stopped"
 _EVENTS = "attempts.jsonl"
@@ -74,7 +76,7 @@ def look(trial: Trial, events: Sequence[Mapping[str, Any]], *, is_running: bool 
     events: Events of the trial in the record of attempts.
     is_running: Whether a process of this launcher runs the trial.
   """
-  workdir = Path(trial.workdir)
+  workdir = _folder(trial.workdir)
   seconds, error, state = 0.0, "", WAITING
   started = None
   for event in events:
@@ -103,6 +105,14 @@ def look(trial: Trial, events: Sequence[Mapping[str, Any]], *, is_running: bool 
     seconds=seconds,
     error=error,
   )
+
+
+def _folder(workdir: str) -> Path:
+  """Returns the folder of a trial, or a copy if it is in a bucket and has begun."""
+  try:
+    return localize(workdir, checkpoints=False)
+  except (MissingPackageError, ValueError):
+    return Path(workdir)
 
 
 def _progress(path: Path) -> dict[str, Any]:

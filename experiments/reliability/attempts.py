@@ -39,6 +39,7 @@ class Job(NamedTuple):
     devices: Number of simulated devices of each process.
     every: Number of RL steps between checkpoints.
     cache: Folder of compiled programs, which the attempts share.
+    url: Address of the workdir in a bucket, whose mirror `workdir` is; "" if there is none.
   """
 
   flags: tuple[str, ...]
@@ -47,6 +48,7 @@ class Job(NamedTuple):
   devices: int
   every: int
   cache: Path
+  url: str = ""
 
 
 class Ended(NamedTuple):
@@ -93,7 +95,8 @@ def attempt(
   """
   number = logs.number(job.workdir / "logs")
   started, struck = time.monotonic(), None
-  processes = _launch(job, fault, job.workdir.with_name(f"{job.workdir.name}.out"))
+  output = job.cache.with_name(f"{job.workdir.name}.out") if job.url else job.workdir.with_name(f"{job.workdir.name}.out")
+  processes = _launch(job, fault, output)
   try:
     while any(process.poll() is None for process in processes):
       if time.monotonic() - started > _LIMIT_SECONDS:
@@ -114,6 +117,8 @@ def attempt(
         process.wait()
   gone, statuses = time.monotonic(), tuple(process.returncode for process in processes)
   struck_at_all = struck is not None or bool(fault)
+  if job.url:  # The logs of earlier attempts may have come with the mirror.
+    number = max(1, logs.number(job.workdir / "logs") - 1)
   log = job.workdir / "logs" / f"attempt-{number}.log"
   seconds = gone - struck if struck is not None else 0.0
   return Ended(statuses, struck_at_all and any(statuses), seconds, last_step(job.workdir), resumed(log))
@@ -176,7 +181,7 @@ def environment(job: Job, fault: str = "") -> dict[str, str]:
 
 def _launch(job: Job, fault: str, output: Path) -> list[subprocess.Popen]:
   address = f"127.0.0.1:{_free_port()}"
-  command = [sys.executable, "-m", "jaxrl_llm.main", *job.flags, f"--workdir={job.workdir}"]
+  command = [sys.executable, "-m", "jaxrl_llm.main", *job.flags, f"--workdir={job.url or job.workdir}"]
   processes = []
   for index in range(job.processes):
     settings = environment(job, fault)

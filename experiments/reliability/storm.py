@@ -1,4 +1,4 @@
-"""`python -m experiments.reliability.storm [--asynchronous] [--kills=25] [--out=DIR] ...`
+"""`python -m experiments.reliability.storm [--asynchronous] [--bucket] [--kills=25] ...`
 
 A run is killed again and again, and restarted with the same command each time, until it finishes.
 Then it is compared with an undisturbed run: every number of its metrics, the fingerprint of every
@@ -17,6 +17,11 @@ batch of tokens, its samples and its last weights must be the same bits.
 SIGTERMs come in addition. Prints a table and writes it, with all attempts, to `storm.json` in the
 folder.
 
+With `--bucket` (S3) or `--bucket=gs` the workdir of the run is in an emulated bucket, which answers
+with 429 or 500, slowly or not at all for a third of the time. Half of the restarts after a random
+strike have an empty mirror, as on a new machine. Both the last mirror and what a reader brings from
+the bucket must have the bits of the undisturbed run.
+
 With `--asynchronous` the run has a queue of rollouts, responses that go on with new weights, and
 two samplers in processes of their own. Half of the kills strike the learner, half a sampler. The
 run is then repeated by its schedule twice: undisturbed, and with up to 10 kills. The schedules, the
@@ -30,6 +35,7 @@ import json
 import logging
 import platform
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -38,9 +44,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.reliability import asynchronous
+from experiments.reliability import asynchronous, emulated_bucket
 from experiments.reliability.attempts import Ended, Job, attempt, last_step, mismatches, saving, stepping
 from jaxrl_llm.run.faults import PHASES
+from jaxrl_llm.workdir.bucket.address import mirror_of, parse
+from jaxrl_llm.workdir.bucket.reading import localize
 
 FLAGS = (
   "--config=configs/gspo.py:tiny",
@@ -52,7 +60,7 @@ FLAGS = (
   "--config.log.num_table_rows=0",
   "--config.log.tensorboard=False",
 )
-_ALONE = ("phases", "minutes", "processes")  # Not for asynchronous runs.
+_ALONE = ("phases", "minutes", "processes", "bucket")  # Not for asynchronous runs.
 _TERMS = 3
 # Upper bound on the RL steps between two strikes: on an idle machine 4, and 6 to 15 for a SIGTERM.
 _STEPS_EACH = 8
@@ -74,6 +82,7 @@ class Options(NamedTuple):
   out: Path
   flags: tuple[str, ...]
   asynchronous: bool = False
+  bucket: str = ""
 
 
 class Strike(NamedTuple):
@@ -83,11 +92,13 @@ class Strike(NamedTuple):
     kind: Kind, "at random", "while saving", "SIGTERM", or the phase.
     ended: End of the attempt.
     redone: Number of RL steps that were on disk and are repeated.
+    moved: Whether the attempt began with an empty mirror of the bucket.
   """
 
   kind: str
   ended: Ended
   redone: int
+  moved: bool = False
 
 
 def main(argv: Sequence[str]) -> int:
@@ -116,9 +127,12 @@ def main(argv: Sequence[str]) -> int:
   lots, number = random.Random(options.seed), 0
   while not number or (options.minutes is not None and time.monotonic() - begun < 60 * options.minutes):
     stormy = job_of(options, f"storm-{number}")
-    strikes += storm(stormy, lots, kills=options.kills, phases=options.phases)
-    differing += mismatches(golden.workdir, stormy.workdir)
-    number += 1
+    if options.bucket:
+      new, differs = storm_in_bucket(stormy, golden, lots, options)
+    else:
+      new = storm(stormy, lots, kills=options.kills, phases=options.phases)
+      differs = mismatches(golden.workdir, stormy.workdir)
+    strikes, differing, number = strikes + new, differing + differs, number + 1
   text = table(strikes, differing)
   print(text)
   facts = {
@@ -129,7 +143,8 @@ def main(argv: Sequence[str]) -> int:
   (options.out / "storm.json").write_text(
     json.dumps(facts | {"strikes": [x._asdict() | {"ended": x.ended._asdict()} for x in strikes]})
   )
-  late = max((x.redone for x in strikes), default=0) > golden.every
+  # What a lost machine had not sent yet is done again as well.
+  late = not options.bucket and max((x.redone for x in strikes), default=0) > golden.every
   return 1 if differing or late else 0
 
 
@@ -140,12 +155,13 @@ def read(arguments: Sequence[str]) -> Options:
     ValueError: If a flag is unknown or a value is invalid.
   """
   values, flags = {
-    "kills": "25", "phases": ",".join(PHASES), "minutes": "", "processes": "1", "seed": "0", "out": ""
+    "kills": "25", "phases": ",".join(PHASES), "minutes": "", "processes": "1", "seed": "0", "out": "", "bucket": "",
   }, []  # fmt: skip
   is_asynchronous = "--asynchronous" in arguments
   for argument in arguments:
     if argument == "--asynchronous":
       continue
+    argument = "--bucket=s3" if argument == "--bucket" else argument
     name, _, value = argument.removeprefix("--").partition("=")
     if name.startswith("config.") and argument.startswith("--"):
       flags.append(argument)
@@ -160,6 +176,8 @@ def read(arguments: Sequence[str]) -> Options:
   for name in ("kills", "processes", "seed"):
     if not values[name].isdecimal() or (name == "processes" and int(values[name]) < 1):
       raise ValueError(f"--{name}: found {values[name]!r}, expected a whole number")
+  if values["bucket"] not in ("", "s3", "gs") or (values["bucket"] and values["processes"] != "1"):
+    raise ValueError(f"--bucket: found {values['bucket']!r}, expected s3 or gs, and one process")
   phases = tuple(values["phases"].split(","))
   if unknown := [phase for phase in phases if phase not in PHASES]:
     raise ValueError(f"--phases: found {unknown[0]!r}, expected some of {', '.join(PHASES)}")
@@ -171,8 +189,9 @@ def read(arguments: Sequence[str]) -> Options:
   if values["out"] and out.exists():
     raise ValueError(f"--out: found {out}, which exists; choose another")
   return Options(
-    int(values["kills"]), phases, minutes, int(values["processes"]), int(values["seed"]), out, tuple(flags), is_asynchronous
-  )
+    int(values["kills"]), phases, minutes, int(values["processes"]), int(values["seed"]), out, tuple(flags), is_asynchronous,
+    values["bucket"],
+  )  # fmt: skip
 
 
 def job_of(options: Options, name: str) -> Job:
@@ -182,6 +201,18 @@ def job_of(options: Options, name: str) -> Job:
   num_steps = _STEPS_EACH * (options.kills + _TERMS + len(options.phases))
   flags = (*FLAGS, f"--config.num_steps={num_steps}", f"--config.checkpoint.every={every}", *options.flags)
   return Job(flags, options.out / name, options.processes, devices, every, options.out / "programs")
+
+
+def storm_in_bucket(job: Job, golden: Job, lots: random.Random, options: Options) -> tuple[list[Strike], int]:
+  """Strikes a run in an emulated bucket. Returns the strikes, and the mismatches with `golden`."""
+  with emulated_bucket.bucket(options.bucket) as emulated, emulated_bucket.reached(emulated, options.out / "mirrors"):
+    url = f"{emulated.url}/runs/{job.workdir.name}"
+    job = job._replace(url=url, workdir=mirror_of(parse(url)).run)
+    with emulated_bucket.changeable(emulated.weather):
+      strikes = storm(job, lots, kills=options.kills, phases=options.phases)
+    copy = localize(url)
+    print(f"{emulated.weather.requests:,} requests, {emulated.weather.refused:,} of them refused", flush=True)
+    return strikes, mismatches(golden.workdir, job.workdir) + mismatches(golden.workdir, copy)
 
 
 def storm(job: Job, lots: random.Random, *, kills: int, phases: Sequence[str]) -> list[Strike]:
@@ -206,6 +237,9 @@ def storm(job: Job, lots: random.Random, *, kills: int, phases: Sequence[str]) -
   while planned:
     kind = planned.pop(0)
     before = last_step(job.workdir)
+    moved = bool(job.url) and kind not in PHASES and strikes != [] and lots.random() < 0.5
+    if moved:
+      shutil.rmtree(job.workdir.parents[1])
     victim = lots.randrange(job.processes)
     fault, when, signal_kind = "", None, signal.SIGKILL
     if kind in PHASES:
@@ -217,10 +251,11 @@ def storm(job: Job, lots: random.Random, *, kills: int, phases: Sequence[str]) -
     if not any(ended.statuses):  # The run finished before it was struck.
       print(f"{kind}: finished first, at step {ended.step}; {len(planned)} strikes are left out", flush=True)
       return strikes
-    strikes.append(Strike(kind, ended, 0))
+    strikes.append(Strike(kind, ended, 0, moved))
     if len(strikes) > 1:
       strikes[-2] = strikes[-2]._replace(redone=max(0, before - (ended.resumed or 0)))
-    print(f"{kind}: status {ended.statuses}, at RL step {ended.step}, resumed from {ended.resumed}", flush=True)
+    where = " on a new machine" if moved else ""
+    print(f"{kind}: status {ended.statuses}, at RL step {ended.step}, resumed from {ended.resumed}{where}", flush=True)
   before = last_step(job.workdir)
   ended = attempt(job)
   if any(ended.statuses):

@@ -12,6 +12,7 @@ from jaxrl_llm.report import SOURCES, write_figure, write_report
 from jaxrl_llm.report.comparison.comparing import load_arms, write_comparison_page
 from jaxrl_llm.report.comparison.paper_figure import DEFAULT_METRICS, WIDTHS, draw
 from jaxrl_llm.report.comparison.runs import X_AXES, is_run
+from jaxrl_llm.workdir.bucket.reading import give_back, localize
 
 _PORT = 8300
 _RULES = """
@@ -29,7 +30,7 @@ or not yet exist.
 def main(argv: Sequence[str] | None = None) -> int:
   """Writes the page and the figure of a command line. Returns the exit status."""
   parser = argparse.ArgumentParser("python -m jaxrl_llm.report", description="Writes the page of a run, or of a comparison.", epilog=_RULES)
-  parser.add_argument("folders", metavar="RUN", nargs="+", type=Path, help="folder of a run, or of a sweep")
+  parser.add_argument("folders", metavar="RUN", nargs="+", type=Path, help="folder of a run, or of a sweep; gs://BUCKET/RUN or s3://BUCKET/RUN")
   parser.add_argument("--figure", metavar="FILE.pdf", type=Path, help="draw a figure (.pdf, .svg or .png)")
   parser.add_argument("--out", metavar="FILE.html", type=Path, help="file of the comparison's page")
   parser.add_argument("--title", help="title of the comparison's page")
@@ -45,18 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--host", help="address that --serve listens on; default: 127.0.0.1, for this machine alone")
   parser.add_argument("--port", type=int, help=f"port that --serve listens on, 0 for a free one; default: {_PORT}")
   args = parser.parse_args(argv)
+  given = args.folders
   alone = len(args.folders) == 1 and (args.out, args.title, args.metrics, args.x, args.width) == (None,) * 5
   try:
     if args.serve:
       _serve(args, compares=not alone)
-    elif (args.host, args.port) != (None, None):
+      return 0
+    if (args.host, args.port) != (None, None):
       raise ValueError("--host, --port: found no --serve, without which they have no effect; add it or leave them out")
-    elif alone and any((args.folders[0] / name).is_file() for name in SOURCES):
-      print(write_report(args.folders[0]))
+    args.folders = [localize(folder, checkpoints=False) for folder in given]
+    if alone and any((args.folders[0] / name).is_file() for name in SOURCES):
+      page = write_report(args.folders[0])
+      print(give_back(given[0], args.folders[0], [page]) or page)
       if args.figure:
         print(write_figure(args.folders[0], args.figure))
     else:
-      _compare(args)
+      _compare(args, given)
   except (OSError, ImportError, ValueError) as error:
     for line in str(error).splitlines():
       print(f"error: {line}", file=sys.stderr)
@@ -84,7 +89,7 @@ def _serve(args: argparse.Namespace, *, compares: bool) -> None:
   logging.basicConfig(level=logging.ERROR)
   if host not in ("127.0.0.1", "localhost", "::1"):
     print(f"note: everyone who reaches {host} can read these runs", file=sys.stderr)
-  waiting = [str(folder) for folder in args.folders if not folder.exists()]
+  waiting = [str(folder) for folder in args.folders if not live.local(folder).exists()]
   note = f" ({', '.join(waiting)}: nothing there yet, the page waits)" if waiting else ""
   print(f"following {', '.join(map(str, args.folders))} at {live.address(server)}{note}; Ctrl-C ends it", flush=True)
   with server, contextlib.suppress(KeyboardInterrupt):
@@ -92,7 +97,7 @@ def _serve(args: argparse.Namespace, *, compares: bool) -> None:
     server.serve_forever()
 
 
-def _compare(args: argparse.Namespace) -> None:
+def _compare(args: argparse.Namespace, given: Sequence[Path]) -> None:
   logging.basicConfig(level=logging.ERROR)  # The notes cover the warnings of the row reader.
   metrics = tuple(filter(None, (name.strip() for name in (args.metrics or "").split(","))))
   arms, notes = load_arms(args.folders)
@@ -103,7 +108,8 @@ def _compare(args: argparse.Namespace) -> None:
   if args.out or not args.figure:
     is_sweep = len(args.folders) == 1 and not is_run(args.folders[0])
     page = args.out or (args.folders[0] if is_sweep else Path()) / "comparison.html"
-    print(write_comparison_page(arms, notes, page, title=args.title or "", metrics=metrics))
+    page = write_comparison_page(arms, notes, page, title=args.title or "", metrics=metrics)
+    print((give_back(given[0], args.folders[0], [page]) if is_sweep else None) or page)
 
 
 if __name__ == "__main__":

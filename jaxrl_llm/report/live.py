@@ -7,6 +7,7 @@ none. The page asks for its data every few seconds; as long as no file has chang
 empty.
 """
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -23,6 +24,8 @@ from jaxrl_llm.report.comparison import comparing
 from jaxrl_llm.report.comparison.runs import find_runs, is_run
 from jaxrl_llm.report.data import SOURCES, report_data
 from jaxrl_llm.workdir import owner
+from jaxrl_llm.workdir.bucket import address as addresses
+from jaxrl_llm.workdir.bucket.reading import localize
 
 EVERY_MS = 2000
 """Time between two questions of a page, in milliseconds."""
@@ -63,10 +66,17 @@ class Answer(NamedTuple):
 def local(folder: Path) -> Path:
   """Returns the folder of this machine in which the files of a workdir lie.
 
-  It is called before every reading, so that the files of a workdir elsewhere could be brought up to
-  date.
+  What is new in a bucket is brought first. If nothing is there yet, or the storage fails, the folder
+  stays as it is.
+
+  Raises:
+    MissingPackageError: If the workdir is in a bucket, and obstore is not installed.
   """
-  return folder
+  if not addresses.is_address(folder):
+    return folder
+  with contextlib.suppress(ValueError):
+    localize(folder, checkpoints=False)
+  return addresses.mirror_of(addresses.parse(str(folder)), reads=True).run
 
 
 def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None]:
@@ -79,8 +89,7 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None
   known: list[Path] = []  # Runs in the order in which they were found: their numbers never change.
   lock = threading.Lock()  # Pages of several browsers are read one after another.
 
-  def runs() -> list[Path]:
-    folders = [local(folder) for folder in followed.folders]
+  def runs(folders: Sequence[Path]) -> list[Path]:
     for path in find_runs([x for x in folders if x.is_dir()])[0]:
       if path not in known:
         known.append(path)
@@ -88,13 +97,14 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None
 
   def read(run: str | None, version: str) -> Answer | None:
     with lock:
-      members = runs()
-      alone = len(followed.folders) == 1 and not followed.compares and is_run(local(followed.folders[0]))
+      folders = [local(folder) for folder in followed.folders]
+      members = runs(folders)
+      alone = len(folders) == 1 and not followed.compares and is_run(folders[0])
       if run is not None:
         if int(run) >= len(members):
           return None
         members = [members[int(run)]]
-      newest = _version(members, followed)
+      newest = _version(members, folders)
       if newest == version:
         return Answer(newest, {})
       if not members:
@@ -102,7 +112,7 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None
       elif alone or run is not None:
         data = {"kind": "run"} | report_data(members[0])
       else:
-        arms, notes = comparing.load_arms([local(folder) for folder in followed.folders])
+        arms, notes = comparing.load_arms(folders)
         link = lambda record: f"runs/{known.index(record.path)}/" if record.path in known else None
         options = dict(title=followed.title, link=link)
         try:
@@ -115,9 +125,9 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None
   return read
 
 
-def _version(runs: Sequence[Path], followed: Followed) -> str:
+def _version(runs: Sequence[Path], folders: Sequence[Path]) -> str:
   """Returns a name for the state of the runs' files and of the processes that write them."""
-  parts: list[Any] = [[str(folder), folder.exists()] for folder in map(local, followed.folders)]
+  parts: list[Any] = [[str(folder), folder.exists()] for folder in folders]
   for run in runs:
     for name in (*SOURCES, ".lock"):
       try:

@@ -26,11 +26,18 @@ def test_the_table_counts_kinds_and_phases():
   assert last.endswith(": 0")
 
 
-@pytest.mark.parametrize("argument", ["--kils=3", "--kills=many", "--processes=0", "--minutes=soon", "kills=3", "--kills"])
+@pytest.mark.parametrize("argument", ["--kils=3", "--kills=many", "--processes=0", "--minutes=soon", "kills=3", "--kills", "--bucket=ftp"])
 def test_a_bad_flag_is_one_line(argument, capsys):
   assert storm.main(["storm", argument]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ")
+
+
+def test_a_bucket_is_for_one_process_and_for_synchronous_runs(tmp_path, capsys):
+  assert storm.read(["--bucket", f"--out={tmp_path / 'new'}"]).bucket == "s3"
+  for other in ("--processes=2", "--asynchronous"):
+    assert storm.main(["storm", "--bucket=gs", other, f"--out={tmp_path / 'new'}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_an_existing_folder_is_refused(tmp_path, capsys):

@@ -15,6 +15,7 @@ from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_sampl
 from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.run.evaluate import source as source_lib
 from jaxrl_llm.run.evaluate.source import Source
+from jaxrl_llm.workdir.bucket.address import is_address
 
 _FLAGS = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --checkpoint, --metrics, --samples, --out and --regrade"
 
@@ -31,6 +32,7 @@ class Request(NamedTuple):
     out: File of results to write.
     regrade: Rows to grade again; None to sample.
     regraded: File that these rows come from; None to sample.
+    given: Address of the weights if they are in a bucket, to which the results are sent.
   """
 
   config: ConfigDict
@@ -40,6 +42,7 @@ class Request(NamedTuple):
   out: Path
   regrade: list[SampleRow] | None = None
   regraded: Path | None = None
+  given: str | None = None
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -75,6 +78,7 @@ def parse(argv: Sequence[str]) -> Request:
     out=Path(values.out or folder / ("eval.json" if rows is None else f"{stem}.json")),
     regrade=rows,
     regraded=values.regrade and Path(values.regrade),
+    given=re.sub(r"@[0-9]+$", "", values.checkpoint) if is_address(values.checkpoint) else None,
   )
 
 

@@ -13,8 +13,10 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.config.fields import base, flatten
-from jaxrl_llm.messages import did_you_mean, one_line
+from jaxrl_llm.messages import MissingPackageError, did_you_mean, one_line
 from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir.bucket import address
+from jaxrl_llm.workdir.bucket.reading import localize
 
 _EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format or a .gguf file"
 # Fields of `config.model` that the weights of a checkpoint depend on.
@@ -46,6 +48,8 @@ def find(text: str | None) -> Source:
     return Source("initial")
   if text.startswith("package:") or text.endswith(".gguf"):
     return Source("files", text)
+  if address.is_address(text):
+    return _find_in_bucket(text)
   base, step = text, None
   if not Path(text).expanduser().exists() and (match := re.fullmatch(r"(.+)@([0-9]+)", text)):
     base, step = match[1], int(match[2])
@@ -75,6 +79,15 @@ def find(text: str | None) -> Source:
       "together; the run keeps checkpoint.keep of them)"
     )
   return Source("run", path, steps[-1] if step is None else step)
+
+
+def _find_in_bucket(text: str) -> Source:
+  match = re.fullmatch(r"(.+)@([0-9]+)", text)
+  base, step = (match[1], int(match[2])) if match else (text, None)
+  try:
+    return find(str(localize(base, step=step)) + ("" if step is None else f"@{step}"))
+  except (MissingPackageError, ValueError) as error:
+    raise UsageError(f"--checkpoint: {error}") from error
 
 
 def saved_config(workdir: Path) -> dict[str, Any] | None:
