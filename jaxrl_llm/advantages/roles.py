@@ -58,7 +58,7 @@ def role_advantages(
   num_roles = len(baselines)
   turns = jnp.cumsum(ends, axis=1) - ends  # Turns that ended before the token.
   roles = jax.nn.one_hot(turns % num_roles, num_roles, dtype=rewards.dtype) * counted[:, :, None]
-  own = jnp.einsum("nrp,nr->np", roles, jnp.where(ends & counted, rewards, 0))
+  own = jnp.sum(roles * jnp.where(ends & counted, rewards, 0)[:, :, None], axis=1)
   if zero_sum and num_roles > 1:
     own = own - (jnp.sum(own, axis=1, keepdims=True) - own) / (num_roles - 1)
 
@@ -68,4 +68,4 @@ def role_advantages(
     return baseline, reward - baseline
 
   after, advantages = jax.lax.scan(game, baselines.astype(own.dtype), (own, jnp.any(roles > 0, axis=1)))
-  return jnp.einsum("nrp,np->nr", roles, advantages), after
+  return jnp.sum(roles * advantages[:, None], axis=2), after

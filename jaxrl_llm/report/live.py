@@ -66,8 +66,8 @@ class Answer(NamedTuple):
 def local(folder: Path) -> Path:
   """Returns the folder of this machine in which the files of a workdir lie.
 
-  What is new in a bucket is brought first. If nothing is there yet, or the storage fails, the folder
-  stays as it is.
+  What is new in a bucket is brought first. If nothing is there yet, or the storage fails, the
+  folder stays as it is.
 
   Raises:
     MissingPackageError: If the workdir is in a bucket, and obstore is not installed.
