@@ -64,7 +64,7 @@ def settings(problems: Path, steps: int) -> dict[str, Any]:
   return {
     "model.preset": "tiny", "task.name": "file", "task.path": str(problems), "task.levels": None, "task.question_column": "question",
     "task.answer_column": "answer", "task.response_column": "solution", "task.test_fraction": 0.1, "rollout.max_new_tokens": 96,
-    "rollout.num_prompts": 16, "rollout.slots": 3, "rollout.prompt_buckets": (28,),
+    "rollout.num_prompts": 16, "rollout.slots": 2, "rollout.prompt_buckets": (28,),
     "learner.row_tokens": 124, "learner.row_buckets": (24, 64), "learner.updates_per_rollout": 2, "rollout.max_refills": 0,
     "learner.learning_rate": 1e-4, "learner.schedule": "constant", "rollout.queue": True,
     "rollout.samplers": 1, "num_steps": steps, "checkpoint.every": steps, "eval.every": steps, "eval.num_prompts": 256,
