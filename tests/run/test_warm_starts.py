@@ -64,7 +64,7 @@ def assert_equal(one, other):
     np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_with_a_taken_warm_start_equals_one_that_computed_it(tmp_path, folder, monkeypatch):
   plain, lines = run(tmp_path / "plain", {"warm_start.cache": False})
   assert lines == [] and not folder.exists()

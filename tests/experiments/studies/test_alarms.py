@@ -106,7 +106,7 @@ def test_the_recorded_runs_give_the_recorded_numbers(recorded, tmp_path):
   assert (tmp_path / "alarms.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_smoke_run_records_what_the_alarms_read(tmp_path, monkeypatch):
   monkeypatch.setattr(command.rules, "ARMS", {"grpo": rules.ARMS["grpo"], "lag begins": rules.ARMS["lag begins"]})
   command.measure(tmp_path, smoke=True)
