@@ -1,8 +1,33 @@
-"""Comparison of a checked-in table of numbers with a fresh one."""
+"""Checks of the tables of golden numbers: that they are fresh, and that their READMEs work."""
 
+import pathlib
+import re
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
+
+
+def run_snippets(room: ModuleType, read: str, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  """Runs both snippets of the README beside a table, and sees that each compares numbers.
+
+  Args:
+    room: Subpackage with the table.
+    read: Expression by which a snippet reads a number of a case.
+    changed: The same with another number, which it must not accept.
+    monkeypatch: Pytest's fixture.
+  """
+  folder = pathlib.Path(room.__file__).parent
+  monkeypatch.chdir(folder.parents[1])
+  snippets = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+  assert len(snippets) == 2
+  for snippet in snippets:
+    scope: dict = {}
+    exec(snippet, scope)
+    assert scope["num_compared"] > 1
+    with pytest.raises(AssertionError):
+      exec(snippet.replace(read, changed), {})
 
 
 def same_tree(actual: Any, expected: Any, where: str = "golden.json") -> None:

@@ -19,11 +19,13 @@ from typing import Any
 from unittest import mock
 
 import jax
+import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from jaxrl_llm import tasks, train
 from jaxrl_llm.devices import hosts
+from jaxrl_llm.run import learn
 from jaxrl_llm.workdir.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -77,6 +79,18 @@ def run_here(config: ConfigDict, workdir: pathlib.Path, *, devices: int = 1) -> 
   workdir.mkdir(parents=True, exist_ok=True)
   with quick(devices):
     return train.run(config, workdir)
+
+
+def break_at(config: ConfigDict, workdir: pathlib.Path, step: int) -> None:
+  """Trains until an RL step, from 0, whose update ends the run as a kill would."""
+
+  def dying(run, batch, at, update=learn.update):
+    if at == step:
+      raise KeyError("killed")
+    return update(run, batch, at)
+
+  with mock.patch.object(learn, "update", dying), pytest.raises(KeyError, match="killed"):
+    run_here(config, workdir)
 
 
 def rows(workdir: pathlib.Path, phase: str) -> list[dict[str, Any]]:

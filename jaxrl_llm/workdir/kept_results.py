@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax
 
@@ -73,15 +73,19 @@ def turn(results: Results, key: str, *, waiting: Callable[[], None]) -> Iterator
     with contextlib.suppress(OSError):  # `TimeoutError` is one.
       (results.folder / "locks").mkdir(parents=True, exist_ok=True)
       file = stack.enter_context(open(results.folder / "locks" / key, "a"))
-      while fcntl is not None:
-        try:
-          fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-          break
-        except BlockingIOError:
-          pass
+      while fcntl is not None and not _locked(file):
         waiting()
         time.sleep(_POLL_SECONDS)
     yield
+
+
+def _locked(file: IO[str]) -> bool:
+  """Locks a file, and returns whether it did; another process may have it."""
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True
 
 
 def read(results: Results, key: str, abstract_arrays: Any) -> tuple[Any, dict[str, Any]] | None:

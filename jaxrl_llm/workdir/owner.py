@@ -35,12 +35,18 @@ def is_alive(workdir: Path) -> bool | None:
     return False
   except (OSError, OverflowError):  # Alive, and another user's; or no number of a process.
     return True
-  return not _is_zombie(int(noted[1]))
+  return stat_of(int(noted[1]))[:1] != ["Z"]  # A zombie has ended, and waits for its parent.
 
 
-def _is_zombie(process: int) -> bool:
-  """Returns whether a process has ended and only waits for its parent (Linux)."""
+def stat_of(process: int) -> list[str]:
+  """Returns the fields of a process behind its name: state, parent, ... (Linux); none if unknown.
+
+  Example:
+    >>> stat_of(os.getpid())[:1] in (["R"], ["S"], [])
+    True
+  """
   try:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-  except (OSError, IndexError):
-    return False
+    # The name stands in brackets, and may hold spaces.
+    return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+  except OSError:
+    return []

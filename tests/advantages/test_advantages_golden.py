@@ -1,8 +1,6 @@
 """Every estimator's advantages against golden.json, and golden.json against the reference."""
 
 import json
-import pathlib
-import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 from jaxrl_llm import advantages
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Evidence, make_credit
 from tests.advantages import reference
-from tests.golden import same_tree
+from tests.golden import run_snippets, same_tree
 from tests.marks import few
 
 GOLDEN = json.loads(reference.GOLDEN.read_text(encoding="utf-8"))
@@ -95,14 +93,4 @@ def test_cases_have_groups_without_a_signal_and_tokens_that_teach():
 
 
 def test_the_snippets_of_its_readme_run(monkeypatch):
-  folder = pathlib.Path(advantages.__file__).parent
-  monkeypatch.chdir(folder.parents[1])
-  snippets = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-  assert len(snippets) == 2
-  for snippet in snippets:
-    scope: dict = {}
-    exec(snippet, scope)
-    assert scope["num_compared"] > 1
-    # The snippet compares at least one case.
-    with pytest.raises(AssertionError):
-      exec(snippet.replace('case["advantages"]', '(np.array(case["advantages"]) + 1e-3)'), {})
+  run_snippets(advantages, 'case["advantages"]', '(np.array(case["advantages"]) + 1e-3)', monkeypatch)

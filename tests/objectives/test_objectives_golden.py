@@ -8,8 +8,6 @@ import functools
 import inspect
 import json
 import math
-import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.penalties import adapted_entropy_coef
 from jaxrl_llm.types import TrainBatch
-from tests.golden import same_tree
+from tests.golden import run_snippets, same_tree
 from tests.marks import few
 from tests.objectives import compiled, reference, reference_terms
 
@@ -198,17 +196,7 @@ def test_advantages_of_a_teacher_and_coefficients_of_the_entropy_are_the_referen
 
 
 def test_the_snippets_of_its_readme_run(monkeypatch):
-  folder = pathlib.Path(objectives.__file__).parent
-  monkeypatch.chdir(folder.parents[1])
-  snippets = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-  assert len(snippets) == 2
-  for snippet in snippets:
-    scope: dict = {}
-    exec(snippet, scope)
-    assert scope["num_compared"] > 2
-    # The snippet compares at least one case.
-    with pytest.raises(AssertionError):
-      exec(snippet.replace('case["loss"]', '(case["loss"] + 1e-3)'), {})
+  run_snippets(objectives, 'case["loss"]', '(case["loss"] + 1e-3)', monkeypatch)
 
 
 def test_by_hand(evaluate):

@@ -8,8 +8,7 @@ import pytest
 
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.run import learn
-from tests.runs import column, rows, run_here, tiny_config
+from tests.runs import break_at, column, rows, run_here, tiny_config
 
 
 def later_letter():
@@ -49,15 +48,7 @@ def test_both_roles_learn_and_a_resumed_run_keeps_their_baselines(tmp_path):
   first, second = baselines(whole)
   np.testing.assert_allclose(first, -np.array(second), rtol=1e-6)  # What one wins the other loses.
   assert len(set(first)) == 4 and min(column(whole, "actor/grad_norm")) > 0
-
-  def dying(run, batch, step, update=learn.update):
-    if step == 3:
-      raise KeyError("killed")
-    return update(run, batch, step)
-
-  with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyError, match="killed"):
-    patch.setattr(learn, "update", dying)
-    run_here(config_of(), broken)
+  break_at(config_of(), broken, 3)
   run_here(config_of(), broken)
   assert baselines(broken) == [first, second] and column(broken, "actor/loss") == column(whole, "actor/loss")
   # Other roles begin anew.

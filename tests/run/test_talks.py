@@ -19,7 +19,7 @@ from jaxrl_llm.rollouts.run_engine import EngineError
 from jaxrl_llm.run import experiment, learn
 from jaxrl_llm.run.saved_state import ROLLOUT
 from jaxrl_llm.tasks.pipeline import example_iterator
-from tests.runs import VARIED, column, quick, run_here, tiny_config
+from tests.runs import VARIED, break_at, column, quick, run_here, tiny_config
 
 SHORT = VARIED | {
   "num_steps": 5, "warm_start.num_steps": 0, "checkpoint.every": 3, "eval.every": 4, "eval.num_prompts": 8,
@@ -84,14 +84,7 @@ def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
 
 @pytest.mark.exhaustive
 def test_a_broken_and_resumed_run_equals_an_unbroken_one(lagging, tmp_path):
-  def dying(run, batch, step, update=learn.update):
-    if step == 4:
-      raise KeyError("killed")
-    return update(run, batch, step)
-
-  with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyError, match="killed"):
-    patch.setattr(learn, "update", dying)
-    run_here(config_of(), tmp_path)
+  break_at(config_of(), tmp_path, 4)
   # Conversations that were in flight have been given up.
   assert engine_threads() == []
   run_here(config_of(), tmp_path)
@@ -136,15 +129,8 @@ def test_conversations_go_on_in_the_next_step_whatever_the_delays(tmp_path, monk
   config, whole, broken = config_of(PARTIAL), tmp_path / "whole", tmp_path / "broken"
   run_here(config, whole)
 
-  def dying(run, batch, step, update=learn.update):
-    if step == 4:
-      raise KeyError("killed")
-    return update(run, batch, step)
-
   monkeypatch.setitem(globals(), "_delays", [0.0, 0.0, 0.01, 0.2])
-  with monkeypatch.context() as patch, pytest.raises(KeyError, match="killed"):
-    patch.setattr(learn, "update", dying)
-    run_here(config, broken)
+  break_at(config, broken, 4)
   # Conversations that were in flight have been given up.
   assert engine_threads() == []
   run_here(config, broken)

@@ -17,6 +17,7 @@ from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.index import Index, Owner
 from jaxrl_llm.workdir.bucket.store import ConflictError, StorageError, Store, Tag, patiently
 from jaxrl_llm.workdir.claim import WorkdirError
+from jaxrl_llm.workdir.owner import stat_of
 
 SILENCE_SECONDS = 60.0
 """Time without a sign of life after which a claim may be taken over."""
@@ -130,8 +131,4 @@ def _boot() -> str:
 
 def _began(pid: int) -> str:
   """Returns the start of a process, which tells it from a later one of the same number."""
-  try:
-    # The second field is the name of the program, in brackets, and may hold spaces.
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-  except (OSError, IndexError):
-    return ""
+  return "".join(stat_of(pid)[19:20])
