@@ -18,7 +18,6 @@ from jaxrl_llm.run.start import Run
 
 ROOT = Path(__file__).resolve().parents[3]
 PROBLEMS, LONGEST, BASE = 6000, 12, 10
-LEARNER_CORE, SAMPLER_CORE = 0, 1
 PATIENCE_S = 600
 
 
@@ -36,6 +35,28 @@ class Arm(NamedTuple):
   update_in_flight: str | None = None
   old_logprobs: str = "sampler"
   tis: float | None = None
+
+
+class Plan(NamedTuple):
+  """Sizes of a run.
+
+  Attributes:
+    steps: Number of RL steps.
+    skipped: Number of first steps that the time leaves out, for compilation and the first fill.
+    rows: Rows of the sampler's engine.
+    held_out: Share of the problems that is held out.
+    evaluated: Number of held-out problems of an evaluation.
+    learning_rate: Constant rate of Adam.
+    warm_steps: Steps of the imitation with which all runs begin.
+  """
+
+  steps: int
+  skipped: int = 0
+  rows: int = 2
+  held_out: float = 0.1
+  evaluated: int = 256
+  learning_rate: float = 1e-4
+  warm_steps: int = 120
 
 
 def write_problems(folder: Path) -> Path:
@@ -59,16 +80,16 @@ def write_problems(folder: Path) -> Path:
   return path
 
 
-def settings(problems: Path, steps: int) -> dict[str, Any]:
-  """Returns the fields that all runs share."""
+def settings(problems: Path, plan: Plan) -> dict[str, Any]:
+  """Returns the fields that all runs of a plan share."""
   return {
     "model.preset": "tiny", "task.name": "file", "task.path": str(problems), "task.levels": None, "task.question_column": "question",
-    "task.answer_column": "answer", "task.response_column": "solution", "task.test_fraction": 0.1, "rollout.max_new_tokens": 96,
-    "rollout.num_prompts": 16, "rollout.slots": 2, "rollout.prompt_buckets": (28,),
+    "task.answer_column": "answer", "task.response_column": "solution", "task.test_fraction": plan.held_out, "rollout.max_new_tokens": 96,
+    "rollout.num_prompts": 16, "rollout.slots": plan.rows, "rollout.prompt_buckets": (28,),
     "learner.row_tokens": 124, "learner.row_buckets": (24, 64), "learner.updates_per_rollout": 2, "rollout.max_refills": 0,
-    "learner.learning_rate": 1e-4, "learner.schedule": "constant", "rollout.queue": True,
-    "rollout.samplers": 1, "num_steps": steps, "checkpoint.every": steps, "eval.every": steps, "eval.num_prompts": 256,
-    "eval.batch_prompts": 128, "log.tensorboard": False, "log.num_table_rows": 0, "warm_start.num_steps": 0, "warm_start.row_buckets": None,
+    "learner.learning_rate": plan.learning_rate, "learner.schedule": "constant", "rollout.queue": True,
+    "rollout.samplers": 1, "num_steps": plan.steps, "checkpoint.every": plan.steps, "eval.every": plan.steps,
+    "eval.num_prompts": plan.evaluated, "eval.batch_prompts": 128, "log.tensorboard": False, "log.num_table_rows": 0, "warm_start.num_steps": 0, "warm_start.row_buckets": None,
     "warm_start.learning_rate": 3e-3,
   }  # fmt: skip
 
@@ -79,10 +100,10 @@ def of_arm(arm: Arm, seed: int) -> dict[str, Any]:
   return fields | {"learner.old_logprobs": arm.old_logprobs, "correction.tis": arm.tis}
 
 
-def warm_policy(problems: Path, folder: Path, steps: int) -> Path:
+def warm_policy(problems: Path, folder: Path, plan: Plan) -> Path:
   """Imitates solutions and keeps the weights, from which all runs begin."""
   config = dapo.get_config()
-  fields = settings(problems, 1) | {"rollout.samplers": 0, "warm_start.num_steps": steps, "rollout.staleness": 0}
+  fields = settings(problems, plan) | {"rollout.samplers": 0, "warm_start.num_steps": plan.warm_steps, "rollout.staleness": 0}
   config.update_from_flattened_dict(fields)
   (folder / "warm").mkdir(parents=True)
   run = train.start_run(config, folder / "warm")
@@ -104,8 +125,8 @@ def begin_with(run: Run, policy: Path) -> Run:
   return run
 
 
-def trial(arm: Arm, seed: int, *, problems: Path, policy: Path, folder: Path, steps: int, skipped: int) -> dict[str, Any]:
-  """Trains once: the learner on one core, and its sampler on another.
+def trial(arm: Arm, seed: int, *, problems: Path, policy: Path, folder: Path, plan: Plan, cores: tuple[int, int]) -> dict[str, Any]:
+  """Trains once, with a learner and a sampler.
 
   Args:
     arm: Arm.
@@ -113,29 +134,29 @@ def trial(arm: Arm, seed: int, *, problems: Path, policy: Path, folder: Path, st
     problems: File of the problems.
     policy: Weights to begin with.
     folder: Folder of the run, which must not exist.
-    steps: Number of RL steps.
-    skipped: Number of first steps that the time leaves out, for compilation and the first fill.
+    plan: Sizes of the run.
+    cores: Core of the learner and core of the sampler.
   """
   folder.mkdir(parents=True)
-  flags = [f"--config.{name}={value}" for name, value in (settings(problems, steps) | of_arm(arm, seed)).items()]
+  flags = [f"--config.{name}={value}" for name, value in (settings(problems, plan) | of_arm(arm, seed)).items()]
   learner = [sys.executable, "-m", "experiments.studies.asynchrony.learner", str(policy)]
   learner += ["--config=configs/dapo.py", f"--workdir={folder / 'run'}"]
-  sampler = [sys.executable, "-m", "jaxrl_llm.join", str(folder / "run")]
+  sampler = [sys.executable, "-m", "experiments.studies.asynchrony.sampler", str(folder / "run")]
   with (folder / "learner.log").open("w") as of_learner, (folder / "sampler.log").open("w") as of_sampler:
-    learning = _pinned([*learner, *flags], LEARNER_CORE, of_learner)
+    learning = _pinned([*learner, *flags], cores[0], of_learner)
     until = time.monotonic() + PATIENCE_S
     while not (folder / "run" / "config.json").exists() and learning.poll() is None and time.monotonic() < until:
       time.sleep(0.1)
-    drawing = _pinned(sampler, SAMPLER_CORE, of_sampler)
+    drawing = _pinned(sampler, cores[1], of_sampler)
     try:
-      status = learning.wait(PATIENCE_S)
+      status = learning.wait(PATIENCE_S + 10 * plan.steps)
     finally:
       learning.kill()
       drawing.terminate()
       drawing.wait(30)
   if status:
     raise RuntimeError(f"the run in {folder} ended with status {status}: {(folder / 'learner.log').read_text()[-500:]}")
-  return measured(folder / "run", skipped)
+  return measured(folder / "run", plan.skipped)
 
 
 def _pinned(command: list[str], core: int, log: Any) -> subprocess.Popen:
@@ -156,5 +177,3 @@ def measured(workdir: Path, skipped: int) -> dict[str, Any]:
     "learner_idle": round(mean("perf/learner_idle"), 3), "sampler_idle": round(mean("samplers/idle_mean"), 3),
     "rollout_s": round(mean("timing_s/rollout"), 3), "update_s": round(mean("timing_s/update"), 3), "tokens_mean": float(np.mean(lengths)),
   }  # fmt: skip
-
-
