@@ -4,6 +4,9 @@ A thread of its own runs the loop. A turn of it gives waiting requests rows, com
 prompts, and draws a few tokens for every row whose prompt is computed:
 
   waiting requests -> rows of the cache -> copies of shared prefixes -> prefill -> stretch of steps
+
+The device draws a stretch while the next turn begins. If other rows fill a whole stretch by then,
+it gets that one before the first is handed over, so that it never waits for the host.
 """
 
 import itertools
@@ -11,18 +14,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Int16, Integer
+from jaxtyping import Int16
 
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.engine.checks import check_request
-from jaxrl_llm.engine.pool import Place, Pool
+from jaxrl_llm.engine.in_hand import OpenRequest, Stretch
+from jaxrl_llm.engine.pool import Pool
 from jaxrl_llm.engine.programs import NO_ID, Programs, Rows, make_programs, no_rows
 from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.routes import Routes
@@ -51,76 +53,6 @@ class Tokenizer(Protocol):
     ...
 
 
-@dataclass(eq=False)
-class _Open:
-  """An open request.
-
-  Attributes:
-    request: What the caller asked for.
-    prompt: Ids of the prompt.
-    on_piece: Function that gets the tokens as they are drawn.
-    stops: Stop strings as bytes.
-    future: Future of the completion.
-    aborted: Whether the caller has aborted it.
-    fed: Ids that its row must hold before it goes on: the prompt, or what had been drawn as well
-      when it was last given a row.
-    place: Place in the cache; None while it waits for a row.
-    copies: Whether it still has to copy a prefix from another row.
-    tokens, logprobs: Completion so far.
-    text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
-    kept: Ids that each token was drawn from; None if they are not recorded.
-    cached, computed: Numbers of tokens; see `Completion`.
-    parts: Versions of the weights that drew the tokens, each with its number of tokens.
-    drawn_at: Stretch that drew the last token.
-  """
-
-  request: Request
-  prompt: Integer[np.ndarray, " n"]
-  on_piece: Callable[[Piece], None] | None
-  stops: tuple[bytes, ...] = ()
-  future: "Future[Completion]" = field(default_factory=Future)
-  aborted: bool = False
-  fed: Integer[np.ndarray, " m"] | None = None
-  place: Place | None = None
-  copies: bool = False
-  tokens: list[int] = field(default_factory=list)
-  logprobs: list[float] = field(default_factory=list)
-  text: bytearray = field(default_factory=bytearray)
-  kept: list[list[int]] | None = None
-  cached: int = 0
-  computed: int = 0
-  parts: list[tuple[int, int]] = field(default_factory=list)
-  drawn_at: int = 0
-
-  def drew(self, count: int, version: int) -> None:
-    """Notes which weights drew the last tokens."""
-    if self.parts and self.parts[-1][0] == version:
-      self.parts[-1] = version, self.parts[-1][1] + count
-    elif count:
-      self.parts.append((version, count))
-
-  def waits_for(self, version: int) -> bool:
-    """Returns whether only later weights than these may draw the next token."""
-    part = self.next_part()
-    return self.request.oldest > version or (part is not None and part[0] > version)
-
-  def allowed(self, version: int) -> int:
-    """Returns how many tokens these weights may draw next, but for the budget."""
-    part = self.next_part()
-    return self.request.max_tokens if part is None else part[1] * (part[0] == version)
-
-  def next_part(self) -> tuple[int, int] | None:
-    """Returns the version that is to draw the next token, and how many; None if that is open."""
-    if not self.request.parts:
-      return None
-    drawn = len(self.tokens)
-    for version, count in self.request.parts:
-      if drawn < count:
-        return version, count - drawn
-      drawn -= count
-    return self.request.parts[-1][0], 0
-
-
 class DecodingEngine:
   """An `Engine`, made by `make_engine`.
 
@@ -142,11 +74,12 @@ class DecodingEngine:
     self._turns, self._computed, self._idled = 0, 0, 0
     self._began, self._idle = time.monotonic(), 0.0
     self._widths = sorted(filter(self._draws_the_same, self._programs.stretches))
-    self._waiting: deque[_Open] = deque()
-    self._running: dict[int, _Open] = {}
+    self._waiting: deque[OpenRequest] = deque()
+    self._running: dict[int, OpenRequest] = {}
+    self._flying: Stretch | None = None
     # What other threads change, under the lock of `_changed`.
     self._changed = threading.Condition()
-    self._arrived: list[_Open] = []
+    self._arrived: list[OpenRequest] = []
     self._num_open, self._update, self._is_closing = 0, None, False
     self._error: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name="decoding engine", daemon=True)
@@ -177,7 +110,7 @@ class DecodingEngine:
       raise ValueError(f"stops: found {request.stops!r}, expected none: the engine has no tokenizer")
     if request.stops:
       _ = self._token_bytes  # Raises here if tokens have no bytes of their own.
-    opened = _Open(request, prompt, on_piece, tuple(stop.encode() for stop in request.stops), fed=prompt)
+    opened = OpenRequest(request, prompt, on_piece, tuple(stop.encode() for stop in request.stops), fed=prompt)
     if request.stops:
       opened.text += b"".join(map(self._bytes_of, prompt[len(prompt) - request.drawn :].tolist()))
     if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
@@ -249,8 +182,9 @@ class DecodingEngine:
         self._copy()
         self._prefill()
         self._copy()  # The rest of a group decodes along with the one that has computed its prompt.
-        self._decode()
-        self._idled = self._turns if self._computed == before else self._idled
+        flying, self._flying = self._flying, self._begin_stretch()
+        self._hand_over(flying)
+        self._idled = self._turns if self._computed == before and flying is None else self._idled
     except BaseException as error:  # Whatever it is, no caller may wait for ever.
       with self._changed:
         self._error, arrived = error, self._arrived
@@ -259,14 +193,14 @@ class DecodingEngine:
         if not opened.future.done():
           opened.future.set_exception(error)
     finally:
-      self._weights = self._cache = self._update = None
+      self._weights = self._cache = self._update = self._flying = None
       self._running, self._waiting = {}, deque()
 
   def _take(self) -> bool:
     """Waits for work and takes what other threads have brought; False if the engine is closed."""
     with self._changed:
       began = time.monotonic()
-      while not (self._arrived or self._can_go_on() or self._update or self._is_closing):
+      while not (self._arrived or self._flying or self._can_go_on() or self._update or self._is_closing):
         self._changed.wait()
       if self._turns and self._turns == self._idled and not (self._arrived or self._is_closing):
         self._changed.wait(_PAUSE_S)  # What has rows waits for new weights, and the rest for rows.
@@ -283,6 +217,9 @@ class DecodingEngine:
         update = None
       if update is not None:
         self._update = None
+    if update is not None or is_closing or any(opened.aborted for opened in self._running.values()):
+      flying, self._flying = self._flying, None
+      self._hand_over(flying)  # Its rows cannot change before.
     for opened in (*self._running.values(), *self._waiting):
       if opened.aborted or is_closing:
         self._finish(opened, "aborted")
@@ -309,7 +246,7 @@ class DecodingEngine:
     for opened in tuple(self._running.values()):
       self._refuse_if_late(opened)
 
-  def _refuse_if_late(self, opened: _Open) -> bool:
+  def _refuse_if_late(self, opened: OpenRequest) -> bool:
     """Ends a request that older weights were to draw from here on; returns whether it was one."""
     part = opened.next_part()
     if part is None or part[0] >= self._version or opened.future.done():
@@ -317,7 +254,7 @@ class DecodingEngine:
     self._finish(opened, ReplayLost(f"found the weights of version {self._version}, expected {part[0]} for {part[1]} tokens more"))
     return True
 
-  def _leave_row(self, opened: _Open) -> None:
+  def _leave_row(self, opened: OpenRequest) -> None:
     """Frees the row of an open request."""
     if opened.copies:
       self._pool.give_up(opened.place)
@@ -329,7 +266,7 @@ class DecodingEngine:
     """Gives waiting requests rows, in their order."""
     if self._in_flight == "wait" and self._update is not None:
       return  # Until those that run have ended.
-    later: list[_Open] = []
+    later: list[OpenRequest] = []
     while self._waiting:
       opened = self._waiting.popleft()
       if opened.waits_for(self._version):
@@ -395,16 +332,18 @@ class DecodingEngine:
         for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
           self._routes.write(row, start, of_span[:count])
 
-  def _missing(self, opened: _Open) -> int:
+  def _missing(self, opened: OpenRequest) -> int:
     """Returns how many tokens still have to be computed before the last one that is known."""
     return max(len(opened.fed) - 1 - int(self._pool.lengths[opened.place.row]), 0)
 
-  def _decode(self) -> None:
-    """Draws tokens for all rows whose prompts are computed, and hands them over."""
-    ready = [opened for opened in self._running.values() if not opened.copies and not self._missing(opened)]
+  def _begin_stretch(self) -> Stretch | None:
+    """Lets the device draw tokens for rows whose prompts are computed; None if it draws none."""
+    ahead = set() if self._flying is None else set(self._flying.rows)
+    ready = [opened for opened in self._running.values() if not opened.copies and opened not in ahead and not self._missing(opened)]
     ready = [opened for opened in ready if opened.allowed(self._version)]
-    if not ready:
-      return
+    # A stretch costs the same for fewer rows, which had better wait for those that are being drawn.
+    if not ready or (ahead and len(ready) < self._widths[-1]):
+      return None
     width = next((width for width in self._widths if len(ready) <= _ROUNDING * width), self._widths[-1])
     # In the order of the rows that have waited for longest.
     ready = sorted(ready, key=lambda opened: opened.drawn_at)[:width]
@@ -415,33 +354,42 @@ class DecodingEngine:
       rows.tokens[row] = opened.tokens[-1] if drawn else opened.prompt[-1]
       rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, opened.request.drawn + drawn
       rows.budgets[row] = min(opened.request.max_tokens - drawn, opened.allowed(self._version))
-    version, columns, own, places = self._version, [opened.place.row for opened in ready], rows, np.arange(width, dtype=np.int32)
+    columns, places = [opened.place.row for opened in ready], np.arange(width, dtype=np.int32)
     if width < len(rows.tokens):
       places[:], places[: len(columns)] = len(rows.tokens), columns
-      # Beyond the rows that are ready, copies of the last one with nothing to draw.
-      own = Rows(*(x[np.minimum(places, len(rows.tokens) - 1)] for x in rows))
-      own.budgets[len(columns) :] = 0
       columns = range(len(columns))
+    # Copies, because the device may read them while the next turn writes. Beyond the rows that are
+    # ready, they are of the last one, with nothing to draw.
+    own = Rows(*(x[np.minimum(places, len(rows.tokens) - 1)] for x in rows))
+    if width < len(rows.tokens):
+      own.budgets[len(columns) :] = 0
+    self._stretches, self._computed = self._stretches + 1, self._computed + 1
+    for opened in ready:
+      opened.drawn_at = self._stretches
     self._cache, drawn = self._programs.stretches[width](self._weights, self._cache, own, places)
-    drawn = jax.device_get(drawn)
+    return Stretch(ready, columns, drawn, self._version)
+
+  def _hand_over(self, stretch: Stretch | None) -> None:
+    """Waits for a stretch, and gives its tokens to the callers."""
+    if stretch is None:
+      return
+    drawn, version = jax.device_get(stretch.drawn), stretch.version
     tokens, logprobs = drawn.tokens.T, drawn.logprobs.T
     counts, finite = np.sum(tokens != NO_ID, axis=1), (np.isfinite(logprobs) | (tokens == NO_ID)).all(axis=1)
-    self._stretches, self._computed = self._stretches + 1, self._computed + 1
-    for opened, column in zip(ready, columns, strict=True):
+    for opened, column in zip(stretch.rows, stretch.columns, strict=True):
       count, row = int(counts[column]), opened.place.row
       if self._routes is not None:
-        self._routes.write(row, int(rows.columns[row]), drawn.routes[:count, column])
+        self._routes.write(row, int(self._rows.columns[row]), drawn.routes[:count, column])
       if opened.kept is not None:
         bits = np.unpackbits(drawn.kept[:count, column], axis=1, count=self._vocab_size)
         opened.kept += [np.flatnonzero(of_token).tolist() for of_token in bits]
       opened.computed += count
-      opened.drawn_at = self._stretches
       if finite[column]:
-        self._hand_over(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist(), version)
+        self._give(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist(), version)
       else:
         self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {version} are broken"))
 
-  def _hand_over(self, opened: _Open, tokens: list[int], logprobs: list[float], version: int) -> None:
+  def _give(self, opened: OpenRequest, tokens: list[int], logprobs: list[float], version: int) -> None:
     """Gives a caller what its row has drawn, up to a stop."""
     kept, is_stopped = self._until_stop(opened, tokens)
     tokens, logprobs = tokens[:kept], logprobs[:kept]
@@ -466,7 +414,7 @@ class DecodingEngine:
         opened.fed = np.concatenate([opened.prompt, np.asarray(opened.tokens, opened.prompt.dtype)])
         self._waiting.appendleft(opened)
 
-  def _until_stop(self, opened: _Open, tokens: list[int]) -> tuple[int, bool]:
+  def _until_stop(self, opened: OpenRequest, tokens: list[int]) -> tuple[int, bool]:
     """Returns how many of the new tokens belong to the completion, and whether a stop ends it."""
     stop_ids = opened.request.stop_ids
     for i, token in enumerate(tokens):
@@ -479,7 +427,7 @@ class DecodingEngine:
           return i + 1, True
     return len(tokens), False
 
-  def _finish(self, opened: _Open, outcome: str | Exception) -> None:
+  def _finish(self, opened: OpenRequest, outcome: str | Exception) -> None:
     """Ends a request, by a member of `REASONS` or an error of its own, and frees its row."""
     routes = self._routes_of(opened)
     if opened.place is not None:
@@ -494,7 +442,7 @@ class DecodingEngine:
     counts = opened.cached, opened.computed, version
     opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, kept))
 
-  def _routes_of(self, opened: _Open) -> Int16[np.ndarray, "S L K"] | None:
+  def _routes_of(self, opened: OpenRequest) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""
     if self._routes is None:
       return None

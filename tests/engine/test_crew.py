@@ -208,8 +208,9 @@ def test_requests_outlive_engines_that_are_lost_at_random():
   asked = [Request([i], 20, seed=i, owner=f"{i % 7}") for i in range(40)]
   pieces = [[] for _ in asked]
   handles = [crew.submit(x, own.append) for x, own in zip(asked, pieces, strict=True)]
-  for _ in range(3):
-    time.sleep(0.15)
+  for _ in range(3):  # By what was drawn and not by time, so that none has ended all it had.
+    before = sum(map(len, pieces))
+    wait_until(lambda before=before: sum(map(len, pieces)) > before)
     wire.hang_up(links[0].served)
     lost.append(links.pop(0))
     links.append(link())

@@ -89,7 +89,8 @@ def settings(problems: Path, plan: Plan) -> dict[str, Any]:
     "learner.row_tokens": 124, "learner.row_buckets": (24, 64), "learner.updates_per_rollout": 2, "rollout.max_refills": 0,
     "learner.learning_rate": plan.learning_rate, "learner.schedule": "constant", "rollout.queue": True,
     "rollout.samplers": 1, "num_steps": plan.steps, "checkpoint.every": plan.steps, "eval.every": plan.steps,
-    "eval.num_prompts": plan.evaluated, "eval.batch_prompts": 128, "log.tensorboard": False, "log.num_table_rows": 0, "warm_start.num_steps": 0, "warm_start.row_buckets": None,
+    "eval.num_prompts": plan.evaluated, "eval.batch_prompts": 128, "log.tensorboard": False, "log.num_table_rows": 0,
+    "warm_start.num_steps": 0, "warm_start.row_buckets": None,
     "warm_start.learning_rate": 3e-3,
   }  # fmt: skip
 
