@@ -54,11 +54,11 @@ def logits_of(kind):
   return jax.jit(built(kind)[0].logits)
 
 
-def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records_kept=False, in_flight="keep"):
-  """Makes an engine with an empty cache, of weights of version 0."""
+def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records_kept=False, in_flight="keep", programs=None):
+  """Makes an engine with an empty cache, of weights of version 0, and of programs of its own or shared ones."""
   model, params, _ = built(kind)
   routes = Routes(slots, CONTEXT, (model.config.num_layers, model.config.experts.top_k)) if records_routes else None
   pool, limits = Pool(slots, CONTEXT, least=CHUNK), Limits(CONTEXT, max_requests)
   options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=ByteTokenizer(), version=0, routes=routes, records_kept=records_kept)
-  programs = programs_of(kind, slots, records_routes, records_kept)
+  programs = programs or programs_of(kind, slots, records_routes, records_kept)
   return DecodingEngine(model, programs, params, pool, limits, in_flight=in_flight, **options)

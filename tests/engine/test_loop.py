@@ -12,6 +12,7 @@ import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import CompileCounter
+from jaxrl_llm.engine import programs as programs_lib
 from jaxrl_llm.engine.loop import STOP_IDS, make_engine
 from jaxrl_llm.engine.programs import NO_ID, no_rows
 from jaxrl_llm.engine.requests import QueueFull, Request
@@ -136,6 +137,61 @@ def test_draws_depend_on_the_seed_alone(engine_of):
     assert [x.tokens for x in others] == [x.tokens for x in at_once]
     assert all(np.abs(np.subtract(a.logprobs, b.logprobs)).max() < 1e-5 for a, b in zip(others, at_once, strict=True))
   assert len({tuple(x.tokens) for x in at_once}) == 18
+
+
+@pytest.fixture
+def narrow(monkeypatch, engine_of):
+  """An engine of ten rows that draws for three at a time, and whether each stretch was one ahead."""
+  monkeypatch.setattr(programs_lib, "_WIDTHS", (3,))
+  programs, ahead = programs_of.__wrapped__("dense", 10, False, False), []
+
+  def stretch(*args):
+    flying = engine._flying
+    ahead.append(flying is not None)
+    rows = {x.place.row for x in flying.rows} if flying else set()
+    assert rows.isdisjoint(args[3].tolist())
+    return programs.stretches[3](*args)
+
+  engine = engine_of(slots=10, programs=programs)
+  engine._programs = programs._replace(stretches={3: stretch})
+  return engine, ahead
+
+
+def test_stretches_that_are_drawn_ahead_change_no_draw(engine_of, narrow):
+  engine, ahead = narrow
+  for own, other in zip(complete(engine, *jobs()), complete(engine_of(), *jobs()), strict=True):
+    assert own.tokens == other.tokens and np.abs(np.subtract(own.logprobs, other.logprobs)).max() < 1e-5
+  assert sum(ahead) > len(ahead) / 2 and not ahead[0]
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_requests_may_end_and_weights_may_come_while_a_stretch_is_drawn(narrow, end):
+  engine, ahead = narrow
+  _, params, later = built("dense")
+  handles, seen = [], itertools.count()
+
+  def on_piece(piece):
+    count = next(seen)
+    if count == 8:
+      engine.update(jax.tree.map(jnp.copy, later), 1)
+    if count == 20:
+      for handle in handles[::2]:
+        handle.abort()
+    if count == 30 and end == "close":
+      threading.Thread(target=engine.close).start()
+
+  handles += [engine.submit(Request(prompt(i, 9 + i), 40, seed=i), on_piece) for i in range(12)]
+  results = [handle.completion.result(WAIT) for handle in handles]
+  assert {x.reason for x in results[::2]} == {"aborted"} and any(ahead)
+  assert {x.reason for x in results[1::2]} == {"length" if end == "abort" else "aborted"}
+  for i, result in enumerate(results):
+    assert sum(count for _, count in result.parts) == len(result.tokens)
+    first = next((count for version, count in result.parts if version == 0), 0)
+    known = [logprobs_of("dense", [*prompt(i, 9 + i), *result.tokens], x)[8 + i :] for x in (params, later)]
+    np.testing.assert_allclose(result.logprobs[:first], known[0][:first], atol=1e-5)
+    if not first:
+      np.testing.assert_allclose(result.logprobs, known[1], atol=1e-5)
+  assert engine._num_open == 0
 
 
 def test_other_seeds_draw_other_tokens(engine_of):
