@@ -119,7 +119,8 @@ def test_ends_without_a_learner(workdir, capsys):
   assert Process(workdir, timeout_s=0.1).end() == join.NO_LEARNER
   assert "no learner within 0.1 s" in capsys.readouterr().err
   process = Process(workdir)
-  (workdir / "config.json").write_text('{"seed": 1}')
+  (workdir / "later.json").write_text('{"seed": 1}')
+  (workdir / "later.json").replace(workdir / "config.json")  # At once, as runs do: the process reads it all the time.
   assert process.end() == join.NO_LEARNER and "another config by now" in capsys.readouterr().err
   with gate.open_crew(workdir, limits=LIMITS, fingerprint="another"):
     refused = Process(workdir).end()
