@@ -120,7 +120,7 @@ def test_ends_without_a_learner(workdir, capsys):
   assert "no learner within 0.1 s" in capsys.readouterr().err
   process = Process(workdir)
   (workdir / "later.json").write_text('{"seed": 1}')
-  (workdir / "later.json").replace(workdir / "config.json")  # At once, as runs do: the process reads it all the time.
+  (workdir / "later.json").replace(workdir / "config.json")  # At once, as the process reads it.
   assert process.end() == join.NO_LEARNER and "another config by now" in capsys.readouterr().err
   with gate.open_crew(workdir, limits=LIMITS, fingerprint="another"):
     refused = Process(workdir).end()

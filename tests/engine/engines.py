@@ -55,7 +55,7 @@ def logits_of(kind):
 
 
 def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records_kept=False, in_flight="keep", programs=None):
-  """Makes an engine with an empty cache, of weights of version 0; programs are shared by default."""
+  """Makes an engine with an empty cache and weights of version 0, by default of shared programs."""
   model, params, _ = built(kind)
   routes = Routes(slots, CONTEXT, (model.config.num_layers, model.config.experts.top_k)) if records_routes else None
   pool, limits = Pool(slots, CONTEXT, least=CHUNK), Limits(CONTEXT, max_requests)

@@ -99,7 +99,7 @@ def test_an_error_of_the_engine_ends_the_run_in_one_line(tmp_path):
     raise ValueError("no such\nprogram")
 
   with pytest.MonkeyPatch.context() as patch, pytest.raises(EngineError, match="^the decoding engine: ValueError: no such program$"):
-    patch.setattr(DecodingEngine, "_decode", broken)
+    patch.setattr(DecodingEngine, "_begin_stretch", broken)
     run_here(config_of(), tmp_path)
   assert engine_threads() == []
 
