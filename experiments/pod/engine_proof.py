@@ -83,7 +83,7 @@ def take(plan: EnginePlan) -> Proof:
 
   def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
     programs = _programs(plan, num_layers)
-    weights, cache = programs.prefill.arguments[:2]
+    weights, cache = programs.weights_and_cache
     parts = {"arrived": costs.bytes_on_chip(programs.weights.arguments), "weights": costs.bytes_on_chip(weights)}
     return _compiled(plan, programs.weights, only_planned), parts | {"cache": costs.bytes_on_chip(cache)}
 
@@ -101,7 +101,7 @@ def prefill(plan: EnginePlan) -> Proof:
 
   def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
     programs = _programs(plan, num_layers)
-    return _compiled(plan, programs.prefill, only_planned, load=_load(plan, tokens)), _parts(programs)
+    return _compiled(plan, programs.prefills[sizes["spans"]], only_planned, load=_load(plan, tokens)), _parts(programs)
 
   compiled, parts, note = _extrapolated(plan, of_layers)
   met, _ = costs.layer_weights(plan.model)
@@ -120,7 +120,7 @@ def decode(plan: EnginePlan) -> Proof:
     compiled = _compiled(plan, programs.stretches[plan.rows], only_planned, load=_load(plan, plan.rows), unknown_trips=steps)
     traffic = {key: (seconds / steps, num_bytes / steps) for key, (seconds, num_bytes) in compiled.traffic.items()}
     operations = compiled.operations and compiled.operations.scaled(1 / steps)
-    copied = copied_bytes(compiled.text, programs.prefill.arguments[1])
+    copied = copied_bytes(compiled.text, programs.weights_and_cache[1])
     return compiled._replace(traffic=traffic, operations=operations), _parts(programs) | {"copied": copied}
 
   compiled, parts, note = _extrapolated(plan, of_layers)
@@ -162,7 +162,7 @@ def _programs(plan: EnginePlan, num_layers: int) -> Uncompiled:
 
 
 def _parts(programs: Uncompiled) -> dict[str, float]:
-  weights, cache = programs.prefill.arguments[:2]
+  weights, cache = programs.weights_and_cache
   names = ("weights", weights), ("cache", cache), ("held", programs.weights.arguments)
   return {name: costs.bytes_on_chip(tree) for name, tree in names}
 

@@ -1,10 +1,12 @@
-"""Several engines with the same weights, each on devices of its own, that work as one.
+"""Several engines with the same weights, on devices or cores of their own, that work as one.
 
 A model that fits a device, or a few that split its heads (`tensor`), decodes faster in one engine
 for each of them than in one for all: no step of an engine waits for another, and nothing travels
-between them but new weights.
+between them but new weights. On a CPU, whose device has several cores, engines share it: each of
+them keeps a core busy.
 """
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +17,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.devices.mesh import AXES, RULES, num_row_shards, param_shardings
-from jaxrl_llm.engine.loop import DecodingEngine, make_engine
+from jaxrl_llm.devices.mesh import AXES, RULES, num_row_shards, param_shardings, platform_of
+from jaxrl_llm.engine.loop import DecodingEngine
+from jaxrl_llm.engine.make import make_engine, make_twins
+from jaxrl_llm.engine.programs import num_twins
 from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, QueueFull, Request
 from jaxrl_llm.models import Model, make_model
 from jaxrl_llm.types import Params
@@ -92,12 +96,17 @@ class Fleet:
   A request goes to the engine that holds the longest part of its tokens, unless that has much more
   to do than another. Where it goes changes nothing that it draws.
 
+  Args:
+    engines: The engines.
+    give: Function `(params, version)` that gives new weights to all of them.
+    slots: Number of rows of each.
+
   Attributes:
     limits: Largest sizes of requests and of all queues together.
   """
 
-  def __init__(self, engines: Sequence[Engine], parts: Callable[[Params], list[Params]], *, slots: int):
-    self._engines, self._parts = tuple(engines), parts
+  def __init__(self, engines: Sequence[Engine], give: Callable[[Params, int], None], *, slots: int):
+    self._engines, self._give = tuple(engines), give
     context = engines[0].limits.context
     self.limits = Limits(context, sum(engine.limits.requests for engine in engines))
     self._slack = max(slots // 8, 1)
@@ -133,8 +142,7 @@ class Fleet:
 
   def update(self, params: Params, version: int) -> None:
     """Gives all engines new weights; see `Engine`."""
-    for engine, own in zip(self._engines, self._parts(params), strict=True):
-      engine.update(own, version)
+    self._give(params, version)
     with self._lock:
       self._known.clear()
 
@@ -150,14 +158,19 @@ class Fleet:
       engine.close()
 
 
-def make_engines(model: Model, params: Params, *, slots: int, max_requests: int, **options: Any) -> DecodingEngine | Fleet:
+def make_engines(
+  model: Model, params: Params, *, slots: int, max_requests: int, num_cores: int | None = None, **options: Any
+) -> DecodingEngine | Fleet:
   """Makes an engine for each device, or for each group of devices that splits the model's heads.
+
+  On a single CPU device it makes one for each core that has rows enough; see `num_twins`.
 
   Args:
     model: Model to decode with, on a mesh: rows are split over engines, and `tensor` within each.
     params: Weights on that mesh. Each engine gets all of them.
     slots: Number of rows of all engines together, rounded up to as many for each.
     max_requests: Largest number of open requests of all engines together, rounded up as well.
+    num_cores: Number of cores of a CPU; None means those that this process may use.
     **options: Other arguments of `make_engine`.
 
   Raises:
@@ -165,7 +178,7 @@ def make_engines(model: Model, params: Params, *, slots: int, max_requests: int,
   """
   count = 1 if model.mesh is None else num_row_shards(model.mesh)
   if count == 1:
-    return make_engine(model, params, slots=slots, max_requests=max_requests, **options)
+    return _on_one_device(model, params, slots, max_requests, num_cores or len(os.sched_getaffinity(0)), **options)
   meshes, own_slots = engine_meshes(model.mesh), -(-slots // count)
   parts = _splitter(model, params, meshes)
   models = [make_model(model.config, mesh=mesh) for mesh in meshes]
@@ -173,7 +186,27 @@ def make_engines(model: Model, params: Params, *, slots: int, max_requests: int,
   # Threads, because each engine compiles its own programs.
   with ThreadPoolExecutor(count) as threads:
     engines = list(threads.map(lambda own: make_engine(*own, **sizes, **options), zip(models, parts(params), strict=True)))
-  return Fleet(engines, parts, slots=own_slots)
+
+  def give(params: Params, version: int) -> None:
+    for engine, own in zip(engines, parts(params), strict=True):
+      engine.update(own, version)
+
+  return Fleet(engines, give, slots=own_slots)
+
+
+def _on_one_device(model: Model, params: Params, slots: int, max_requests: int, num_cores: int, **options: Any) -> DecodingEngine | Fleet:
+  count = 1 if model.mesh is not None and model.mesh.size > 1 else num_twins(slots, platform_of(model.mesh), num_cores)
+  if count == 1:
+    return make_engine(model, params, slots=slots, max_requests=max_requests, **options)
+  own_slots = -(-slots // count)
+  twins = make_twins(model, params, count, slots=own_slots, max_requests=-(-max_requests // count), **options)
+
+  def give(params: Params, version: int) -> None:
+    weights = twins[0].lay_out(params)
+    for twin in twins:
+      twin.take(weights, version)
+
+  return Fleet(twins, give, slots=own_slots)
 
 
 def engine_meshes(mesh: Mesh) -> list[Mesh]:

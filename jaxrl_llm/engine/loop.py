@@ -15,20 +15,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Int16
+from jaxtyping import Int16, PyTree
 
-from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.engine.checks import check_request
 from jaxrl_llm.engine.in_hand import OpenRequest, Stretch
 from jaxrl_llm.engine.pool import Pool
-from jaxrl_llm.engine.programs import NO_ID, Programs, Rows, make_programs, no_rows
+from jaxrl_llm.engine.programs import NO_ID, Programs, Rows, no_rows
 from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.routes import Routes
-from jaxrl_llm.models import CACHE_DTYPES, Model
+from jaxrl_llm.models import Model
 from jaxrl_llm.types import Params
 
 _STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
@@ -61,13 +60,13 @@ class DecodingEngine:
   """
 
   def __init__(
-    self, model: Model, programs: Programs, params: Params, pool: Pool, limits: Limits, *, slots: int, chunk: int, spans: int,
+    self, model: Model, programs: Programs, weights: PyTree, pool: Pool, limits: Limits, *, slots: int, chunk: int, spans: int,
     tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", routes: Routes | None = None, records_kept: bool = False,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
     self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
-    self._weights, self._cache, self._version = programs.weights(params), programs.make_cache(), version
+    self._weights, self._cache, self._version = weights, programs.make_cache(), version
     self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS), routes, records_kept
     self._in_flight, self._stretches, self._ids_of_stops = in_flight, 0, {}
     # Turns of the loop, programs that were run, and the last turn that ran none.
@@ -136,7 +135,14 @@ class DecodingEngine:
 
   def update(self, params: Params, version: int) -> None:
     """Takes new weights, between two stretches of steps; see `Engine`."""
-    weights = self._programs.weights(params)
+    self.take(self.lay_out(params), version)
+
+  def lay_out(self, params: Params) -> PyTree:
+    """Returns a copy of the weights as the programs read them, which twins share."""
+    return self._programs.weights(params)
+
+  def take(self, weights: PyTree, version: int) -> None:
+    """Takes new weights of `lay_out`, between two stretches of steps; see `Engine.update`."""
     with self._changed:
       if self._error is not None:
         raise self._error
@@ -312,9 +318,10 @@ class DecodingEngine:
       waiting = [opened for opened in self._running.values() if not opened.copies and self._missing(opened)]
       if not waiting or (call >= _CALLS and 2 * len(waiting) <= len(self._running)):
         return
-      tokens = np.zeros((self._spans, self._chunk), np.int32)
-      starts, counts, rows = (np.zeros(self._spans, np.int32) for _ in range(3))
-      spans = iter(range(self._spans))
+      num_spans = self._num_spans(waiting)
+      tokens = np.zeros((num_spans, self._chunk), np.int32)
+      starts, counts, rows = (np.zeros(num_spans, np.int32) for _ in range(3))
+      spans = iter(range(num_spans))
       for opened in waiting:
         row = opened.place.row
         while self._missing(opened) and (i := next(spans, None)) is not None:
@@ -327,10 +334,20 @@ class DecodingEngine:
           self._pool.add(row, tokens[i, :count])
           opened.computed += count
       self._computed += 1
-      self._cache, routes = self._programs.prefill(self._weights, self._cache, tokens, starts, counts, rows)
+      self._cache, routes = self._programs.prefills[num_spans](self._weights, self._cache, tokens, starts, counts, rows)
       if self._routes is not None:
         for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
           self._routes.write(row, start, of_span[:count])
+
+  def _num_spans(self, waiting: Sequence[OpenRequest]) -> int:
+    """Returns the number of spans of the program that computes the prompts of some requests."""
+    most, least = max(self._programs.prefills), min(self._programs.prefills)
+    if most == least:
+      return most
+    starts = (int(self._pool.lengths[opened.place.row]) % self._chunk for opened in waiting)
+    needed = sum(-(-(start + self._missing(opened)) // self._chunk) for start, opened in zip(starts, waiting, strict=True))
+    # Calls of the smaller program, as long as they compute fewer spans.
+    return least if -(-needed // least) * least < most else most
 
   def _missing(self, opened: OpenRequest) -> int:
     """Returns how many tokens still have to be computed before the last one that is known."""
@@ -449,81 +466,3 @@ class DecodingEngine:
     if opened.place is None or opened.copies:
       return self._routes.read(0, 0)
     return self._routes.read(opened.place.row, int(self._pool.lengths[opened.place.row]))
-
-
-def make_engine(
-  model: Model,
-  params: Params,
-  *,
-  slots: int,
-  context: int,
-  max_requests: int,
-  tokenizer: Tokenizer | None = None,
-  chunk: int = 32,
-  spans: int = 8,
-  steps: int = 8,
-  cache_dtype: str | None = None,
-  records_routes: bool = False,
-  records_kept: bool = False,
-  in_flight: str = "keep",
-  version: int = 0,
-) -> DecodingEngine:
-  """Compiles an engine and starts its loop.
-
-  - What a request draws depends on its seed and its own tokens, not on what else runs or when.
-  - A row whose request has ended keeps its keys and values. A request that continues them computes
-    only what is new; requests with a common prefix compute it once. The row that has been idle for
-    longest makes room.
-  - Nothing compiles after this call.
-
-  Args:
-    model: Model to decode with, on one device.
-    params: Weights, read once: they may be donated after the call.
-    slots: Number of rows: requests that decode at once, and sequences that stay in the cache.
-    context: Largest number of tokens of a prompt and its completion together.
-    max_requests: Largest number of open requests, those that wait included.
-    tokenizer: Tokenizer for stop strings; None refuses them.
-    chunk: Largest number of consecutive tokens of a prompt that are computed together.
-    spans: Number of such chunks, of one or several prompts, in one program.
-    steps: Number of tokens that each row draws before the host looks at them. A stop string costs
-      up to that many tokens more.
-    cache_dtype: One of `CACHE_DTYPES`; None means the model's own dtype.
-    records_routes: Whether completions have the routes of their tokens, which a learner can replay.
-    records_kept: Whether completions have the ids that top-k and top-p left to draw from.
-    in_flight: What becomes of open requests when new weights come. "keep": they go on with the keys
-      and values that they have. "recompute": they go on, with keys and values of the new weights.
-      "wait": the new weights wait until those that have rows have ended, and no other begins.
-    version: Version of the weights; see `DecodingEngine.update`.
-
-  Raises:
-    ValueError: If a setting is out of range. One line, which names it.
-
-  References:
-    Orca, OSDI 2022 (continuous batching); Sarathi-Serve, arXiv:2403.02310, 2024 (chunked prefills).
-  """
-  numbers = dict(slots=slots, max_requests=max_requests, chunk=chunk, spans=spans, steps=steps)
-  for name, value in numbers.items():
-    if value < 1:
-      raise ValueError(f"{name}: found {value}, expected 1 or more")
-  longest = model.config.max_positions
-  if not 2 <= context <= (longest or context):
-    raise ValueError(f"context: found {context}, expected 2 or more" + (f", at most the model's {longest} positions" if longest else ""))
-  if model.mesh is not None and num_row_shards(model.mesh) > 1:
-    raise ValueError(f"mesh: found rows split over {num_row_shards(model.mesh)} devices, expected one device, or a mesh of tensor=N alone")
-  dtype = cache_dtype or model.config.dtype
-  if dtype not in CACHE_DTYPES:
-    raise ValueError(f"cache_dtype: found {dtype!r}, expected one of {', '.join(CACHE_DTYPES)}")
-  if in_flight not in IN_FLIGHT:
-    raise ValueError(f"in_flight: found {in_flight!r}, expected one of {', '.join(IN_FLIGHT)}")
-  if in_flight == "recompute" and records_routes:
-    raise ValueError("records_routes: found True, expected False: with in_flight='recompute' tokens visit experts again, of other weights")
-  if records_routes and model.config.experts is None:
-    raise ValueError("records_routes: found True, expected False: the model has no experts")
-  sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
-  options = dict(cache_dtype=dtype, records_routes=records_routes, records_kept=records_kept)
-  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, **options, **sizes)
-  pool, routes = Pool(slots, context, least=chunk), None
-  if records_routes:
-    routes = Routes(slots, context, (model.config.num_layers, model.config.experts.top_k))
-  options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, routes=routes, records_kept=records_kept)
-  return DecodingEngine(model, programs, params, pool, Limits(context, max_requests), **options, **sizes)

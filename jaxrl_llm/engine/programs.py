@@ -22,9 +22,18 @@ NO_ID = -1
 _WIDTHS = (64, 16)
 """Numbers of rows that a CPU decodes together: more would cost as much per row, and idle more."""
 
-_ALIGNMENT = {"cpu": 64}
+_LEAST_WIDTH = 32
+"""Number of rows that a core decodes together if others decode too: fewer cost more per row."""
+
+_LEAST_SPANS = 8
+"""Number of spans from which on a CPU has a program for a quarter of them."""
+
+_ALIGNMENT = {"cpu": 16}
 _BLOCK = 256
 """Units of the number of columns: by platform, and one that the blocks of all kernels divide."""
+
+_LEAST_COLUMNS = 64
+"""Columns of the smallest block on a CPU, unless there are fewer."""
 
 
 class Rows(NamedTuple):
@@ -73,8 +82,9 @@ class Programs(NamedTuple):
   Attributes:
     weights: Function from params to a copy that the other programs read.
     make_cache: Function to an empty cache.
-    prefill: Function `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> (cache,
-      routes [N C L K])`; see `Model.extend`.
+    prefills: Functions `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> (cache,
+      routes [N C L K])`, by the number of spans N that they compute, the largest first; see
+      `Model.extend`.
     copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
     stretches: Functions `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`, by the
       number of rows w that they decode, the largest first. The places are rows of the cache, all
@@ -83,7 +93,7 @@ class Programs(NamedTuple):
 
   weights: Callable[[Params], PyTree]
   make_cache: Callable[[], PyTree]
-  prefill: Callable[..., tuple[PyTree, Array | None]]
+  prefills: Mapping[int, Callable[..., tuple[PyTree, Array | None]]]
   copy: Callable[..., PyTree]
   stretches: Mapping[int, Callable[..., tuple[PyTree, "Drawn"]]]
 
@@ -108,16 +118,21 @@ class Uncompiled(NamedTuple):
   """The programs of `Programs` before they are compiled.
 
   Attributes:
-    weights, make_cache, prefill, copy, stretches: Programs of these names.
+    weights, make_cache, prefills, copy, stretches: Programs of these names.
     compiled: First two programs, compiled because the others depend on where their results lie.
   """
 
   weights: Program
   make_cache: Program
-  prefill: Program
+  prefills: Mapping[int, Program]
   copy: Program
   stretches: Mapping[int, Program]
   compiled: tuple[Callable, Callable]
+
+  @property
+  def weights_and_cache(self) -> tuple[PyTree, PyTree]:
+    """Abstract weights and cache, which the programs read."""
+    return next(iter(self.stretches.values())).arguments[:2]
 
 
 def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
@@ -136,8 +151,8 @@ def make_programs(model: Model, params: Params, **options: Any) -> Programs:
     **options: Sizes and options; see `uncompiled_programs`.
   """
   programs = uncompiled_programs(model, params, **options)
-  stretches = {width: program.compiled() for width, program in programs.stretches.items()}
-  return Programs(*programs.compiled, programs.prefill.compiled(), programs.copy.compiled(), stretches)
+  compiled = lambda by_size: {size: program.compiled() for size, program in by_size.items()}
+  return Programs(*programs.compiled, compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches))
 
 
 def uncompiled_programs(
@@ -153,6 +168,7 @@ def uncompiled_programs(
   cache_dtype: str,
   records_routes: bool = False,
   records_kept: bool = False,
+  twins: int = 1,
 ) -> Uncompiled:
   """Makes the programs of an engine, most of them uncompiled.
 
@@ -168,6 +184,7 @@ def uncompiled_programs(
     cache_dtype: Dtype of the cache, one of `CACHE_DTYPES`.
     records_routes: Whether to return the experts that tokens visit.
     records_kept: Whether to return the ids that tokens are drawn from.
+    twins: Number of engines that share the cores of a CPU, this one included.
   """
   sizes = column_blocks(context, platform_of(model.mesh))
 
@@ -195,7 +212,8 @@ def uncompiled_programs(
   allocate = of_cache.compiled()
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
-  of_spans = [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((spans, chunk), (spans,), (spans,), (spans,))]
+  of_spans = lambda count: [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((count, chunk), (count,), (count,), (count,))]
+  platform = platform_of(model.mesh)
   recorded = dict(records_routes=records_routes, records_kept=records_kept)
   draws = lambda count: partial(_stretch, model, _nothing(model, (steps, count), **recorded))
   abstract_rows = lambda count: no_rows(count, num_stop_ids)
@@ -211,17 +229,29 @@ def uncompiled_programs(
   return Uncompiled(
     of_weights,
     of_cache,
-    program(prefill, weights, cache, *of_spans, donate_argnums=1, **keep(None)),
-    program(copy_rows, cache, *of_spans[1:3], donate_argnums=0, **keep()),
+    {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in span_counts(spans, platform)},
+    program(copy_rows, cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
     {
       width: program(stretch, weights, cache, abstract_rows(width), places(width), **drawing)
-      for width in stretch_widths(slots, platform_of(model.mesh))
+      for width in stretch_widths(slots, platform, twins)
     },
     (make_weights, allocate),
   )
 
 
-def stretch_widths(slots: int, platform: str) -> tuple[int, ...]:
+def num_twins(slots: int, platform: str, num_cores: int) -> int:
+  """Returns how many engines should share the rows and the cores of a CPU.
+
+  One engine decodes on one core: products of so few rows are too small to be shared by several.
+
+  Example:
+    >>> num_twins(256, "cpu", 2), num_twins(256, "cpu", 64), num_twins(100, "cpu", 2), num_twins(256, "gpu", 2)
+    (2, 4, 1, 1)
+  """
+  return max(min(num_cores, slots // _WIDTHS[0]), 1) if platform == "cpu" else 1
+
+
+def stretch_widths(slots: int, platform: str, twins: int = 1) -> tuple[int, ...]:
   """Returns how many rows the programs decode together, the largest number first.
 
   On a CPU the time of a step follows the number of its rows, idle ones included. On accelerators it
@@ -230,11 +260,25 @@ def stretch_widths(slots: int, platform: str) -> tuple[int, ...]:
   Example:
     >>> stretch_widths(256, "cpu"), stretch_widths(24, "cpu"), stretch_widths(256, "gpu")
     ((64, 16), (24,), (256,))
+    >>> stretch_widths(128, "cpu", twins=2)
+    (32, 16)
   """
   if platform != "cpu":
     return (slots,)
-  most = min(slots, _WIDTHS[0])
+  most = min(slots, max(_WIDTHS[0] // twins, min(_LEAST_WIDTH, _WIDTHS[0])))
   return (most, *(width for width in _WIDTHS[1:] if 2 * width <= most))
+
+
+def span_counts(spans: int, platform: str) -> tuple[int, ...]:
+  """Returns how many spans the programs compute together, the largest number first.
+
+  On a CPU the time follows their number, empty ones included.
+
+  Example:
+    >>> span_counts(32, "cpu"), span_counts(4, "cpu"), span_counts(32, "gpu")
+    ((32, 8), (4,), (32,))
+  """
+  return (spans, spans // 4) if platform == "cpu" and spans >= _LEAST_SPANS else (spans,)
 
 
 def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> Drawn:
@@ -254,14 +298,14 @@ def column_blocks(context: int, platform: str) -> tuple[int, ...]:
   twice the one before, and those that no row sees are skipped.
 
   Example:
-    >>> column_blocks(1000, "cpu"), column_blocks(100, "cpu"), column_blocks(1000, "gpu")
-    ((128, 128, 256, 512), (64, 64), (1024,))
+    >>> column_blocks(1000, "cpu"), column_blocks(100, "cpu"), column_blocks(40, "cpu"), column_blocks(1000, "gpu")
+    ((128, 128, 256, 496), (64, 48), (48,), (1024,))
   """
   unit = _ALIGNMENT.get(platform, _BLOCK)
   columns = -(-context // unit) * unit
   if platform != "cpu":
     return (columns,)
-  sizes = [max(-(-context // (8 * unit)) * unit, unit)]
+  sizes = [max(-(-context // (8 * unit)) * unit, min(_LEAST_COLUMNS, columns))]
   while sum(sizes) < columns:
     sizes.append(min(sum(sizes), columns - sum(sizes)))
   return tuple(sizes)

@@ -3,7 +3,6 @@
 Prompts are kept once for all of their samples, and responses column by column.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import accumulate
@@ -178,6 +177,12 @@ def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_
   return of_token * (num_prompts * prompt_tokens + num_rows * new_tokens)
 
 
+def num_positions(cache: Cache) -> int:
+  """Returns a number above all positions of the tokens that a row can see, the new one included."""
+  prompt = cache.prompts[0]
+  return 1 + (0 if prompt is None else prompt.v.shape[2]) + sum(size for _, size in _columns(cache.blocks[0]))
+
+
 def _columns(blocks: Sequence[KeyValues]) -> list[tuple[int, int]]:
   """Returns the first column of each block, counted through all blocks, and its size."""
   sizes = [block.v.shape[2] for block in blocks]
@@ -320,7 +325,7 @@ def attend_spans(q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans:
   ends = jnp.repeat(columns, q.shape[2] // length, axis=1)
   part = nothing_of(q)
   for block, (start, size) in zip(blocks, _columns(blocks), strict=True):
-    piece = math.gcd(size, _PIECE)
+    piece = next(piece for piece in range(min(size, _PIECE), 0, -1) if size % piece == 0)
 
     def add(i, part, block=block, start=start, piece=piece):
       of_row = lambda x, axis: jax.vmap(

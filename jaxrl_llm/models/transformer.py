@@ -11,8 +11,9 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.models.attention import Rows, packed
-from jaxrl_llm.models.cache import Cache, Spans, View, key_values
+from jaxrl_llm.models.cache import Cache, Spans, View, key_values, num_positions
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, RMSNorm, rotation_of
 from jaxrl_llm.models.linear import adapter, linear, matmul_in_float32, param
@@ -20,6 +21,7 @@ from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.residual import gathered
+from jaxrl_llm.models.rope import Rotation
 from jaxrl_llm.models.striping import Stripes, striped, stripes_of
 from jaxrl_llm.models.tower import Tower
 from jaxrl_llm.types import Forward, Images, Patches
@@ -269,8 +271,7 @@ class Transformer(nnx.Module):
     Also returns the cache with the tokens written to it, and the experts that they visited.
     """
     x, held, routes = self.embed(tokens), [], []
-    # Without the barrier, XLA recomputes the sines for every head of every layer.
-    rotated = jax.lax.optimization_barrier(rotation_of(self.config, positions[:, None]))
+    rotated = self.rotated(positions[:, None], num_positions(cache))
     for layer, block in enumerate(self.merged(blocks)):
       x, written, experts = block.step(x, rotated, cache.prompts[layer], cache.blocks[layer], view)
       held.append(written)
@@ -285,12 +286,21 @@ class Transformer(nnx.Module):
     Also returns the cache with the tokens written to it, and the experts that they visited.
     """
     x, held, routes = self.embed(tokens), [], []
-    rotated = jax.lax.optimization_barrier(rotation_of(self.config, positions))
+    rotated = self.rotated(positions, num_positions(cache))
     for block, kept in zip(self.merged(blocks), cache.blocks, strict=True):
       x, written, experts = block.extend(x, rotated, kept, spans)
       held.append(written)
       routes.append(experts)
     return self.final_norm(x), cache._replace(blocks=tuple(held)), self.stacked(routes, tokens.shape)
+
+  def rotated(self, positions: Int[Array, "N T"], end: int) -> Rotation:
+    """Computes the rotation of positions below `end`, once for all heads and layers."""
+    # Without the barrier, XLA recomputes the sines for every head of every layer.
+    if platform_of(self.mesh) != "cpu":
+      return jax.lax.optimization_barrier(rotation_of(self.config, positions))
+    # On CPUs it does so despite the barrier, but it does not recompute a table for its entries.
+    table = jax.lax.optimization_barrier(rotation_of(self.config, jnp.arange(end)[:, None]))
+    return jax.tree.map(lambda x: x[positions, 0], table)
 
   def stacked(self, routes: Sequence[Int[Array, "*batch K"] | None], shape: tuple[int, ...]) -> Int[Array, "*batch L K"] | None:
     """Stacks the routes of all layers, -1 at those without experts; None for a dense model."""

@@ -1,7 +1,8 @@
 """Conversations with an environment over the decoding engine, each at its own pace.
 
 A turn is a request with the whole conversation so far, of which the engine computes what is new.
-Once it is drawn, one of a few threads steps the environment and asks for the next turn:
+Once it is drawn, a thread steps the environment and asks for the next turn. There are more of them
+as soon as a step takes longer than the change to another thread:
 
   engine -> turn -> thread: step of the environment -> request of the next turn -> engine
                     └ over its timeout: the conversation has failed, and another thread takes over
@@ -31,6 +32,9 @@ from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, Player, tu
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import StopReason
+
+_QUICK_S = 1e-3
+"""Time that a step may take before other threads join in, in seconds."""
 
 
 @dataclass(eq=False)
@@ -114,8 +118,9 @@ class Talks(Player):
         talk.state = rules.environment.reset(talk.example)
     self._kept = list(self._talks)  # What has not been handed over.
     self._waiting = deque(talk for talk in self._talks if not talk.ended)
-    for _ in range(min(rules.num_threads, size)):
-      self._start(self._work)
+    # One thread is enough while steps are quick: more would only take turns.
+    self._num_spare = min(rules.num_threads, size) - 1
+    self._start(self._work)
     self._start(self._watch)
     try:
       self._settle()
@@ -147,6 +152,13 @@ class Talks(Player):
 
   def _start(self, work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="conversations", daemon=True).start()
+
+  def _join_in(self) -> None:
+    """Starts the threads that have waited for a step that is not quick."""
+    with self._lock:
+      count, self._num_spare = self._num_spare, 0
+    for _ in range(count):
+      self._start(self._work)
 
   def _fail(self, error: BaseException) -> None:
     """Raises an error in the caller that waits for the conversations."""
@@ -244,6 +256,8 @@ class Talks(Player):
       if talk.began != began:
         return None
       talk.began, talk.state = None, state
+    if self._num_spare and time.monotonic() - began > _QUICK_S:
+      self._join_in()
     return reply, trouble
 
   def _repeat(self, talk: _Talk) -> bool:
@@ -352,6 +366,8 @@ class Talks(Player):
   def _check(self, talk: _Talk, began: float) -> None:
     """Gives up a conversation if its environment has not replied for so long that it is late."""
     seconds = time.monotonic() - began
+    if seconds > _QUICK_S:
+      self._join_in()
     if seconds > PATIENCE_S:
       self._make_room(talk)
     if seconds <= self._rules.timeout_s:

@@ -61,4 +61,4 @@ def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records
   pool, limits = Pool(slots, CONTEXT, least=CHUNK), Limits(CONTEXT, max_requests)
   options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=ByteTokenizer(), version=0, routes=routes, records_kept=records_kept)
   programs = programs or programs_of(kind, slots, records_routes, records_kept)
-  return DecodingEngine(model, programs, params, pool, limits, in_flight=in_flight, **options)
+  return DecodingEngine(model, programs, programs.weights(params), pool, limits, in_flight=in_flight, **options)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings
 from jaxrl_llm.engine.fleet import Fleet, Whereabouts, make_engines
-from jaxrl_llm.engine.loop import make_engine
+from jaxrl_llm.engine.make import make_engine
 from jaxrl_llm.engine.requests import Completion, Handle, Limits, QueueFull, Request
 from jaxrl_llm.models import make_model, preset
 from tests.marks import few
@@ -99,7 +99,7 @@ class Slow:
 
 def fleet(count=3, most=4, slots=8):
   engines = [Slow(most) for _ in range(count)]
-  return engines, Fleet(engines, lambda params: [params] * count, slots=slots)
+  return engines, Fleet(engines, lambda params, version: [engine.update(params, version) for engine in engines], slots=slots)
 
 
 def prompt(number):

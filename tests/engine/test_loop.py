@@ -13,7 +13,8 @@ import pytest
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import CompileCounter
 from jaxrl_llm.engine import programs as programs_lib
-from jaxrl_llm.engine.loop import STOP_IDS, make_engine
+from jaxrl_llm.engine.loop import STOP_IDS
+from jaxrl_llm.engine.make import make_engine
 from jaxrl_llm.engine.programs import NO_ID, no_rows
 from jaxrl_llm.engine.requests import QueueFull, Request
 from jaxrl_llm.models import make_model, preset

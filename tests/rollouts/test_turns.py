@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_llm.engine.loop import DecodingEngine, make_engine
+from jaxrl_llm.engine.loop import DecodingEngine
+from jaxrl_llm.engine.make import make_engine
 from jaxrl_llm.engine.pool import Pool
 from jaxrl_llm.engine.programs import make_programs
 from jaxrl_llm.engine.requests import Limits
@@ -43,7 +44,8 @@ def engine_of():
   def make(slots=SIZE, version=0):
     model, params = built()
     options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=TOKENIZER, version=version)
-    engines.append(DecodingEngine(model, programs_of(slots), params, Pool(slots, CONTEXT, least=CHUNK), Limits(CONTEXT, 64), **options))
+    programs, pool = programs_of(slots), Pool(slots, CONTEXT, least=CHUNK)
+    engines.append(DecodingEngine(model, programs, programs.weights(params), pool, Limits(CONTEXT, 64), **options))
     return engines[-1]
 
   yield make
@@ -286,7 +288,7 @@ def test_a_run_engine_compiles_nothing_twice():
 
 def test_narrow_programs_are_used_only_if_they_have_the_same_bits(engine_of, monkeypatch):
   reference, _ = drawn(begin(engine_of()))
-  monkeypatch.setattr("jaxrl_llm.engine.programs.stretch_widths", lambda slots, platform: (slots, 3))
+  monkeypatch.setattr("jaxrl_llm.engine.programs.stretch_widths", lambda slots, *_: (slots, 3))
   programs, calls = programs_of.__wrapped__(SIZE), []
 
   def noted(*args):
