@@ -273,7 +273,9 @@ class DecodingEngine:
     if self._in_flight == "wait" and self._update is not None:
       return  # Until those that run have ended.
     later: list[OpenRequest] = []
-    while self._waiting:
+    num_admitted = 0
+    # No more than fill a stretch, so that the device does not wait while many are given rows.
+    while self._waiting and num_admitted < self._widths[-1]:
       opened = self._waiting.popleft()
       if opened.waits_for(self._version):
         later.append(opened)
@@ -286,6 +288,7 @@ class DecodingEngine:
         later.append(opened)
         break
       self._running[place.row] = opened
+      num_admitted += 1
       opened.place, opened.copies = place, place.source != place.row
       opened.cached = 0 if opened.copies else place.shared
       self._write_settings(place.row, opened.request)

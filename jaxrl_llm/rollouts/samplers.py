@@ -266,11 +266,12 @@ def engine_sizes(config: ConfigDict) -> dict[str, int]:
   """Returns the sizes of the decoding engine that draws conversations, as `make_engine` takes them.
 
   A row holds a whole conversation. By default there is one for each of a step; those of a larger
-  evaluation wait for each other. Replies are short in short conversations, so chunks are too.
+  evaluation wait for each other. Replies are short in short conversations, so chunks are too: what a
+  chunk has room for beyond its tokens costs as much as they do.
   """
   section = config.rollout
   most, context = (section.num_prompts + section.spare_prompts) * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
-  chunk = min(max(1 << (context // 4).bit_length() - 1, 8), 32)
+  chunk = min(max(1 << (context // 8).bit_length() - 1, 4), 32)
   open_at_once = most * (1 + section.staleness if section.queue else 1)
   return dict(slots=min(section.slots or most, open_at_once), context=context, chunk=chunk, spans=256 // chunk, steps=8)
 
