@@ -67,14 +67,15 @@ class Whereabouts:
 
   def find(self, tokens: Sequence[int], salt: str) -> int | None:
     """Returns the engine that holds most of the first tokens; None if none is known to."""
-    engine, ends = None, {}
+    engine, tails, rest = None, {}, ()
     for block, start in _blocks(tokens, salt):
       if block not in self._blocks:
         break
       engine, tails = self._blocks[block]
       self._blocks.move_to_end(block)
-      ends = {len(tail): own for tail, own in tails.items() if tail and tail == tuple(tokens[start : start + len(tail)])}
-    return ends[max(ends)] if ends else engine
+      rest = tuple(tokens[start : start + _BLOCK - 1])
+    ends = (tails.get(rest[:end]) for end in range(len(rest), 0, -1))
+    return next((own for own in ends if own is not None), engine)
 
   def clear(self) -> None:
     """Forgets all."""

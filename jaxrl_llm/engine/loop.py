@@ -34,6 +34,7 @@ _STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
 _PAUSE_S = 2e-3  # Time without a new request after which an idle engine begins those that it has.
 _ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
+AHEAD = 0
 _TRIED = 4  # Number of tokens with which programs of different widths are compared.
 STOP_IDS = 8
 """Number of stop ids per request that the device knows; the host looks for all."""
@@ -347,14 +348,14 @@ class DecodingEngine:
     most, least = max(self._programs.prefills), min(self._programs.prefills)
     if most == least:
       return most
-    starts = (int(self._pool.lengths[opened.place.row]) % self._chunk for opened in waiting)
+    starts = (self._pool.lengths.item(opened.place.row) % self._chunk for opened in waiting)
     needed = sum(-(-(start + self._missing(opened)) // self._chunk) for start, opened in zip(starts, waiting, strict=True))
     # Calls of the smaller program, as long as they compute fewer spans.
     return least if -(-needed // least) * least < most else most
 
   def _missing(self, opened: OpenRequest) -> int:
     """Returns how many tokens still have to be computed before the last one that is known."""
-    return max(len(opened.fed) - 1 - int(self._pool.lengths[opened.place.row]), 0)
+    return max(len(opened.fed) - 1 - self._pool.lengths.item(opened.place.row), 0)
 
   def _begin_stretch(self) -> Stretch | None:
     """Lets the device draw tokens for rows whose prompts are computed; None if it draws none."""
@@ -362,7 +363,7 @@ class DecodingEngine:
     ready = [opened for opened in self._running.values() if not opened.copies and opened not in ahead and not self._missing(opened)]
     ready = [opened for opened in ready if opened.allowed(self._version)]
     # A stretch costs the same for fewer rows, which had better wait for those that are being drawn.
-    if not ready or (ahead and len(ready) < self._widths[-1]):
+    if not ready or (ahead and len(ready) < self._widths[AHEAD]):
       return None
     width = next((width for width in self._widths if len(ready) <= _ROUNDING * width), self._widths[-1])
     # In the order of the rows that have waited for longest.

@@ -1,10 +1,13 @@
 """The rows of the cache: what each holds, and which of them a request gets. Starts no JAX."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Integer
+
+_EMPTY, _TAKEN = -1, np.iinfo(np.int64).max
 
 
 class Place(NamedTuple):
@@ -46,12 +49,16 @@ class Pool:
     self._planned = np.zeros(rows, np.int64)  # Length once the prompt of a busy row is computed.
     self._busy: Bool[np.ndarray, " B"] = np.zeros(rows, bool)
     self._readers = np.zeros(rows, np.int64)  # Requests that still have to copy from the row.
-    self._versions = np.zeros(rows, np.int64)
-    self._salts, self._owners = np.full(rows, "", object), np.full(rows, "", object)
+    self._versions, self._owners = np.zeros(rows, np.int64), np.full(rows, "", object)
+    # Rows of the same salt and version have the same number, which is compared faster.
+    self._kinds, self._kind_of = np.full(rows, -1, np.int64), {}
+    self._new_kinds = itertools.count()
     # Number of leading tokens that were computed as parts of prompts. Steps of decoding round the
     # others differently.
     self._prefilled = np.zeros(rows, np.int64)
     self._ended = np.zeros(rows, np.int64)  # Time at which the row became idle.
+    # That time for the rows that a request can get; `_EMPTY` if they hold nothing, else `_TAKEN`.
+    self._idle_since = np.full(rows, _EMPTY, np.int64)
     self._time, self._least = 0, least
 
   def place(self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int, owner: str | None = "") -> Place | None:
@@ -63,38 +70,56 @@ class Pool:
     drawn, and what follows them, are shared with requests of the same owner only; the owner None
     shares none.
     """
-    free = ~self._busy & (self._readers == 0)
-    if not free.any():
+    row = int(self._idle_since.argmin())
+    if self._idle_since[row] == _TAKEN:
       return None
-    shared = self._shared(tokens[:-1], salt, version, owner)
-    is_whole = free & (shared == self.lengths) & (shared > 0)
-    if is_whole.any():
-      row = int(np.argmax(np.where(is_whole, shared, -1)))
-    else:
-      row = int(np.argmin(np.where(free, np.where(self.lengths > 0, self._ended, -1), self._time + 1)))
-    # Of equally long ones, a row that has already computed them.
-    source = int(np.argmax(2 * shared + (self.lengths >= shared)))
-    saved = shared[source] - shared[row]
-    if saved < self._least and not (saved and shared[source] == len(tokens) - 1):
-      source = row
-    place = Place(row, source, int(shared[source]))
-    self._readers[source] += source != row
-    self._busy[row], self._salts[row], self._versions[row], self._owners[row] = True, salt, version, owner
-    self._prefilled[row] = len(tokens) - 1 if place.shared <= self._prefilled[source] else self._prefilled[source]
+    kind, source, most = self._kind(salt, version), row, 0
+    known = np.flatnonzero((self._kinds == kind) & (self._tokens[:, 0] == tokens[0])) if len(tokens) > 1 else ()
+    if len(known):
+      shared = self._shared(known, tokens[:-1], owner)
+      is_whole = (self._idle_since[known] < _TAKEN) & (shared == self.lengths[known]) & (shared > 0)
+      if is_whole.any():
+        row = int(known[np.where(is_whole, shared, -1).argmax()])
+      own = int(shared[known == row].sum())
+      # Of equally long ones, a row that has already computed them.
+      best = (2 * shared + (self.lengths[known] >= shared)).argmax()
+      source, most = int(known[best]), int(shared[best])
+      saved = most - own
+      if saved < self._least and not (saved and most == len(tokens) - 1):
+        source, most = row, own
+    place = Place(row, source, most)
+    self._busy[row], self._kinds[row], self._versions[row], self._owners[row] = True, kind, version, owner
+    self._prefilled[row] = len(tokens) - 1 if most <= self._prefilled[source] else self._prefilled[source]
     self._tokens[row, : len(tokens) - 1] = tokens[:-1]
-    self.lengths[row], self._planned[row] = (place.shared if source == row else 0), len(tokens) - 1
+    self.lengths[row], self._planned[row] = (most if source == row else 0), len(tokens) - 1
+    self._idle_since[row] = _TAKEN
+    if source != row:
+      self._readers[source] += 1
+      self._idle_since[source] = _TAKEN
     return place
 
-  def _shared(self, tokens: Integer[np.ndarray, " n"], salt: str, version: int, owner: str | None) -> Int[np.ndarray, " B"]:
-    """Returns how many of the first tokens each row holds or is going to hold."""
-    known = (self._salts == salt) & (self._versions == version)
-    differs = np.ones((len(known), len(tokens) + 1), bool)
-    np.not_equal(self._tokens[:, : len(tokens)], tokens, out=differs[:, :-1])
-    equal = differs.argmax(axis=1)
-    held = np.maximum(self._planned, self.lengths)
-    is_own = np.full(len(held), False) if owner is None else self._owners == owner
-    held = np.where(is_own, held, np.minimum(held, self._prefilled))
-    return np.where(known, np.minimum(equal, held), 0)
+  def _kind(self, salt: str, version: int) -> int:
+    """Returns the number of the rows with a salt and a version of the weights."""
+    if len(self._kind_of) > 4 * len(self._kinds):
+      held = set(self._kinds.tolist())
+      self._kind_of = {key: kind for key, kind in self._kind_of.items() if kind in held}
+    if (salt, version) not in self._kind_of:
+      self._kind_of[salt, version] = next(self._new_kinds)
+    return self._kind_of[salt, version]
+
+  def _shared(self, rows: Int[np.ndarray, " m"], tokens: Integer[np.ndarray, " n"], owner: str | None) -> Int[np.ndarray, " m"]:
+    """Returns how many of the first tokens some rows of their kind hold or are going to hold."""
+    differs = np.ones((len(rows), len(tokens) + 1), bool)
+    np.not_equal(self._tokens[rows, : len(tokens)], tokens, out=differs[:, :-1])
+    held = np.maximum(self._planned[rows], self.lengths[rows])
+    is_own = False if owner is None else self._owners[rows] == owner
+    held = np.where(is_own, held, np.minimum(held, self._prefilled[rows]))
+    return np.minimum(differs.argmax(axis=1), held)
+
+  def _free(self, row: int) -> None:
+    """Lets requests have a row, if nothing needs it any more."""
+    if not self._busy[row] and not self._readers[row]:
+      self._idle_since[row] = self._ended[row] if self.lengths[row] else _EMPTY
 
   def has_computed(self, place: Place) -> bool:
     """Returns whether the source of a request holds all that it ever will of the shared tokens."""
@@ -103,12 +128,14 @@ class Pool:
   def copied(self, place: Place) -> int:
     """Notes that a request has copied from its source; returns the number of tokens it got."""
     self._readers[place.source] -= 1
+    self._free(place.source)
     self.lengths[place.row] = min(place.shared, self.lengths[place.source])
     return int(self.lengths[place.row])
 
   def give_up(self, place: Place) -> None:
     """Notes that a request no longer wants to copy from its source."""
     self._readers[place.source] -= 1
+    self._free(place.source)
     self.lengths[place.row] = 0
 
   def add(self, row: int, tokens: Sequence[int] | Integer[np.ndarray, " n"]) -> None:
@@ -124,8 +151,10 @@ class Pool:
     if self._versions[row] != version:
       self.lengths[row] = 0
     self._planned[row] = self.lengths[row]
+    self._free(row)
 
   def forget(self, *, version: int) -> None:
     """Empties the idle rows of other versions of the weights."""
     gone = ~self._busy & (self._versions != version)
     self.lengths[gone] = self._planned[gone] = 0
+    self._idle_since[gone & (self._readers == 0)] = _EMPTY

@@ -33,7 +33,7 @@ from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import StopReason
 
-_QUICK_S = 1e-3
+_QUICK_S = 2e-2
 """Time that a step may take before other threads join in, in seconds."""
 
 
