@@ -62,7 +62,10 @@ def check_request(request: Request, *, vocab_size: int, context: int) -> Integer
 
 def _ids(name: str, given: Iterable, vocab_size: int) -> Integer[np.ndarray, " n"]:
   """Returns ids as an array, or raises if one is not in the vocabulary."""
+  given = list(given)
+  if set(map(type, given)) <= {int} and (not given or (min(given) >= 0 and max(given) < vocab_size)):
+    return np.array(given, np.int32)
   for i in given:
     if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < vocab_size:
       raise ValueError(f"{name}: found the id {i!r}, expected integers from 0 to {vocab_size - 1}")
-  return np.array(list(given), np.int32)
+  return np.array(given, np.int32)

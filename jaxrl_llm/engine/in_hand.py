@@ -28,6 +28,7 @@ class OpenRequest:
       when it was last given a row.
     place: Place in the cache; None while it waits for a row.
     copies: Whether it still has to copy a prefix from another row.
+    fills: Whether tokens of `fed` but the last still have to be computed.
     tokens, logprobs: Completion so far.
     text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
     kept: Ids that each token was drawn from; None if they are not recorded.
@@ -45,6 +46,7 @@ class OpenRequest:
   fed: Integer[np.ndarray, " m"] | None = None
   place: Place | None = None
   copies: bool = False
+  fills: bool = False
   tokens: list[int] = field(default_factory=list)
   logprobs: list[float] = field(default_factory=list)
   text: bytearray = field(default_factory=bytearray)

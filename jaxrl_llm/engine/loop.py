@@ -34,7 +34,6 @@ _STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
 _PAUSE_S = 2e-3  # Time without a new request after which an idle engine begins those that it has.
 _ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
-AHEAD = 0
 _TRIED = 4  # Number of tokens with which programs of different widths are compared.
 STOP_IDS = 8
 """Number of stop ids per request that the device knows; the host looks for all."""
@@ -292,6 +291,7 @@ class DecodingEngine:
       num_admitted += 1
       opened.place, opened.copies = place, place.source != place.row
       opened.cached = 0 if opened.copies else place.shared
+      opened.fills = self._missing(opened) > 0
       self._write_settings(place.row, opened.request)
     self._waiting.extendleft(reversed(later))
 
@@ -312,6 +312,7 @@ class DecodingEngine:
       for i, opened in enumerate(ready[start : start + self._spans]):
         sources[i], targets[i] = opened.place.source, opened.place.row
         opened.cached, opened.copies = self._pool.copied(opened.place), False
+        opened.fills = self._missing(opened) > 0
         if self._routes is not None:
           self._routes.copy(opened.place.source, opened.place.row, opened.cached)
       self._cache = self._programs.copy(self._cache, sources, targets)
@@ -319,7 +320,7 @@ class DecodingEngine:
   def _prefill(self) -> None:
     """Computes prompts in the order of their arrival, but for their last tokens."""
     for call in itertools.count():
-      waiting = [opened for opened in self._running.values() if not opened.copies and self._missing(opened)]
+      waiting = [opened for opened in self._running.values() if opened.fills and not opened.copies]
       if not waiting or (call >= _CALLS and 2 * len(waiting) <= len(self._running)):
         return
       num_spans = self._num_spans(waiting)
@@ -328,7 +329,7 @@ class DecodingEngine:
       spans = iter(range(num_spans))
       for opened in waiting:
         row = opened.place.row
-        while self._missing(opened) and (i := next(spans, None)) is not None:
+        while opened.fills and (i := next(spans, None)) is not None:
           start = int(self._pool.lengths[row])
           # Ends at a multiple of the chunk, so that a token's numbers do not depend on where the
           # prefix ends that was cached.
@@ -337,6 +338,7 @@ class DecodingEngine:
           starts[i], counts[i], rows[i] = start, count, row
           self._pool.add(row, tokens[i, :count])
           opened.computed += count
+          opened.fills = self._missing(opened) > 0
       self._computed += 1
       self._cache, routes = self._programs.prefills[num_spans](self._weights, self._cache, tokens, starts, counts, rows)
       if self._routes is not None:
@@ -360,10 +362,10 @@ class DecodingEngine:
   def _begin_stretch(self) -> Stretch | None:
     """Lets the device draw tokens for rows whose prompts are computed; None if it draws none."""
     ahead = set() if self._flying is None else set(self._flying.rows)
-    ready = [opened for opened in self._running.values() if not opened.copies and opened not in ahead and not self._missing(opened)]
+    ready = [opened for opened in self._running.values() if not (opened.fills or opened.copies or opened in ahead)]
     ready = [opened for opened in ready if opened.allowed(self._version)]
     # A stretch costs the same for fewer rows, which had better wait for those that are being drawn.
-    if not ready or (ahead and len(ready) < self._widths[AHEAD]):
+    if not ready or (ahead and len(ready) < self._widths[0]):
       return None
     width = next((width for width in self._widths if len(ready) <= _ROUNDING * width), self._widths[-1])
     # In the order of the rows that have waited for longest.
@@ -438,15 +440,20 @@ class DecodingEngine:
   def _until_stop(self, opened: OpenRequest, tokens: list[int]) -> tuple[int, bool]:
     """Returns how many of the new tokens belong to the completion, and whether a stop ends it."""
     stop_ids = opened.request.stop_ids
-    for i, token in enumerate(tokens):
-      if token in stop_ids:
-        return i + 1, True
-      if opened.stops:
-        before = len(opened.text)
-        opened.text += self._bytes_of(token)
-        if any(opened.text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in opened.stops):
-          return i + 1, True
-    return len(tokens), False
+    end = next((i for i, token in enumerate(tokens) if token in stop_ids), len(tokens))
+    before = len(opened.text)
+    if opened.stops:
+      opened.text += b"".join(map(self._bytes_of, tokens[:end]))
+    holds = lambda start: any(opened.text.find(stop, max(0, start - len(stop) + 1)) >= 0 for stop in opened.stops)
+    if not holds(before):
+      return min(end + 1, len(tokens)), end < len(tokens)
+    del opened.text[before:]  # Once more, up to the token that ends it.
+    for count, token in enumerate(tokens[:end], 1):
+      before = len(opened.text)
+      opened.text += self._bytes_of(token)
+      if holds(before):
+        break
+    return count, True
 
   def _finish(self, opened: OpenRequest, outcome: str | Exception) -> None:
     """Ends a request, by a member of `REASONS` or an error of its own, and frees its row."""
