@@ -19,19 +19,16 @@ def weights(version):
 
 def drawn(engine, requests, *, updates):
   """Draws requests while weights change: to version i + 1 after `updates[i]` tokens of all."""
-  count, now, reached = 0, threading.Condition(), list(updates)
+  count, coming = 0, list(enumerate(updates, 1))
 
   def note(piece):
     nonlocal count
-    with now:
-      count += len(piece.tokens)
-      now.notify()
+    count += len(piece.tokens)
+    while coming and count >= coming[0][1]:  # In the engine's thread, so that they are never late.
+      version, _ = coming.pop(0)
+      engine.update(weights(version), version)
 
   handles = [engine.submit(request, note) for request in requests]
-  for version, tokens in enumerate(reached, 1):
-    with now:
-      assert now.wait_for(lambda tokens=tokens: count >= tokens, WAIT)
-    engine.update(weights(version), version)
   return [handle.completion.result(WAIT) for handle in handles]
 
 
