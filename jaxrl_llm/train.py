@@ -1,6 +1,7 @@
 """The training loop, from a config to a report: a warm start by imitation, then RL."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import pipelining
-from jaxrl_llm.run import warm_starts
+from jaxrl_llm.run import collecting, warm_starts
 from jaxrl_llm.run.ahead import make_ahead
 from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
 from jaxrl_llm.run.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
@@ -50,7 +51,8 @@ def proceed(run: Run) -> dict[str, Any]:
     warm_start(run)
     if run.record.accuracy_start is None:
       begin_rl(run)
-    reinforce(run)
+    with collecting.exemption() as exempt:
+      reinforce(run, exempt)
     require_saved(run)
   return finish(run)
 
@@ -102,16 +104,17 @@ def begin_rl(run: Run) -> None:
   end_step(run, saves=True)
 
 
-def reinforce(run: Run) -> None:
-  """Runs the RL loop.
+def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
+  """Runs the RL loop, and calls `exempt` once the first step has compiled what all of them run.
 
   A step can be abandoned without loss until its updates begin: `stop_if_preempted` then saves the
   state from the beginning of the step.
   """
   config, record = run.config, run.record
-  run.progress.start("rl", config.num_steps, done=record.rl_steps)
+  first = record.rl_steps
+  run.progress.start("rl", config.num_steps, done=first)
   ahead = make_ahead(run)
-  for step in range(record.rl_steps, config.num_steps):
+  for step in range(first, config.num_steps):
     # With rollouts in flight, no saved state would let another process begin this step.
     began = position(run) if ahead.is_empty else None
     run.phases.profiler.step(step + 1)
@@ -145,3 +148,5 @@ def reinforce(run: Run) -> None:
       run.compiled.passed("eval")
     run.compiled.passed("rl")
     end_step(run, saves=pipelining.saves(config, step), last=last, can_save=ahead.is_empty)
+    if step == first:
+      exempt()
