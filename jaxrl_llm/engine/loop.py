@@ -448,11 +448,11 @@ class DecodingEngine:
     if not holds(before):
       return min(end + 1, len(tokens)), end < len(tokens)
     del opened.text[before:]  # Once more, up to the token that ends it.
-    for count, token in enumerate(tokens[:end], 1):
+    count = 0
+    while not holds(before):
       before = len(opened.text)
-      opened.text += self._bytes_of(token)
-      if holds(before):
-        break
+      opened.text += self._bytes_of(tokens[count])
+      count += 1
     return count, True
 
   def _finish(self, opened: OpenRequest, outcome: str | Exception) -> None:

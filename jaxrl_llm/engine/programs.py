@@ -194,13 +194,17 @@ def uncompiled_programs(
       cache = model.grow(cache, slots, size, dtype=cache_dtype)
     return cache
 
-  def weights_of(params: Params) -> PyTree:
+  laid_out = lambda params: model.decoding_weights(lower_precision(params, model.config.dtype))
+  # The programs get a list: the nodes of the tree are slow to visit in each call.
+  whole = partial(jax.tree.unflatten, jax.tree.structure(jax.eval_shape(laid_out, params)))
+
+  def weights_of(params: Params) -> list[Array]:
     # Copies, because a jitted function returns an unchanged argument itself, which its owner may
     # donate later.
-    return jax.tree.map(jnp.copy, model.decoding_weights(lower_precision(params, model.config.dtype)))
+    return list(map(jnp.copy, jax.tree.leaves(laid_out(params))))
 
   def prefill(weights, cache, *spans):
-    _, cache, routes = model.extend(weights, spans[0], cache, *spans[1:])
+    _, cache, routes = model.extend(whole(weights), spans[0], cache, *spans[1:])
     return cache, routes.astype(jnp.int16) if records_routes else None
 
   program = lambda function, *args, **options: Program(jax.jit(function, **options), args)
@@ -219,6 +223,7 @@ def uncompiled_programs(
   abstract_rows = lambda count: no_rows(count, num_stop_ids)
 
   def stretch(weights, cache, rows, places):
+    weights = whole(weights)
     if len(places) == slots:
       return draws(slots)(weights, cache, rows)
     own, drawn = draws(len(places))(weights, take_rows(cache, places), rows)

@@ -10,6 +10,7 @@ conversations, each with the very tokens that were drawn:
 import abc
 import contextlib
 import hashlib
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -262,7 +263,7 @@ def to_rollouts(
     raise ValueError(f"rollout.prompt_buckets: found a prompt of {longest} tokens, expected at most {fitting[-1]}")
   shape = (len(played), draws.max_new_tokens)
   prompts, tokens = np.full((len(played), width), tokenizer.pad_id, np.int32), np.full(shape, tokenizer.pad_id, np.int32)
-  prompt_mask, mask, written = np.zeros(prompts.shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
+  prompt_mask, written = np.zeros(prompts.shape, bool), np.zeros(shape, bool)
   logprobs = np.zeros(shape, np.float32)
   versions = np.full(shape, -1, np.int32) if any(len(talk.versions) for talk in played) else None
   routing = None if draws.routes is None else np.full((len(played), width + draws.max_new_tokens, *draws.routes), -1, np.int16)
@@ -280,9 +281,11 @@ def to_rollouts(
     if routing is not None and talk.routes is not None:
       known = talk.routes[: len(prompt) + size]
       routing[row, width - len(prompt) : width - len(prompt) + len(known)] = known
-    tokens[row, :size], logprobs[row, :size], written[row, :size], mask[row, :size] = talk.tokens, talk.logprobs, talk.written, True
     if len(talk.versions):
       versions[row, :size] = np.where(talk.written, talk.versions, -1)
+  mask = np.arange(draws.max_new_tokens) < np.array([[len(talk.tokens)] for talk in played])
+  joined = lambda name: list(itertools.chain.from_iterable(getattr(talk, name) for talk in played))
+  tokens[mask], logprobs[mask], written[mask] = map(joined, ("tokens", "logprobs", "written"))
   reasons = np.array([talk.reason for talk in played], np.int8)
   stopped = (reasons == StopReason.TOKEN) | (reasons == StopReason.STRING)
   if all(talk.text is not None for talk in played):
