@@ -73,6 +73,7 @@ class DecodingEngine:
     self._turns, self._computed, self._idled = 0, 0, 0
     self._began, self._idle = time.monotonic(), 0.0
     self._widths = sorted(filter(self._draws_the_same, self._programs.stretches))
+    self._span_counts = sorted(filter(self._computes_the_same, self._programs.prefills))
     self._waiting: deque[OpenRequest] = deque()
     self._running: dict[int, OpenRequest] = {}
     self._flying: Stretch | None = None
@@ -101,6 +102,20 @@ class DecodingEngine:
       self._cache, of_size = self._programs.stretches[size](self._weights, self._cache, own, places)
       drawn.append(jax.device_get((of_size.tokens[:, :width], of_size.logprobs[:, :width])))
     return all(a.tobytes() == b.tobytes() for a, b in zip(*drawn, strict=True))
+
+  def _computes_the_same(self, count: int) -> bool:
+    """Returns whether a program computes the bits of the one with the most spans."""
+    most = max(self._programs.prefills)
+    if count == most:
+      return True
+    tried, computed = min(count, len(self._rows.tokens)), []
+    for size in (most, count):
+      tokens = np.arange(size * self._chunk, dtype=np.int32).reshape(size, -1) % self._vocab_size
+      counts = np.where(np.arange(size) < tried, min(self._chunk, self.limits.context), 0).astype(np.int32)
+      rows = np.arange(size, dtype=np.int32) % len(self._rows.tokens)
+      self._cache, _ = self._programs.prefills[size](self._weights, self._cache, tokens, np.zeros(size, np.int32), counts, rows)
+      computed.append(jax.device_get(jax.tree.map(lambda x: x[:tried], self._cache)))
+    return all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, computed), strict=True))
 
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request; see `Engine`."""
@@ -347,7 +362,7 @@ class DecodingEngine:
 
   def _num_spans(self, waiting: Sequence[OpenRequest]) -> int:
     """Returns the number of spans of the program that computes the prompts of some requests."""
-    most, least = max(self._programs.prefills), min(self._programs.prefills)
+    least, most = self._span_counts[0], self._span_counts[-1]
     if most == least:
       return most
     starts = (self._pool.lengths.item(opened.place.row) % self._chunk for opened in waiting)

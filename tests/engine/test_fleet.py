@@ -72,6 +72,28 @@ def test_several_devices_draw_the_tokens_of_one(kind, axes):
   several.close()
 
 
+def test_cores_of_a_cpu_share_programs_and_weights_and_draw_the_tokens_of_one():
+  """Turns after turns, with new weights in between."""
+  model, params = weights("nano", 0)
+  one = make_engine(model, params, slots=12, **SIZES)
+  several = make_engines(model, params, slots=128, num_cores=3, **SIZES)
+  first = requests(0)
+  results = complete(one, first)
+  for number, batch in enumerate([first, continued(first, results), requests(1)]):
+    if number == 2:
+      one.update(weights("nano", 1)[1], 1)
+      several.update(weights("nano", 1)[1], 1)
+    for expected, got in zip(complete(one, batch), complete(several, batch), strict=True):
+      assert got.tokens == expected.tokens and got.version == number // 2
+      np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
+      assert got.cached_tokens > 20 or number != 1
+  twins = several._engines
+  assert len(twins) == 2 and twins[0]._programs is twins[1]._programs and twins[0]._weights is twins[1]._weights
+  assert all(twin.pulse().calls > 8 for twin in twins) and several.limits.requests == SIZES["max_requests"]
+  one.close()
+  several.close()
+
+
 class Slow:
   """Engine that ends a request only when it is told to."""
 

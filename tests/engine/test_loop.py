@@ -195,6 +195,30 @@ def test_requests_may_end_and_weights_may_come_while_a_stretch_is_drawn(narrow, 
   assert engine._num_open == 0
 
 
+def test_few_prompts_are_computed_by_the_smaller_program(engine_of):
+  programs, calls = programs_of("dense", 4, False, False), []
+  assert list(programs.prefills) == [8, 2]
+  counted = {size: lambda *args, size=size: calls.append(size) or programs.prefills[size](*args) for size in programs.prefills}
+  engine = engine_of(programs=programs._replace(prefills=counted))
+  engine._span_counts = [2, 8]  # Whether or not they compute the same bits.
+  calls.clear()
+  for asked, sizes in (([prompt(1, 10)], [2]), ([prompt(i, 30) for i in range(2, 5)], [8, 8])):
+    for tokens, result in zip(asked, complete(engine, *(Request(tokens, 6, seed=1) for tokens in asked)), strict=True):
+      known = logprobs_of("dense", [*tokens, *result.tokens])[len(tokens) - 1 :]
+      np.testing.assert_allclose(result.logprobs, known, atol=1e-5)
+    assert calls == sizes
+    calls.clear()
+
+
+def test_programs_that_compute_other_bits_are_not_used(engine_of):
+  programs = programs_of("dense", 4, False, False)
+  others = dict(programs.prefills)
+  least = min(others)
+  assert least < max(others)
+  others[least] = lambda weights, cache, *spans: programs.prefills[least](jax.tree.map(lambda x: x * 1.0001, weights), cache, *spans)
+  assert engine_of(programs=programs._replace(prefills=others))._span_counts == [max(others)]
+
+
 def test_other_seeds_draw_other_tokens(engine_of):
   seeds = [0, 1, 2**32, -1, 2**63]
   results = complete(engine_of(), *(Request([5, 6], 8, seed=seed) for seed in [*seeds, 2**64 - 1]))

@@ -179,18 +179,28 @@ def test_decoding_through_the_cache_is_the_full_forward(option, in_prompt, block
       np.testing.assert_allclose(logits[row], full[row, start + t], atol=1e-5, rtol=1e-5)
 
 
+def compiled_step(num_layers, **options):
+  """Returns the text of the compiled program of a decoding step."""
+  model = make_model(NANO._replace(num_layers=num_layers))
+  weights = jax.eval_shape(model.decoding_weights, jax.eval_shape(model.init, jax.random.key(0)))
+  cache = jax.eval_shape(lambda: model.grow(None, 4, 8, dtype="float32"))
+  rows, column, ages = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4,), (), (8,)))
+  step = lambda weights, tokens, positions, cache, column, ages, lengths: model.decode(
+    weights, tokens, positions, cache, column=column, ages=ages, lengths=lengths, prompts_seen=None
+  )
+  return jax.jit(step, **options).lower(weights, rows, rows, cache, column, ages, rows).compile().as_text()
+
+
+def test_a_decoding_step_computes_sines_once():
+  """Not for every head of every layer, which XLA does on CPUs if it may."""
+  assert [compiled_step(4).count(f" {name}(") for name in ("sine", "cosine")] == [1, 1]
+
+
 def test_no_operation_of_a_decoding_step_reads_all_layers():
   """XLA fuses sums into their readers, so a norm could add up the outputs of all earlier layers."""
 
   def most_operands(num_layers):
-    model = make_model(NANO._replace(num_layers=num_layers))
-    weights = jax.eval_shape(model.decoding_weights, jax.eval_shape(model.init, jax.random.key(0)))
-    cache = jax.eval_shape(lambda: model.grow(None, 4, 8, dtype="float32"))
-    rows, column, ages = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4,), (), (8,)))
-    step = lambda weights, tokens, positions, cache, column, ages, lengths: model.decode(
-      weights, tokens, positions, cache, column=column, ages=ages, lengths=lengths, prompts_seen=None
-    )
-    text = jax.jit(step, compiler_options=FAST).lower(weights, rows, rows, cache, column, ages, rows).compile().as_text()
+    text = compiled_step(num_layers, compiler_options=FAST)
     fusions = [line.split(" fusion(")[1].split(")")[0] for line in text.splitlines() if " fusion(" in line]
     assert len(fusions) > num_layers
     return max(operands.count("%") for operands in fusions)
