@@ -39,7 +39,7 @@ STOP_IDS = 8
 """Number of stop ids per request that the device knows; the host looks for all."""
 
 IN_FLIGHT = ("keep", "recompute", "wait")
-"""What becomes of open requests when new weights come; see `make_engine`."""
+"""What becomes of open requests when new weights come; see `make.make_twins`."""
 _GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
 
 
@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 
 
 class DecodingEngine:
-  """An `Engine`, made by `make_engine`.
+  """An `Engine`, made by `make.make_engine`.
 
   Attributes:
     limits: Largest sizes of requests and of the queue.

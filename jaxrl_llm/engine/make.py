@@ -35,7 +35,7 @@ def make_twins(
   in_flight: str = "keep",
   version: int = 0,
 ) -> list[DecodingEngine]:
-  """Compiles the programs of engines on one device, which share them and the weights, and starts them.
+  """Compiles engines on one device, which share programs and weights, and starts their loops.
 
   - What a request draws depends on its seed and its own tokens, not on what else runs or when.
   - A row whose request has ended keeps its keys and values. A request that continues them computes

@@ -26,7 +26,7 @@ _LEAST_WIDTH = 32
 """Number of rows that a core decodes together if others decode too: fewer cost more per row."""
 
 _LEAST_SPANS = 8
-"""Number of spans from which on a CPU has a program for a quarter of them."""
+"""Least number of spans of which a CPU has a program for a quarter, too."""
 
 _ALIGNMENT = {"cpu": 16}
 _BLOCK = 256

@@ -266,8 +266,8 @@ def engine_sizes(config: ConfigDict) -> dict[str, int]:
   """Returns the sizes of the decoding engine that draws conversations, as `make_engine` takes them.
 
   A row holds a whole conversation. By default there is one for each of a step; those of a larger
-  evaluation wait for each other. Replies are short in short conversations, so chunks are too: what a
-  chunk has room for beyond its tokens costs as much as they do.
+  evaluation wait for each other. Replies are short in short conversations, so chunks are too: room
+  for more tokens than a chunk has costs as much as tokens.
   """
   section = config.rollout
   most, context = (section.num_prompts + section.spare_prompts) * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
