@@ -6,7 +6,6 @@ between them but new weights. On a CPU, whose device has several cores, engines 
 them keeps a core busy.
 """
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxrl_llm.devices import cores
 from jaxrl_llm.devices.mesh import AXES, RULES, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.engine.loop import DecodingEngine
 from jaxrl_llm.engine.make import make_engine, make_twins
@@ -179,7 +179,7 @@ def make_engines(
   """
   count = 1 if model.mesh is None else num_row_shards(model.mesh)
   if count == 1:
-    return _on_one_device(model, params, slots, max_requests, num_cores or _num_cores(), **options)
+    return _on_one_device(model, params, slots, max_requests, num_cores or cores.num_cores(), **options)
   meshes, own_slots = engine_meshes(model.mesh), -(-slots // count)
   parts = _splitter(model, params, meshes)
   models = [make_model(model.config, mesh=mesh) for mesh in meshes]
@@ -193,10 +193,6 @@ def make_engines(
       engine.update(own, version)
 
   return Fleet(engines, give, slots=own_slots)
-
-
-def _num_cores() -> int:
-  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _on_one_device(model: Model, params: Params, slots: int, max_requests: int, num_cores: int, **options: Any) -> DecodingEngine | Fleet:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 def exemption() -> Iterator[Callable[[], None]]:
   """Yields a function that exempts all objects that exist by then, until the context ends.
 
-  Modules and compiled programs are a million objects that stay for the whole run. Every few steps,
-  a full collection would look at all of them.
+  Modules and programs are hundreds of thousands of objects that stay for the whole run. Every few
+  steps, a full collection would look at all of them.
 
   Example:
     >>> with exemption() as exempt:

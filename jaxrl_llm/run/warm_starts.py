@@ -21,6 +21,7 @@ import jax
 
 from jaxrl_llm import __file__ as PACKAGE
 from jaxrl_llm.config.fields import flatten
+from jaxrl_llm.devices import cores
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.run import faults
 from jaxrl_llm.run.experiment import Experiment
@@ -225,10 +226,9 @@ def machine() -> dict[str, Any]:
     processor = sorted(set(re.findall(r"^(?:model name|flags)\s*:.*$", text, flags=re.MULTILINE)))
   except OSError:
     processor = []
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   return {
     "devices": [jax.device_count(), device.device_kind, device.client.platform_version],
-    "processor": [*processor, cores],
+    "processor": [*processor, cores.num_cores()],
     "environment": {name: x for name, x in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
     "jax": {name: x for name, x in sorted(jax.config.values.items()) if not _WITHOUT_EFFECT.search(name)},
   }

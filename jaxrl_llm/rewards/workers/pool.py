@@ -4,13 +4,13 @@ A job that takes its worker down fails alone, and the worker is replaced.
 """
 
 import math
-import os
 import selectors
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 
+from jaxrl_llm.devices import cores
 from jaxrl_llm.rewards.outcome import Outcome
 from jaxrl_llm.rewards.workers import process
 from jaxrl_llm.rewards.workers.jobs import Function, Job, Task, make_tasks
@@ -294,7 +294,7 @@ def open_pool(
     [Outcome(value=1.0, cause=None, detail='')]
   """
   if num_workers is None:
-    num_workers = max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2)
+    num_workers = max(2, cores.num_cores())
   for name, value, least in (("num_workers", num_workers, 1), ("max_chars", max_chars, 1), ("cache_size", cache_size, 0)):
     if value < least:
       raise ValueError(f"pool of workers: found {name}={value}, expected at least {least}")
