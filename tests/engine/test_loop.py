@@ -143,8 +143,9 @@ def test_draws_depend_on_the_seed_alone(engine_of):
 @pytest.fixture
 def narrow(monkeypatch, engine_of):
   """An engine of ten rows that draws for three, and whether each stretch was drawn ahead."""
-  monkeypatch.setattr(programs_lib, "_WIDTHS", (3,))
-  programs, ahead = programs_of.__wrapped__("dense", 10, False, False), []
+  with monkeypatch.context() as patched:  # Not for programs that other tests share.
+    patched.setattr(programs_lib, "_WIDTHS", (3,))
+    programs, ahead = programs_of.__wrapped__("dense", 10, False, False), []
 
   def stretch(*args):
     flying = engine._flying
