@@ -1,7 +1,10 @@
 """Extraction of answers from responses, in time linear in the text's length; judges nothing."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxrl_llm.rewards.forms import boxed, statements, tagged
 
 MAX_CHARS = 20_000
 """Number of characters read, from the end of a response.
@@ -9,144 +12,220 @@ MAX_CHARS = 20_000
 The answer is at the end, and the work on hostile text stays bounded.
 """
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}+\{|[{}]|\\[\\{}]")
-_HASHES = re.compile(r"####[ \t]*+([^\n#]*+)")
-# At the start of a line, optionally in bold: "Answer: 5", "**Final answer:** 5".
-_LINE = re.compile(
-  r"^[ \t>*_#-]{0,8}+(?:the[ ]+)?(?:final[ ]+)?answer[ \t]{0,4}+[*_]{0,2}+[ \t]{0,4}+:[*_]{0,2}+([^\n]*+)", re.IGNORECASE | re.MULTILINE
+_REASONING = re.compile(r"<(/?)(?:think(?:ing)?|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE)
+_ABBREVIATIONS = "".join(rf"(?<!\b{word})" for word in ("Mr", "Ms", "Mrs", "Dr", "St", "vs", "e\\.g", "i\\.e", "approx"))
+_END = re.compile(
+  rf"(?:{_ABBREVIATIONS}[.?;\u3002]|!(?!\s*[-+*/=^\\!]))(?=[*_\"'\u201d)]*(?:\s|$))(?![*_\"'\u201d)]*\s+or\b)", re.IGNORECASE
 )
-_SENTENCE = re.compile(r"\banswer\s{1,4}+(?:is|was)\b[ \t]{0,4}+:?+(?=([^\n]{0,300}+))", re.IGNORECASE)
-_END = re.compile(r"[.!?;](?=\s|$)")
-_TAG = re.compile(r"<answer>|</answer>", re.IGNORECASE)
-_VALUE = re.compile(r"[\s*$({\[]{0,8}+(?:[-+\u2212]?+[\d\\.]|[A-Za-z](?![A-Za-z]))")
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'), ("\u201c", "\u201d"))
+_LEAD = re.compile(
+  r"(?:(?:(?:the|my|our)\s+)?(?:final\s+|correct\s+)?answer\s*(?:is\b|was\b|:)|[,:;]"
+  r"|(?:clearly|simply|therefore|thus|hence|indeed|obviously|then|exactly|precisely|just|only|approximately|about|roughly|around|"
+  r"now|actually|finally|evidently|indeed|of course|in fact|equal to|given by)\b(?!\s*[-:]\w),?)\s*",
+  re.IGNORECASE,
+)
+_REMARK = re.compile(
+  r"[,;:]?\s+(?:because|since|as|which|so|thus|hence|due to|thanks to|i\.e\.)\b"
+  r"|,\s+(?:therefore|not|where|when|by|given|and (?:so|thus|hence|that))\b"
+  r"|\s+(?:[\u2014\u2013]|--?)\s+(?=[A-Za-z]{2})"
+  r"|[,;]?\s*[(\[](?!(?:or|and|mod|base|to)\b)(?=[A-Za-z]{2}|=|\u2248|\\approx)[^()\[\]]{0,300}[)\]](?=[\s.*_]*$)",
+  re.IGNORECASE,
+)
+_TAGS_OF_HTML = re.compile(r"</?(?:b|strong|i|em|u|span|p|div|center|code|mark|big)(?:\s[^<>]{0,80})?>|<br\s*/?>", re.IGNORECASE)
+_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm|mbox|hbox|emph|underline|displaystyle|bf|rm)\b\s*")
+_SYMBOLS = "\u2705\u2714\u2611\u2b50\u2728\ufe0f\U0001f389\U0001f449\U0001f3af\U0001f4a1\U0001f600\U0001f60a\U0001f44d\U0001f680"
+_WRAPPERS = (
+  ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("```", "```"), ("`", "`"),
+  ('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u00ab", "\u00bb"), ("\u300c", "\u300d"),
+)  # fmt: skip
+_FORMULA = re.compile(r"\$\$[^$]+\$\$|\$[^$\n]+\$|\\\([^\n]+?\\\)|\\\[.+?\\\]|\*\*[^*\n]+\*\*|`[^`\n]+`", re.DOTALL)
+_LABEL = re.compile(r"(?:\\(?:text(?:bf|rm)?|mathrm|mathbf)\s*\{\s*)?\(?[A-J][).:](?:\s|\\[ ,;:]|~|\\quad|\})+(?=[-$\\0-9.])\s*")
+_NUMBER_AND_WORDS = re.compile(
+  r"(-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)\s+(?!(?:hundred|thousand|million|billion|trillion|dozen|percent|squared|cubed|factorial|times|over|out)\b)"
+  r"(?:[a-z][a-z'-]+)(?:\s+(?!(?:or|and|to|of|times|over|plus|minus|point)\b)[a-z][a-z'-]*)+", re.IGNORECASE
+)  # fmt: skip
 
 
 def answer_part(text: str) -> str:
-  """Returns the last `MAX_CHARS` characters of a response, without the reasoning before `</think>`.
+  """Returns the end of a response, without its reasoning.
+
+  The reasoning ends at the last `</think>`, and what follows a `<think>` that is never closed is
+  reasoning too. At most the last `MAX_CHARS` characters are returned.
 
   Example:
-    >>> answer_part("<think>perhaps 4</think>It is 5.")
-    'It is 5.'
+    >>> answer_part("<think>perhaps 4</think>It is 5."), answer_part("<think>It is 4.")
+    ('It is 5.', '')
   """
-  return text[-MAX_CHARS:].rpartition("</think>")[2]
+  start, end = 0, len(text)
+  if "<" in text or "[" in text:
+    for match in _REASONING.finditer(text):
+      if "/" in match[0]:
+        start, end = match.end(), len(text)
+      else:
+        end = min(end, match.start())
+  return text[max(start, end - MAX_CHARS) : end]
 
 
-def stated_answers(text: str) -> list[str]:
-  """Returns each distinct final answer stated in a response, in order; more than one is a hedge.
+def question_of(example: Mapping[str, Any]) -> str:
+  """Returns the question of a row, whose boxes are not the response's; empty if it has none."""
+  question = example.get("question") or example.get("prompt") or ""
+  return question if isinstance(question, str) else ""
 
-  Only the first of these forms that occurs is read: `\\boxed{}`, `####`, lines that begin with
-  "Answer:", "the answer is".
+
+class Statement(NamedTuple):
+  """An answer as a response states it.
+
+  Attributes:
+    answer: Answer without decoration, lead-in ("clearly") and remark ("because ...").
+    text: All that is stated, as it stands in the response.
+    in_prose: Whether it stands in running text.
+  """
+
+  answer: str
+  text: str
+  in_prose: bool
+
+
+def stated(text: str, question: str | None = None) -> list[Statement]:
+  """Returns each final answer stated in a response, in order.
+
+  Only the strongest form of `forms.FORMS` that occurs is read.
+
+  Args:
+    text: Response.
+    question: Question, whose boxes a response may quote; None if unknown.
 
   Returns:
-    The answers without decoration (dollar signs, bold, a full stop). Empty if none is stated.
+    The statements. One with an empty `answer` cannot be read, such as a last box that is never
+    closed.
+
+  Example:
+    >>> stated("The answer is clearly $5$, because 2 + 3 = 5.")[0]
+    Statement(answer='5', text='clearly $5$, because 2 + 3 = 5.', in_prose=True)
+  """
+  bodies, in_prose = statements(answer_part(text), question or "")
+  read = {body: _statement(body, in_prose) for body in dict.fromkeys(bodies)}
+  return [read[body] for body in bodies]
+
+
+def _statement(body: str, in_prose: bool) -> Statement:
+  whole = body
+  if "\\boxed" in body and (inner := boxed(body)):
+    body = inner[-1]
+  end = _END.search(body)
+  body = undecorated(body[: end.start()] if end else body)
+  while lead := _LEAD.match(body):
+    body = body[lead.end() :]
+  remark = _REMARK.search(body)
+  return Statement(undecorated(body[: remark.start()] if remark and remark.start() else body), whole, in_prose)
+
+
+def readings(text: str, question: str | None = None) -> list[list[str]]:
+  """Returns how each statement of a response may be read as a text, the shortest reading first.
+
+  "He left because it rained" is "He left", with a remark, or the whole.
+
+  Example:
+    >>> readings("Answer: He left because it rained. I know.")
+    [['He left', 'He left because it rained', 'He left because it rained. I know']]
+  """
+  both = lambda body: [body, body[: end.start()] if (end := _END.search(body)) else body]
+  return [
+    list(dict.fromkeys([statement.answer, *(undecorated(body) for body in reversed(both(statement.text)))])) for statement in stated(text, question)
+  ]
+
+
+def stated_answers(text: str, question: str | None = None) -> list[str]:
+  """Returns each distinct final answer stated in a response, as mathematics; several are a hedge.
+
+  Args:
+    text: Response.
+    question: Question, whose boxes a response may quote; None if unknown.
+
+  Returns:
+    The answers without decoration, labels of options and words behind a formula. Empty if none is
+    stated, or one cannot be read.
 
   Example:
     >>> stated_answers(r"So \\boxed{3} or $\\boxed{\\frac{1}{2}}$, and \\boxed{3}.")
     ['3', '\\\\frac{1}{2}']
-    >>> stated_answers("Let me see.\\n**Answer:** $5$.")
+    >>> stated_answers("Let me see.\\n**Answer:** $5$ apples are left.")
     ['5']
   """
-  text = answer_part(text)
-  answers = boxed(text) if "\\boxed" in text or "\\fbox" in text else []
-  answers = answers or _HASHES.findall(text) or [_sentence(match) for match in _LINE.findall(text)] or _said(text)
-  return [answer for answer in dict.fromkeys(undecorated(answer) for answer in answers) if answer]
+  answers = [_mathematics(statement.answer) for statement in stated(text, question)]
+  return list(dict.fromkeys(answers)) if all(answers) else []
 
 
-def boxed(text: str) -> list[str]:
-  """Returns the content of each `\\boxed{}`, with balanced braces.
-
-  Of nested boxes only the innermost ones are returned. Boxes that are never closed are skipped.
-
-  Example:
-    >>> boxed(r"\\boxed{\\{1, 2\\}} and \\boxed{3")
-    ['\\\\{1, 2\\\\}']
-  """
-  contents, opened, latest = [], [], -1
-  for match in _BOX.finditer(text):
-    token = match[0]
-    if token == "}" and opened:
-      start = opened.pop()
-      if start is not None and start > latest:  # No box is nested in this one.
-        contents.append(text[start : match.start()])
-        latest = start
-    elif token == "{" or token.startswith(("\\boxed", "\\fbox")):
-      opened.append(None if token == "{" else match.end())
-  return contents
-
-
-def tagged(text: str) -> list[str]:
-  """Returns the content of each `<answer>...</answer>`, in order, and skips unpaired tags.
-
-  Example:
-    >>> tagged("<answer> 5 </answer>")
-    ['5']
-  """
-  text, contents, start = answer_part(text), [], None
-  for match in _TAG.finditer(text):
-    if match[0][1] != "/":
-      start = match.end()
-    elif start is not None:
-      contents.append(text[start : match.start()].strip())
-      start = None
-  return contents
+def _mathematics(answer: str) -> str:
+  """Returns the formula or the number that an answer consists of, without label and words."""
+  answer = undecorated(_LABEL.sub("", answer, count=1)) if _LABEL.match(answer) else answer
+  formulas = _FORMULA.findall(answer)
+  if len(formulas) == 1:
+    before, _, after = answer.partition(formulas[0])
+    if not re.search(r"[0-9$\\=<>+]|\b(?:or|and|not)\b", before + " " + after):
+      return undecorated(formulas[0])
+  match = _NUMBER_AND_WORDS.fullmatch(answer)
+  return match[1].removeprefix("$") if match else answer
 
 
 def undecorated(answer: str) -> str:
-  """Strips surrounding spaces, dollar signs, quotes, bold and a full stop from an answer.
+  """Strips spaces, dollar signs, quotes, bold, tags, text commands and a full stop around an answer.
 
   Example:
-    >>> undecorated(" **$5$.** ")
-    '5'
+    >>> undecorated(" **$5$.** "), undecorated(r"\\textbf{(B)}"), undecorated("<b>5</b>")
+    ('5', '(B)', '5')
   """
-  answer = answer.strip()
-  for _ in range(4):
+  if "<" in answer:
+    answer = _TAGS_OF_HTML.sub("", answer)
+  answer = answer.strip().strip(_SYMBOLS).strip()
+  for _ in range(5):
     before = answer
     if answer.endswith((".", ",", ";")) and not answer.endswith("\\,"):
       answer = answer[:-1].rstrip()
     for left, right in _WRAPPERS:
-      if len(answer) >= len(left) + len(right) and answer.startswith(left) and answer.endswith(right):
+      if answer.startswith(left) and answer.endswith(right) and len(answer) >= len(left) + len(right):
         inner = answer[len(left) : -len(right)]
         answer = answer if left in inner else inner.strip()
+    if answer.startswith("\\") and answer.endswith("}") and (command := _COMMAND.match(answer)):
+      inner = answer[command.end() + 1 : -1]
+      if answer.startswith("{", command.end()) and _is_balanced(inner):
+        answer = inner.strip()
+    if answer.count("**") == 1:
+      answer = answer.removeprefix("**").removesuffix("**").strip()
     if answer == before:
       break
   return answer
 
 
-def _said(text: str) -> list[str]:
-  """Returns what follows each "the answer is".
+def _is_balanced(text: str) -> bool:
+  """Returns whether no brace closes a group that is opened before the text."""
+  depth = 0
+  for char in re.findall(r"\\[{}\\]|[{}]", text):
+    depth += (char == "{") - (char == "}")
+    if depth < 0:
+      return False
+  return depth == 0
 
-  Before the last match, prose such as "the answer is the sum of" is ignored.
-  """
-  answers = [_sentence(match) for match in _SENTENCE.findall(text)]
-  return [answer for answer in answers[:-1] if _VALUE.match(answer)] + answers[-1:]
 
-
-def _sentence(text: str) -> str:
-  end = _END.search(text)
-  return text[: end.start()] if end else text
+def answer_at(text: str, answer_in: str, question: str | None = None) -> str | None:
+  """Returns the answer at a location named as in `place`, or None if there is none."""
+  return place(answer_in)(text, question)
 
 
 def _only(answers: list[str]) -> str | None:
   """Returns the answer if all are equal, and None if there are none or several different ones."""
-  return answers[0] if len(set(answers)) == 1 else None
+  return answers[0] or None if len(set(answers)) == 1 else None
 
 
-def answer_at(text: str, answer_in: str) -> str | None:
-  """Returns the answer at a location named as in `place`, or None if there is none."""
-  return place(answer_in)(text)
-
-
-PLACES: dict[str, Callable[[str], str | None]] = {
-  "whole": lambda text: text,
-  "last_line": lambda text: text.rstrip().rpartition("\n")[2],
-  "stated": lambda text: _only(stated_answers(text)),
-  "tag": lambda text: _only(tagged(text)),
+PLACES: dict[str, Callable[[str, str | None], str | None]] = {
+  "whole": lambda text, question=None: text,
+  "last_line": lambda text, question=None: answer_part(text).rstrip().rpartition("\n")[2],
+  "stated": lambda text, question=None: _only([statement.answer for statement in stated(text, question)]),
+  "tag": lambda text, question=None: _only(tagged(answer_part(text))),
 }
-"""Locations of an answer: `(response) -> answer`, or None if there are none or several."""
+"""Locations of an answer: `(response, question) -> answer`, or None if there are none or several."""
 
 
-def place(name: str) -> Callable[[str], str | None]:
+def place(name: str) -> Callable[[str, str | None], str | None]:
   """Returns the function that finds an answer at a location.
 
   Args:
@@ -166,8 +245,8 @@ def place(name: str) -> Callable[[str], str | None]:
   if not name.startswith("after ") or not marker:
     raise ValueError(f"answer_in: found {name!r}, expected one of {', '.join(PLACES)}, or 'after ' and a marker such as 'after ####'")
 
-  def after(text: str) -> str | None:
-    _, separator, rest = text.rpartition(marker)
+  def after(text: str, question: str | None = None) -> str | None:
+    _, separator, rest = answer_part(text).rpartition(marker)
     return rest.partition("\n")[0].strip() if separator else None
 
   return after
