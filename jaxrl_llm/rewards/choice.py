@@ -9,7 +9,7 @@ from jaxrl_llm.rewards.exact_match import text_of
 from jaxrl_llm.rewards.extraction import answer_part, question_of, stated, undecorated
 from jaxrl_llm.text_types import Completion, RewardFn
 
-_COMMANDS = re.compile(r"\\(?:text\w*|math\w+|rm|bf|displaystyle|left|right|[(),;: !\[\]]|q?quad)(?![a-zA-Z])|\*\*|__|</?(?:b|strong|i|em)>|[{}$`*~]")
+_COMMANDS = re.compile(r"\\(?:text\w*|math\w+|rm|bf|displaystyle|left|right|q?quad)(?![a-zA-Z])|\\[(),;: !\[\]]|\*\*|__|</?(?:b|strong|i|em)>|[{}$`*~]")
 _LEAD = re.compile(r"(?:(?:the|an?)\s+)?(?:(?:correct|right|best|final)\s+)?(?:option|choice|letter|answer)s?\s*(?:is\b|[:=])?\s*", re.IGNORECASE)
 # Words behind a letter that show that it is no choice, or behind "A" and "I" that it is no word.
 _DENIAL = re.compile(r"\s*(?:is|are|was)\s+(?:not|n't|wrong|incorrect|false|a|an)\b", re.IGNORECASE)
@@ -81,10 +81,10 @@ def chosen_letter(text: str, letters: str, question: str | None = None) -> str |
     'B'
   """
   if not (statements := stated(text, question)):
-    last_line = undecorated(answer_part(text).rstrip().rpartition("\n")[2])
+    last_line = undecorated(_COMMANDS.sub(" ", answer_part(text).rstrip().rpartition("\n")[2]))
     lead = _LEAD.match(last_line)
     # "A dog barks." is no choice.
-    line = re.fullmatch(r"[(\[]?[A-Z](?:[)\].:].*)?", last_line[lead.end() if lead else 0 :])
+    line = re.fullmatch(r"[(\[]?[A-Z](?:(?:[)\].:]|\s[-\u2013\u2014]\s).*)?", last_line[lead.end() if lead else 0 :])
     return letter_in(line[0], letters) or None if line else None
   chosen = {letter_in(statement.text, letters) for statement in statements} - {""}
   return chosen.pop() if len(chosen) == 1 and None not in chosen else None
@@ -104,7 +104,7 @@ def letter_in(statement: str, letters: str) -> str | None:
   text = text[lead.end() :] if (lead := _LEAD.match(text)) else text
   if len(text) == 1 and text.upper() in letters:
     return text.upper()
-  label, bracketed, hedge = _patterns(letters)
+  label, bracketed, several, hedge = _patterns(letters)
   if match := label.match(text):
     which = 1 if match[1] else 2
     letter, rest, behind = match[which].upper(), text[match.end() :], text[match.end(which) :]
@@ -112,7 +112,7 @@ def letter_in(statement: str, letters: str) -> str | None:
       match = None  # The article, or the pronoun.
     elif _DENIAL.match(rest):
       return ""
-    elif not _OTHERS.match(rest) and any(other.upper() != letter for pair in hedge.findall(behind) for other in pair if other):
+    elif not _OTHERS.match(rest) and not ((match[1] or match[3] in (")", ".", ":", "]")) and several.match(rest)) and any(other.upper() != letter for pair in hedge.findall(behind) for other in pair if other):
       return None
     else:
       return letter
@@ -123,16 +123,17 @@ def letter_in(statement: str, letters: str) -> str | None:
 
 
 @functools.cache
-def _patterns(letters: str) -> tuple[re.Pattern, re.Pattern, re.Pattern]:
-  """Returns patterns for a label at the start, a label behind a text, and another label in a hedge."""
+def _patterns(letters: str) -> tuple[re.Pattern, ...]:
+  """Returns patterns for a label at the start, one behind a text, several in a text, and one more in a hedge."""
   either = f"[{letters}{letters.lower()}]"
-  label = rf"[(\[]\s*({either})(?:\s*[)\]]|\s+\(|\s*$)|([{letters}])(?:\s*([)\].:,;]|=(?!\s*[A-Za-z])|\s[-\u2013\u2014](?=\s)|[\u2013\u2014])|(?=\s(?!\s*=)|\(|$))"
+  label = rf"[(\[]\s*({either})(?:\s*[)\]]|\s+\(|\s*$)|([{letters}])(?:\s*([)\].:,;\u3002\uff0c\u3001\uff1a]|=(?!\s*[A-Za-z])|\s[-\u2013\u2014](?=\s)|[\u2013\u2014])|(?=\s(?!\s*=)|\(|$))"
   bracketed = rf"[(\[]\s*({either})\s*[)\]]|(?:[,:]|\b(?:option|choice|letter|answer|is))\s+([{letters}])\s*$"
   hedge = (
-    rf"(?:\b(?:or|and)|[,/&;+])\s*(?:maybe|perhaps|possibly|also|even|option|choice)?\s*(?:[(\[]({either})[)\]]|([{letters}])(?:[)\].:,;]|\s*$|\s+(?:or|and)\b))"
-    rf"|\b[oO]r\s+(?:maybe\s+|perhaps\s+|possibly\s+|option\s+)?([{letters}])\b|^\s*(?:/|&|and)\s*([{letters}])\b"
+    rf"(?:\b(?:or|and)|[,/&+]|;(?!\s*{either}\s))\s*(?:maybe|perhaps|possibly|also|even|option|choice)?\s*(?:[(\[]({either})[)\]]|([{letters}])(?:[)\].:,;]|\s*$|\s+(?:or|and)\b))"
+    rf"|\b[oO]r\s+(?:maybe\s+|perhaps\s+|possibly\s+|option\s+)?([{letters}])\b|^\s*(?:/|&|and)\s*([{letters}])\b|^[)\]]?\s*[(\[]({either})[)\]]"
   )
-  return re.compile(label), re.compile(bracketed), re.compile(hedge)
+  several = rf"\s*[{letters}](?:,\s*[{letters}])*,?\s*(?:and|or|&)\s*[{letters}]\b"
+  return tuple(map(re.compile, (label, bracketed, several, hedge)))
 
 
 def _gold(text: str, letters: str) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_llm.rewards.forms import boxed, statements, tagged
+from jaxrl_llm.rewards.forms import Form, boxed, statements, tagged
 
 MAX_CHARS = 20_000
 """Number of characters read, from the end of a response.
@@ -15,7 +15,7 @@ The answer is at the end, and the work on hostile text stays bounded.
 _REASONING = re.compile(r"<(/?)(?:think(?:ing)?|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE)
 _ABBREVIATIONS = "".join(rf"(?<!\b{word})" for word in ("Mr", "Ms", "Mrs", "Dr", "St", "vs", "e\\.g", "i\\.e", "approx"))
 _END = re.compile(
-  rf"(?:{_ABBREVIATIONS}[.?;\u3002]|!(?!\s*[-+*/=^\\!]))(?=[*_\"'\u201d)]*(?:\s|$))(?![*_\"'\u201d)]*\s+or\b)", re.IGNORECASE
+  rf"(?:{_ABBREVIATIONS}(?<!\\)[.?;\u3002]|!(?!\s*[-+*/=^\\!]))(?=[*_\"'\u201d)]*(?:\s|$))(?![*_\"'\u201d)]*\s+or\b)", re.IGNORECASE
 )
 _LEAD = re.compile(
   r"(?:(?:(?:the|my|our)\s+)?(?:final\s+|correct\s+)?answer\s*(?:is\b|was\b|:)|[,:;]"
@@ -24,7 +24,7 @@ _LEAD = re.compile(
   re.IGNORECASE,
 )
 _REMARK = re.compile(
-  r"[,;:]?\s+(?:because|since|as|which|so|thus|hence|due to|thanks to|i\.e\.)\b"
+  r"[,;:]?\s+(?:because|since|as|which|so|thus|hence|due to|thanks to)\b"
   r"|,\s+(?:therefore|not|where|when|by|given|and (?:so|thus|hence|that))\b"
   r"|\s+(?:[\u2014\u2013]|--?)\s+(?=[A-Za-z]{2})"
   r"|[,;]?\s*[(\[](?!(?:or|and|mod|base|to)\b)(?=[A-Za-z]{2}|=|\u2248|\\approx)[^()\[\]]{0,300}[)\]](?=[\s.*_]*$)",
@@ -102,21 +102,20 @@ def stated(text: str, question: str | None = None) -> list[Statement]:
     >>> stated("The answer is clearly $5$, because 2 + 3 = 5.")[0]
     Statement(answer='5', text='clearly $5$, because 2 + 3 = 5.', in_prose=True)
   """
-  bodies, in_prose = statements(answer_part(text), question or "")
-  read = {body: _statement(body, in_prose) for body in dict.fromkeys(bodies)}
+  bodies, form = statements(answer_part(text), question or "")
+  read = {body: _statement(body, form) for body in dict.fromkeys(bodies)}
   return [read[body] for body in bodies]
 
 
-def _statement(body: str, in_prose: bool) -> Statement:
-  whole = body
-  if "\\boxed" in body and (inner := boxed(body)):
-    body = inner[-1]
-  end = _END.search(body)
-  body = undecorated(body[: end.start()] if end else body)
-  while lead := _LEAD.match(body):
-    body = body[lead.end() :]
-  remark = _REMARK.search(body)
-  return Statement(undecorated(body[: remark.start()] if remark and remark.start() else body), whole, in_prose)
+def _statement(body: str, form: Form) -> Statement:
+  if form.is_closed:
+    return Statement(undecorated(body), body, in_prose=False)
+  answer = boxed(body)[-1] if "\\boxed" in body and boxed(body) else body
+  end = _END.search(answer)
+  answer = undecorated(answer[: end.start()] if end else answer)
+  answer = _without_lead(answer)
+  remark = _REMARK.search(answer)
+  return Statement(undecorated(answer[: remark.start()] if remark and remark.start() else answer), body, form.in_prose)
 
 
 def readings(text: str, question: str | None = None) -> list[list[str]]:
@@ -128,10 +127,20 @@ def readings(text: str, question: str | None = None) -> list[list[str]]:
     >>> readings("Answer: He left because it rained. I know.")
     [['He left', 'He left because it rained', 'He left because it rained. I know']]
   """
-  both = lambda body: [body, body[: end.start()] if (end := _END.search(body)) else body]
-  return [
-    list(dict.fromkeys([statement.answer, *(undecorated(body) for body in reversed(both(statement.text)))])) for statement in stated(text, question)
-  ]
+  return [_readings(statement) for statement in stated(text, question)]
+
+
+def _readings(statement: Statement) -> list[str]:
+  whole = undecorated(statement.text)
+  body = undecorated(_without_lead(whole))
+  ends = sorted(match.start() for pattern in (_REMARK, _END) for match in pattern.finditer(body))
+  return list(dict.fromkeys([statement.answer, *(undecorated(body[:end]) for end in ends if end), body, whole]))
+
+
+def _without_lead(text: str) -> str:
+  while lead := _LEAD.match(text):
+    text = text[lead.end() :]
+  return text
 
 
 def stated_answers(text: str, question: str | None = None) -> list[str]:
@@ -179,7 +188,7 @@ def undecorated(answer: str) -> str:
   answer = answer.strip().strip(_SYMBOLS).strip()
   for _ in range(5):
     before = answer
-    if answer.endswith((".", ",", ";")) and not answer.endswith("\\,"):
+    if answer.endswith((".", ",", ";", "\u3002")) and not answer.endswith("\\,"):
       answer = answer[:-1].rstrip()
     for left, right in _WRAPPERS:
       if answer.startswith(left) and answer.endswith(right) and len(answer) >= len(left) + len(right):

@@ -25,36 +25,42 @@ _JSON = re.compile(
   r"""\\?["'](?:final[ _]?)?answer\\?["']\s{0,9}+:\s{0,9}+(?:"((?:[^"\\]|\\.){0,500}+)"|\\"([^"\\\n]{0,200}+)\\"|'((?:[^'\\\n]|\\.){0,500}+)'|"""
   r"""(\[[^\[\]\n]{0,200}\]|[^\s"',}\]][^,}\n]{0,200}+))""", re.IGNORECASE | re.DOTALL
 )  # fmt: skip
-_ESCAPE = re.compile(r"\\([\"'\\/])|\\n(?![a-z])")
+_ESCAPE = re.compile(r"\\([\"'\\/])|\\u([0-9a-fA-F]{4})|\\n(?![a-z])")
 
 _WORD = (
   r"(?:final[ ]+)?(?:answer|ans\b\.?)|final[ ]+(?:result|solution)"
   r"|r\u00e9ponse|antwort|respuesta|risposta|resposta|\u043e\u0442\u0432\u0435\u0442|(?:\u6700\u7ec8)?\u7b54\u6848"
 )
 _DIGIT_NEXT = r"(?=[*$(\\]{0,4}[-+\u2212]?[$\u00a3\u20ac]?[0-9]++(?![.:)][ \t]*[A-Za-z]))"
+_HTML = "b|strong|em|i|u|p|h[1-6]"
 _LINE = re.compile(
-  rf"^[^\w\n]{{0,16}}+(?:(?:so|thus|hence|therefore),?[ ]+)?(?:(?:the|my|our)[ ]+)?(?:correct[ ]+)?(?:{_WORD})(?:[ ]*\([^()\n]{{0,40}}\))?"
-  rf"[ \t\u00a0]{{0,4}}+[*_`\"]{{0,3}}+[ \t\u00a0]{{0,4}}+"
-  rf"(?:(?:[:=\uff1a\u662f\u4e3a\u2192]|[-=]>|[-\u2013\u2014](?=[ \t]))(?:[*_`]{{1,3}}+(?=\s|$))?|[^\w\n]{{0,8}}+$|{_DIGIT_NEXT})",
+  rf"^(?:[^\w\n]|_){{0,16}}+(?:(?:{_HTML})>[ ]?)?(?:[0-9]{{1,2}}[.)][^\w\n]{{1,4}})?(?:(?:so|thus|hence|therefore),?[ ]+)?(?:(?:the|my|our)[ ]+)?(?:correct[ ]+)?(?:{_WORD})(?:[ ]*\([^()\n]{{0,40}}\))?"
+  rf"[ \t\u00a0]{{0,4}}+[*_`\"]{{0,3}}+(?:</(?:{_HTML})>)?[ \t\u00a0]{{0,4}}+"
+  rf"(?:(?:[:=\uff1a\u662f\u4e3a\u2192]|[-=]>|[-\u2013\u2014](?=[ \t]))(?:(?:[*_`]{{1,3}}+|</(?:{_HTML})>)(?=\s|$))?|[^\w\n]{{0,8}}+$|{_DIGIT_NEXT})",
   re.MULTILINE,
 )
 _IS = (
   r"(?:[ ](?:to|for|of|in|here)\b[^\n.:!?=]{0,80}?|,[ ]\w{1,12},)?\s{1,4}+(?:is|was|equals|(?:must|should|would|will)[ ]be)\b"
-  r"(?!\s{1,4}(?:not|never|neither|wrong|incorrect)\b)[ \t]{0,4}+[:\uff1a]?+"
+  r"(?!\s{1,4}(?:not|never|neither|wrong|incorrect)\b)(?:[ ](?:clearly|thus|therefore|hence|then|simply|just|exactly)\b)?[ \t]{0,4}+[:\uff1a]?+"
 )
 # Each begins with a literal, which is searched many times as fast as alternatives.
 _SENTENCES = {
-  "answer": re.compile(f"answer{_IS}"),
+  "answer": re.compile(rf"answer(?:{_IS}|[ ]?[:\uff1a][*_]{{0,3}}+)"),
   **{word: re.compile(rf"{word}[ ](?:answer[ ])?(?:option|choice|letter|result|value|solution){_IS}") for word in ("correct", "right", "best", "final")},
   "\u7b54\u6848": re.compile("\u7b54\u6848(?:\u662f|\u4e3a)[ \t]{0,4}+[:\uff1a]?+"),
 }
-_OPTION = re.compile(r"(?:[Oo]ption|[Cc]hoice)[ ][^\w\s]{0,4}+([A-Z])[^\w\s]{0,4}+[ ]is[ ](?:the[ ])?(?:correct|right|best)\b(?![ ]?-)")
+_OPTION = re.compile(r"(?:[Oo]ption|[Cc]hoice)[ ](?:\\[a-z]+\{|<[a-z]+>|[^\w\s]){0,4}+([A-Z])(?:</[a-z]+>|[^\w\s]){0,4}+[ ]is[ ](?:the[ ])?(?:correct|right|best)\b(?![ ]?-)")
 # Prose behind "Answer:" or "the answer is" states nothing if a value stands elsewhere.
-_PROSE = re.compile(
-  r"[*_\s]*(?:(?:the|an?|to|in|as|by|that|this|what|it|there|we|you|i|he|she|they|let|let's|first|since|because|if|when|for|found|given|"
-  r"obtained|calculated|not|yes|no|correct|right|wrong|below|above|also|now|here|then|next|our|your|my|her|his|their)\b(?!\s*[=(^_*\])])|$)",
-  re.IGNORECASE,
+_ARTICLE = r"(?:the\b|an\b|(?-i:a)(?=\s)|(?-i:A)(?=\s+(?!because|since|which|was|and)[a-z]{3}))"
+_WORDS_OF_PROSE = (
+  r"(?:to|in|as|by|that|this|what|it|there|we|you|i(?=\s+[a-z])|he|she|they|let|let's|first|since|because|if|when|for|found|given|obtained|"
+  r"calculated|not|correct|right|wrong|below|above|also|now|here|then|next|our|your|my|her|his|their)\b(?!\s*[=(^_*\])])"
 )
+_PROSE = {
+  # "Answer: The Eiffel Tower" states it, "Answer: The train travels for two hours." does not.
+  "line": re.compile(rf"[*_\s]*(?:{_WORDS_OF_PROSE}|{_ARTICLE}(?:\s+[^\s.]+){{6}}|{_ARTICLE}[^\n.]{{0,60}}\s(?:is|are|was|were|has|have|can|will)\s|$)", re.IGNORECASE),
+  "sentence": re.compile(rf"[*_\s]*(?:{_WORDS_OF_PROSE}|{_ARTICLE}|$)", re.IGNORECASE),
+}
 
 
 def boxed(text: str) -> list[str]:
@@ -174,8 +180,13 @@ def _tags(text: str, question: str) -> list[str]:
 def _json(text: str, question: str) -> list[str]:
   if not any(ending in text for ending in ('nswer"', "nswer'", 'nswer\\"', 'NSWER"')):
     return []
-  # `\frac` in a string is LaTeX that was not escaped, not a form feed.
-  return [_ESCAPE.sub(lambda escape: escape[1] or "\n", next(filter(None, match.groups()), "")).strip() for match in _JSON.finditer(text)]
+  return [_unescaped(next(filter(None, match.groups()), "")).strip() for match in _JSON.finditer(text)]
+
+
+def _unescaped(value: str) -> str:
+  """Decodes a string of JSON; `\\frac` in it is LaTeX that was not escaped, not a form feed."""
+  value = _ESCAPE.sub(lambda escape: escape[1] or (chr(int(escape[2], 16)) if escape[2] else "\n"), value)
+  return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _lines(text: str, question: str) -> list[str]:
@@ -223,6 +234,7 @@ class Form(NamedTuple):
     read: Function `(text, question) -> statements` that returns what stands in this form, in order.
     examples: Pairs of a response and the answer that it states.
     in_prose: Whether it stands in running text, where prose may follow instead of an answer.
+    is_closed: Whether its end is marked, so that no remark belongs to it.
   """
 
   name: str
@@ -230,6 +242,7 @@ class Form(NamedTuple):
   read: Callable[[str, str], list[str]]
   examples: tuple[tuple[str, str], ...]
   in_prose: bool = False
+  is_closed: bool = False
 
 
 FORMS = (
@@ -237,6 +250,7 @@ FORMS = (
     "box", "in `\\boxed{}` or `\\fbox{}`, with or without braces; empty boxes, filler and boxes of the question are none", _own_boxes,
     ((r"so $\boxed{42}$", "42"), (r"so $\boxed3$ of them", "3"), (r"\fbox {\$42}", "42"), (r"$\boxed{\phantom{0}} = \boxed{42}$", "42"),
      (r"\boxed{\text{B}}", "B"), (r"\boxed{\textbf{(B) }15}", "B")),
+    is_closed=True,
   ),
   Form(
     "answer tags", "in `<answer>...</answer>`", _tags,
@@ -267,12 +281,15 @@ FORMS = (
   Form(
     "box of the question", "in a box that the question contains too, if nothing else is stated", _boxes_of_the_question,
     ((r"\boxed{7}", "7"),),
+    is_closed=True,
   ),
 )  # fmt: skip
 """The forms, the strongest first. Only the first one that occurs is read."""
 
+_FORM_OF_PROSE = next(form for form in FORMS if form.in_prose)
 
-def statements(text: str, question: str) -> tuple[list[str], bool]:
+
+def statements(text: str, question: str) -> tuple[list[str], Form]:
   """Returns what a text states as its answer, in the strongest form that occurs.
 
   Args:
@@ -280,14 +297,14 @@ def statements(text: str, question: str) -> tuple[list[str], bool]:
     question: Question that it answers; empty if unknown.
 
   Returns:
-    The statements in order, and whether they stand in running text.
+    The statements in order, and their form.
   """
   prose: list[str] = []
   for form in FORMS:
     bodies = form.read(text, question)
     if form.in_prose:
-      values = [body for body in bodies if not _PROSE.match(body)]
+      values = [body for body in bodies if not _PROSE[form.name].match(body)]
       prose, bodies = prose or bodies, values
     if bodies:
-      return bodies, form.in_prose
-  return [body for body in prose if body], True
+      return bodies, form
+  return [body for body in prose if body], _FORM_OF_PROSE

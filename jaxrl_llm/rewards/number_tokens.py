@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _UNITS = frozenset("mglLshdtNJWVCFcpKA")  # Letters behind a number that are units, not variables.
 _PARTS = frozenset("\\frac \\dfrac \\tfrac \\cfrac \\sqrt \\pi \\pm \\infty \u221a \u03c0 \u221e \u00b1".split())
-_OPERATORS = frozenset(("plus", "times", "over", "divided", "multiplied", "squared", "cubed", "factorial", "mod", "modulo", "point"))
+_OPERATORS = frozenset(("plus", "times", "over", "divided", "multiplied", "squared", "cubed", "factorial", "mod", "modulo", "base", "point"))
 _JOINS = frozenset(("or", "to", "and", "through"))
 _MEASURES = re.compile(
   r"(?:h|hr|hour|min|minute|m|s|sec|second|ft|foot|feet|in|inche?|lb|pound|ounce|oz|year|yr|month|week|day|dollar|euro|cent|km|kg|g|cm|mm|yard|"
@@ -104,6 +104,8 @@ def _class(tokens: Sequence[_Token], i: int, last: str, *, is_statement: bool) -
     case "stop":
       return _stop(tokens, i, last, is_statement), token.text
     case "power":
+      if token.text == "**" and last not in "NAX":
+        return "", token.text  # Bold.
       return ("P" if last == "U" and not token.spaced else "X" if last in "NAXJM" or before.kind == "close" else "J"), token.text
     case "open":
       return ("J" if last in "NAX" and not token.spaced else ""), token.text
@@ -154,7 +156,7 @@ def _word(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> tu
   if word in _OPERATORS and last in "NAXU" and (_number_next(tokens, i, words=2) or last in "NAX"):
     return "J", word
   if word in _JOINS and last in "NAXU":
-    joins = is_statement or word != "and" or _MEASURES.fullmatch(tokens[i - 1].text.lower())
+    joins = is_statement or word != "and" or _MEASURES.fullmatch(tokens[i - 1].text.lower()) or any(t.text == "between" for t in tokens[:i])
     half = word == "and" and i + 2 < len(tokens) and tokens[i + 2].text.lower() in ("half", "third", "quarter")
     return ("J" if half or (joins and _number_next(tokens, i, words=1)) else "W"), word
   if is_number_before and _MEASURES.fullmatch(word) and _number_next(tokens, i) and after.kind != "dash" and word != "in":
