@@ -37,6 +37,7 @@ _WRAPPERS = (
   ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("```", "```"), ("`", "`"),
   ('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u00ab", "\u00bb"), ("\u300c", "\u300d"),
 )  # fmt: skip
+_ELLIPSIS = re.compile(r"[0-9]\.{2,}$")
 _FORMULA = re.compile(r"\$\$[^$]+\$\$|\$[^$\n]+\$|\\\([^\n]+?\\\)|\\\[.+?\\\]|\*\*[^*\n]+\*\*|`[^`\n]+`", re.DOTALL)
 _LABEL = re.compile(r"(?:\\(?:text(?:bf|rm)?|mathrm|mathbf)\s*\{\s*)?\(?[A-J][).:](?:\s|\\[ ,;:]|~|\\quad|\})+(?=[-$\\0-9.])\s*")
 _NUMBER_AND_WORDS = re.compile(
@@ -62,7 +63,9 @@ def answer_part(text: str) -> str:
         start, end = match.end(), len(text)
       else:
         end = min(end, match.start())
-  return text[max(start, end - MAX_CHARS) : end]
+  if end - start <= MAX_CHARS:
+    return text[start:end]
+  return text[end - MAX_CHARS : end].lstrip("0123456789,.")  # It may be the second half of a number.
 
 
 def question_of(example: Mapping[str, Any]) -> str:
@@ -188,7 +191,7 @@ def undecorated(answer: str) -> str:
   answer = answer.strip().strip(_SYMBOLS).strip()
   for _ in range(5):
     before = answer
-    if answer.endswith((".", ",", ";", "\u3002")) and not answer.endswith("\\,"):
+    if answer.endswith((".", ",", ";", "\u3002")) and not answer.endswith("\\,") and not _ELLIPSIS.search(answer):
       answer = answer[:-1].rstrip()
     for left, right in _WRAPPERS:
       if answer.startswith(left) and answer.endswith(right) and len(answer) >= len(left) + len(right):

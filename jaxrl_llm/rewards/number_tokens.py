@@ -170,7 +170,7 @@ def _word(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> tu
   if is_number_before:
     is_unit = token.text in _UNITS or (after.kind == "word" and after.spaced and len(after.text) > 1)
     return ("W" if is_unit and not attached or token.text in _UNITS else "X"), word
-  return ("J" if after.kind in ("equals", "operator", "power", "dash", "number") and last not in "WU" else "W"), word
+  return ("J" if after.kind in ("equals", "operator", "power", "dash") and last not in "WU" else "W"), word
 
 
 def _dash(tokens: Sequence[_Token], i: int, last: str) -> str:

@@ -18,7 +18,7 @@ EXAMPLES = (
   ("42 cm^2", "42"), ("42nd", "42"), ("42/day", "42"), (r"1{,}200 \text{ m}", "1200"), (r"90^\circ", "90"), ("2 million", "2000000"),
   ("5k", "5000"), ("3 dozen", "36"), ("x = 42", "42"), ("7 x 3 = 21", "21"), (r"7 \times 3 = 21", "21"), (r"7 \cdot 3 = 21", "21"),
   ("40 cents + 2 cents = 42 cents", "42"), ("42 for 3 people", "42"), ("42 (not 43)", "42"), ("1.200", "1.2"),
-  ("1/2", ""), (r"\frac{1}{2}", ""), ("\u00bd", ""), ("2 1/2", ""), ("2 and a half", ""), ("2\u00b3", ""), ("2^3", ""), ("5!", ""), ("1.5e3", ""),
+  ("1/2", ""), (r"\frac{1}{2}", ""), ("\u00bd", ""), ("2 1/2", ""), ("2 and a half", ""), ("2\u00b3", ""), ("2^3", ""), ("1.5e3", ""),
   ("1.5 x 10^3", ""), (r"5\sqrt{2}", ""), ("5x", ""), ("5 + 2", ""), ("3-5", ""), ("3 to 5", ""), ("3:4", ""), ("5:30", ""), ("2024-01-05", ""),
   ("12/25/2020", ""), ("5 or 6", ""), ("5 and 6", ""), ("5, 6", ""), ("3 hours 20 minutes", ""), ("x > 5", ""), ("12,00", ""), ("1 200", ""),
   ("1.200,50", ""), ("0.333...", ""), ("\uff14\uff12", ""), ("7 mod 5", ""), ("not 42", ""),
@@ -74,8 +74,8 @@ def last_number(text: str, *, is_statement: bool = False) -> str | None:
   if not end:
     return None
   start = max(text.rfind("\n", 0, end) + 1, end - _BEFORE)
-  if start and text[start - 1] != "\n":  # It may be the second half of a number.
-    start = max(text.find(" ", start, end), start)
+  while start and text[start - 1] in "0123456789,.":  # A number is not cut in two.
+    start -= 1
   stop = text.find("\n", end, end + _BEHIND)
   runs = _runs(text[start : stop if stop >= 0 else end + _BEHIND], is_statement=is_statement)
   return runs[-1].value if runs else ""

@@ -226,12 +226,25 @@ def wrong_text(rng: random.Random) -> Response:
   return Response(f"{text_working(rng)}Some say {answer}.\n" + stated(rng, other, mathematical=False, statements=TEXT_STATEMENTS) + rng.choice(ENDS), answer, "What is it?")
 
 
-def right_exact(rng: random.Random) -> Response:
-  """Returns a response that states the text in its own spelling."""
-  while True:
-    response = right_text(rng)
-    if response.answer in response.text and not response.text.rstrip().endswith((response.answer, f"{response.answer}**", f"{response.answer}.", f'{response.answer}"')):
-      return response
+def at_place(rng: random.Random, place: str, right: bool) -> Response:
+  """Returns a response with a text at a location, in the spelling of the row, and another text elsewhere."""
+  answer, other = rng.sample(PLACES_AND_PEOPLE, 2)
+  given, elsewhere = (answer, other) if right else (other, answer)
+  lines = text_working(rng)
+  if place == "whole":
+    return Response(rng.choice((given, f" {given}\n", f"\n{given}") if right else (given, f"{answer} {other}", f"{answer}.", f"It is {answer}", f"{answer}\n{answer}")), answer)
+  if place == "last_line":
+    return Response(f"{lines}{elsewhere}\n" + rng.choice((given, f"{given}\n\n", f" {given} ") if right else (given, f"{answer}!", f"It is {answer}", f"{answer}, {other}", f"<think>\n{answer}\n</think>\n{other}")), answer)
+  if place == "tag":
+    inner = rng.choice(("<answer>{}</answer>", "<answer>\n{}\n</answer>", "<ANSWER> {} </ANSWER>")).format(given)
+    hedge = "" if right else rng.choice(("", f"<answer>{answer}</answer>", f"<think><answer>{answer}</answer></think>", f"<answer>{answer}"))
+    return Response(f"<think>{lines}<answer>{elsewhere}</answer></think>\n{hedge if '<think>' not in hedge else ''}{elsewhere} is mentioned.\n{inner}", answer)
+  if place == "after =>":
+    return Response(f"{lines}=> {elsewhere}\n=> {given}" + rng.choice(("", "\nThat is all.")), answer)
+  if right:
+    statement = stated(rng, given, mathematical=False, statements=TEXT_STATEMENTS)
+    return Response(lines + statement + ("" if statement.startswith("####") else rng.choice(ENDS)), answer)
+  return wrong_text(rng)
 
 
 # Options.
@@ -308,3 +321,84 @@ def wrong_choice(rng: random.Random) -> Response:
     start = "" if statement.startswith("<think>") else choice_working(rng, "")
     return Response(start + statement, letter, "Which one?")
   return Response(choice_working(rng, o) + f"Some choose ({letter}).\n" + chosen(rng, o), letter, "Which one?")
+
+
+# Mathematics: mostly plain numbers and fractions, which need no algebra system.
+
+LATEX = (
+  ("\\frac{3}{4}", "0.75", "\\frac{4}{3}"), ("2\\sqrt{3}", "\\sqrt{12}", "3\\sqrt{2}"), ("x^2+2x+1", "(x+1)^2", "x^2+1"), ("\\pi", "\\pi", "2\\pi"), ("(1, 2)", "(1,2)", "(2, 1)"),
+  ("\\{1, 2\\}", "\\{2, 1\\}", "\\{1, 3\\}"), ("[0, 1)", "[0,1)", "(0, 1)"), ("x = 5", "5", "x = 6"), ("50\\%", "50\\%", "51\\%"), ("2^{10}", "1024", "2^{11}"),
+)  # fmt: skip
+
+
+def _as_mathematics(rng: random.Random, value: Fraction) -> str:
+  if value.denominator == 1:
+    return rng.choice((str(value), str(value), f"{value.numerator:,}"))
+  sign, top, k = "-" if value < 0 else "", abs(value.numerator), rng.choice((1, 1, 2, 3))
+  forms = [f"{sign}\\frac{{{top * k}}}{{{value.denominator * k}}}", f"{sign}{top * k}/{value.denominator * k}", f"{sign}\\dfrac{{{top}}}{{{value.denominator}}}"]
+  return rng.choice([*forms, text_of_value(value)] if value.denominator in (2, 4, 5, 8, 10, 20) else forms)
+
+
+def _number_or_fraction(rng: random.Random) -> Fraction:
+  return Fraction(rng.randint(-50, 999)) if rng.random() < 0.5 else Fraction(rng.randint(-40, 40) * 2 + 1, rng.choice((2, 3, 4, 5, 7, 8, 10, 20)))
+
+
+def quoted(rng: random.Random, statement: str) -> tuple[str, str]:
+  """Returns a statement behind a quotation of the question's boxes, and the question."""
+  box = rng.choice((r"\boxed{\phantom{0}}", r"\boxed{?}", r"\boxed{\quad}", r"\boxed{}", r"\boxed{\ldots}", r"\boxed{7001}", r"\boxed{7001} + \boxed{7002}", r"\boxed{\square}"))
+  return f"We fill in ${box} = x$.\n{statement}", f"Which number makes ${box} = x$ true?"
+
+
+def right_mathematics(rng: random.Random) -> Response:
+  """Returns a response that states a value, perhaps in another form than the row's."""
+  if rng.random() < 0.05:
+    gold, equal, _ = rng.choice(LATEX)
+    return Response(working(rng) + rng.choice(("\\boxed{{{}}}", "The final answer is $\\boxed{{{}}}$.", "Answer: ${}$", "The answer is ${}$.", "**Final Answer**\n\n$${}$$")).format(equal), gold)
+  value = _number_or_fraction(rng)
+  gold = text_of_value(value) if value.denominator in (1, 2, 4, 5) else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+  statement, question = stated(rng, _as_mathematics(rng, value)), "How many?"
+  if rng.random() < 0.15:
+    statement, question = quoted(rng, statement)
+  return Response(thought(rng, "7003") + working(rng) + statement + rng.choice(ENDS), gold, question)
+
+
+def wrong_mathematics(rng: random.Random) -> Response:
+  """Returns a response that states another value, several, or none that counts."""
+  if rng.random() < 0.05:
+    gold, _, wrong = rng.choice(LATEX)
+    return Response(working(rng) + rng.choice(("\\boxed{{{}}}", "The final answer is $\\boxed{{{}}}$.", "Answer: ${}$")).format(wrong), gold)
+  value = _number_or_fraction(rng)
+  other = value + rng.choice((-2, -1, 1, 2, 10, Fraction(1, 2), Fraction(-1, 3)))
+  gold = text_of_value(value) if value.denominator in (1, 2, 4, 5) else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+  g, w = _as_mathematics(rng, value), _as_mathematics(rng, other)
+  if rng.random() < 0.4:
+    text = rng.choice((
+      f"<think>\\boxed{{{g}}}", f"<think>The answer is {g}.</think>", f"<think>\\boxed{{{g}}}</think>\n\\boxed{{{w}}}", f"So \\boxed{{{g}}}. But no: \\boxed{{", f"\\boxed{{{g}}} or \\boxed{{{w}}}",
+      f"Answer: {g}\nAnswer: {w}", f"#### {g}\n#### {w}", f"The answer is {g}. No, the answer is {w}.", f"Answer: {g} or {w}", f"Answer: ${g}$ or ${w}$", f"The answer is not {g}.", f"It is {g}.", f"{g}",
+      f'{{"guess": "{g}", "answer": "{w}"}}', f"I tried {g}.\n**Final Answer**\n\n${w}$", f"The answer is {w}, not {g}.", f"Answer: {w} (not {g})", f"<answer>{g}</answer><answer>{w}</answer>",
+    ))  # fmt: skip
+    return Response("" if text.startswith("<think>") else working(rng) + text, gold)
+  statement, question = stated(rng, w), "How many?"
+  if rng.random() < 0.15:
+    statement, question = quoted(rng, statement)
+  return Response(f"{working(rng)}There are {g}.\n{statement}{rng.choice(ENDS)}", gold, question)
+
+
+# The strict form of generated problems: one last line of a hash and the number.
+
+
+def right_strict(rng: random.Random) -> Response:
+  """Returns steps and a last line with the answer."""
+  value = rng.randint(-99, 999)
+  return Response("\n".join([*(f"{rng.randint(1, 9)}+{rng.randint(1, 9)}={rng.randint(2, 18)}" for _ in range(rng.randint(0, 4))), f"#{value}"]), str(value))
+
+
+def wrong_strict(rng: random.Random) -> Response:
+  """Returns another number, another form, or two lines of answers."""
+  value = rng.randint(1, 999)
+  other = value + rng.choice((-1, 1, 10))
+  text = rng.choice((
+    f"#{other}", f"#{value}\n#{other}", f"#{other}\n#{value}", f"#{value}#", f"# {value}", f"#{value}.0", f"#+{value}", f"#0{value}", f"#-{value}", f"#{value} ", f"#{value}\nso", f"{value}", f"7+8=15#{value}",
+    f"#{value} or {other}", f"#\\boxed{{{value}}}", f"#{value}/1", f"##{value}", f"#{value},", f"The answer is {value}.",
+  ))  # fmt: skip
+  return Response(f"7+8=15\n{text}", str(value), stopped=True) if rng.random() < 0.9 else Response(f"7+8=15\n#{value}", str(value), stopped=False)
