@@ -136,9 +136,10 @@ def _own_boxes(text: str, question: str) -> list[str]:
 
 def _boxes_of_the_question(text: str, question: str) -> list[str]:
   """Returns the last box if it is the only one, or stands more often than in the question."""
-  if not (quoted := _quoted(question)):
+  quoted = _quoted(question)
+  contents = [content for content in boxed(text) if not is_filler(content)] if quoted else []
+  if not contents:
     return []
-  contents = [content for content in boxed(text) if not is_filler(content)]
   counts = Counter(map(_key, contents))
   return contents[-1:] if len(counts) == 1 or counts[_key(contents[-1])] > quoted[_key(contents[-1])] else []
 

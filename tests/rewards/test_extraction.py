@@ -66,7 +66,7 @@ def test_undecorated(text, expected):
 
 @pytest.mark.parametrize("text, expected", [
   (r"$\boxed{3} + \boxed{4}$ is $\boxed{7}$.", ["7"]), (r"\boxed{7}", ["7"]), (r"\boxed{3}", ["3"]), (r"The smaller of $\boxed{3}$ and $\boxed{4}$ is $\boxed{3}$.", ["3"]),
-  (r"Of $\boxed{3}$ and $\boxed{4}$, the answer is 3.", ["3"]), (r"Of $\boxed{3}$ and $\boxed{4}$, the answer is $\boxed{3}$.", ["3"]), (r"I see $\boxed{3}$ and $\boxed{4}$.", []),
+  (r"Of $\boxed{3}$ and $\boxed{4}$, the answer is 3.", ["3"]), (r"Of $\boxed{3}$ and $\boxed{4}$, the answer is $\boxed{3}$.", ["3"]), (r"I see $\boxed{3}$ and $\boxed{4}$.", []), ("none", []),
   (r"$\boxed{ 3 } + \boxed{4}$" + "\n#### 7", ["7"]), (r"\boxed{3}, \boxed{4}: \boxed{7} or \boxed{8}", ["7", "8"]),
 ])  # fmt: skip
 def test_boxes_of_the_question_are_no_answers_unless_nothing_else_is_stated(text, expected):

@@ -31,7 +31,7 @@ def test_right(text):
 
 @pytest.mark.parametrize("text", [
   "the answer is 7\n<think>or 1200", "<think>1200", "<think>\\boxed{1200}", "So \\boxed{1200}. No: \\boxed{", "The answer is not 1200.", "Answer: none. ", "1200. The answer is unknown.",
-  r"\boxed{\text{none}} of the 1200", r"\boxed{1200!}", "Answer: 1200! + 7", "Answer: 1200...", "1200/7 of them", "It takes 7 to 1200 days", "It takes 7-1200 days", "7:1200", "Answer: 1200 apples and 3 pears", "Answer: 1200 or 7",
+  r"\boxed{\text{none}} of the 1200", r"\boxed{7} or \boxed{1200}", "The answer is 7. Or the answer is 1200.", "The answer is 7, or the answer is 1200.", r"\boxed{1200!}", "Answer: 1200! + 7", "Answer: 1200...", "1200/7 of them", "It takes 7 to 1200 days", "It takes 7-1200 days", "7:1200", "Answer: 1200 apples and 3 pears", "Answer: 1200 or 7",
   "", "####", "#### 120", "#### 12000", "#### 1200.5", "#### -1200", "#### 1200\n#### 7", "1200 or 7", "1200 7", "1,200,7", "12,00",
   "1200e1", "1.2e3", "１２００", "١٢٠٠", "1200５", "x1200", "v1.1200", "1 200", "12OO", "nan", "inf", "twelve hundred",
   "#### 1200 = 7", "#### 1200 + 7",
