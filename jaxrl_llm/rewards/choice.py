@@ -84,7 +84,7 @@ def chosen_letter(text: str, letters: str, question: str | None = None) -> str |
     last_line = undecorated(_COMMANDS.sub(" ", answer_part(text).rstrip().rpartition("\n")[2]))
     lead = _LEAD.match(last_line)
     # "A dog barks." is no choice.
-    line = re.fullmatch(r"[(\[]?[A-Z](?:(?:[)\].:]|\s[-\u2013\u2014]\s).*)?", last_line[lead.end() if lead else 0 :])
+    line = re.fullmatch(r"[(\[]?(?:[A-Z]|[a-z](?=\)))(?:(?:[)\].:]|\s[-\u2013\u2014]\s).*)?", last_line[lead.end() if lead else 0 :])
     return letter_in(line[0], letters) or None if line else None
   chosen = {letter_in(statement.text, letters) for statement in statements} - {""}
   return chosen.pop() if len(chosen) == 1 and None not in chosen else None
@@ -112,7 +112,7 @@ def letter_in(statement: str, letters: str) -> str | None:
       match = None  # The article, or the pronoun.
     elif _DENIAL.match(rest):
       return ""
-    elif not _OTHERS.match(rest) and not ((match[1] or match[3] in (")", ".", ":", "]")) and several.match(rest)) and any(other.upper() != letter for pair in hedge.findall(behind) for other in pair if other):
+    elif not _OTHERS.match(rest) and not ((match[1] or match[3] in (")", ".", ":", "]") or rest[:2] == " (") and several.match(rest)) and any(other.upper() != letter for pair in hedge.findall(behind) for other in pair if other):
       return None
     else:
       return letter
@@ -126,13 +126,13 @@ def letter_in(statement: str, letters: str) -> str | None:
 def _patterns(letters: str) -> tuple[re.Pattern, ...]:
   """Returns patterns for a label at the start, one behind a text, several in a text, and one more in a hedge."""
   either = f"[{letters}{letters.lower()}]"
-  label = rf"[(\[]\s*({either})(?:\s*[)\]]|\s+\(|\s*$)|([{letters}])(?:\s*([)\].:,;\u3002\uff0c\u3001\uff1a]|=(?!\s*[A-Za-z])|\s[-\u2013\u2014](?=\s)|[\u2013\u2014])|(?=\s(?!\s*=)|\(|$))"
+  label = rf"[(\[]\s*({either})(?:\s*[)\]]|\s+\(|\s*$)|([{letters}]|{either}(?=\)))(?:\s*([)\].:,;\u3002\uff0c\u3001\uff1a]|=(?!\s*[A-Za-z])|\s[-\u2013\u2014](?=\s)|[\u2013\u2014])|(?=\s(?!\s*=)|\(|$))"
   bracketed = rf"[(\[]\s*({either})\s*[)\]]|(?:[,:]|\b(?:option|choice|letter|answer|is))\s+([{letters}])\s*$"
   hedge = (
     rf"(?:\b(?:or|and)|[,/&+]|;(?!\s*{either}\s))\s*(?:maybe|perhaps|possibly|also|even|option|choice)?\s*(?:[(\[]({either})[)\]]|([{letters}])(?:[)\].:,;]|\s*$|\s+(?:or|and)\b))"
     rf"|\b[oO]r\s+(?:maybe\s+|perhaps\s+|possibly\s+|option\s+)?([{letters}])\b|^\s*(?:/|&|and)\s*([{letters}])\b|^[)\]]?\s*[(\[]({either})[)\]]"
   )
-  several = rf"\s*[{letters}](?:,\s*[{letters}])*,?\s*(?:and|or|&)\s*[{letters}]\b"
+  several = rf"\s*\(?[{letters}](?:,\s*[{letters}])*,?\s*(?:and|or|&)\s*[{letters}]\b"
   return tuple(map(re.compile, (label, bracketed, several, hedge)))
 
 

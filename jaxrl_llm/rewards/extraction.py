@@ -24,7 +24,7 @@ _LEAD = re.compile(
   re.IGNORECASE,
 )
 _REMARK = re.compile(
-  r"[,;:]?\s+(?:because|since|as|which|so|thus|hence|due to|thanks to)\b"
+  r"[,;:]?\s+(?:because|since|as|which|(?<!\bor )so|thus|hence|due to|thanks to)\b"
   r"|,\s+(?:therefore|not|where|when|by|given|and (?:so|thus|hence|that))\b"
   r"|\s+(?:[\u2014\u2013]|--?)\s+(?=[A-Za-z]{2})"
   r"|[,;]?\s*[(\[](?!(?:or|and|mod|base|to)\b)(?=[A-Za-z]{2}|=|\u2248|\\approx)[^()\[\]]{0,300}[)\]](?=[\s.*_]*$)",
@@ -32,7 +32,7 @@ _REMARK = re.compile(
 )
 _TAGS_OF_HTML = re.compile(r"</?(?:b|strong|i|em|u|span|p|div|center|code|mark|big)(?:\s[^<>]{0,80})?>|<br\s*/?>", re.IGNORECASE)
 _COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|it|sf|tt)|boldsymbol|bm|mbox|hbox|emph|underline|displaystyle|bf|rm)\b\s*")
-_SYMBOLS = "\u2705\u2714\u2611\u2b50\u2728\ufe0f\U0001f389\U0001f449\U0001f3af\U0001f4a1\U0001f600\U0001f60a\U0001f44d\U0001f680"
+_SYMBOLS = "\u2705\u2713\u2714\u2611\u2b50\u2728\ufe0f\U0001f389\U0001f449\U0001f3af\U0001f4a1\U0001f600\U0001f60a\U0001f44d\U0001f680"
 _WRAPPERS = (
   ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("```", "```"), ("`", "`"),
   ('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u00ab", "\u00bb"), ("\u300c", "\u300d"),
@@ -40,9 +40,14 @@ _WRAPPERS = (
 _ELLIPSIS = re.compile(r"[0-9]\.{2,}$")
 _FORMULA = re.compile(r"\$\$[^$]+\$\$|\$[^$\n]+\$|\\\([^\n]+?\\\)|\\\[.+?\\\]|\*\*[^*\n]+\*\*|`[^`\n]+`", re.DOTALL)
 _LABEL = re.compile(r"(?:\\(?:text(?:bf|rm)?|mathrm|mathbf)\s*\{\s*)?\(?[A-J][).:](?:\s|\\[ ,;:]|~|\\quad|\})+(?=[-$\\0-9.])\s*")
-_NUMBER_AND_WORDS = re.compile(
-  r"(-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)\s+(?!(?:hundred|thousand|million|billion|trillion|dozen|percent|squared|cubed|factorial|times|over|out)\b)"
-  r"(?:[a-z][a-z'-]+)(?:\s+(?!(?:or|and|to|of|times|over|plus|minus|point)\b)[a-z][a-z'-]*)+", re.IGNORECASE
+_NUMBER_AND_WORDS = re.compile(r"(-?\$?[0-9][0-9,]*(?:\.[0-9]+|/[0-9]+)?)(?:\s+[a-z][a-z'-]*){2,}", re.IGNORECASE)
+# math-verify takes what is in \text for a unit.
+_SCALE = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*(hundred|thousand|million|billion|trillion|dozen)\b\s*\}", re.IGNORECASE)
+# Digits, formulas or words beside a value that may make it another one.
+_CHANGES = re.compile(
+  r"[0-9$\\=<>+*/^]|\b(?:or|and|not|to|times|over|plus|minus|negative|point|squared|cubed|factorial|half|twice|double|triple|root|square|sum|product|"
+  r"difference|quotient|percent|hundred|thousand|million|billion|trillion|dozen|least|most|more|less|fewer|greater|than|under|below|above|between|up|"
+  r"mod|modulo|base|divided|multiplied|power|wrong|incorrect|false|either|neither)\b", re.IGNORECASE
 )  # fmt: skip
 
 
@@ -170,13 +175,14 @@ def stated_answers(text: str, question: str | None = None) -> list[str]:
 def _mathematics(answer: str) -> str:
   """Returns the formula or the number that an answer consists of, without label and words."""
   answer = undecorated(_LABEL.sub("", answer, count=1)) if _LABEL.match(answer) else answer
+  answer = _SCALE.sub(r" \1 ", answer).rstrip()
   formulas = _FORMULA.findall(answer)
   if len(formulas) == 1:
     before, _, after = answer.partition(formulas[0])
-    if not re.search(r"[0-9$\\=<>+]|\b(?:or|and|not)\b", before + " " + after):
+    if not _CHANGES.search(f"{before} {after}"):
       return undecorated(formulas[0])
   match = _NUMBER_AND_WORDS.fullmatch(answer)
-  return match[1].removeprefix("$") if match else answer
+  return match[1].removeprefix("$") if match and not _CHANGES.search(answer, match.end(1)) else answer
 
 
 def undecorated(answer: str) -> str:

@@ -53,7 +53,8 @@ def number_text(text: str, question: str | None = None) -> str | None:
       return None if i and _is_alternative(text, statements[i - 1], statement) else number or None
   # "Answer: Let us add. 3 + 4 = 7" announces its last line.
   part = answer_part(text)
-  return last_number(part[part.rfind(statements[-1].text) :] if statements else part) or None
+  start = part.rfind(statements[-1].text) if statements else 0
+  return last_number(part[start:], is_statement=bool(statements)) or None
 
 
 def _is_alternative(text: str, first: Statement, second: Statement) -> bool:

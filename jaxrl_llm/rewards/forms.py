@@ -28,7 +28,7 @@ _JSON = re.compile(
 _ESCAPE = re.compile(r"\\([\"'\\/])|\\u([0-9a-fA-F]{4})|\\n(?![a-z])")
 
 _WORD = (
-  r"(?:final[ ]+)?(?:answer|ans\b\.?)|final[ ]+(?:result|solution)"
+  r"(?:final[ ]+)?(?:answer|ans\b\.?)|final[ ]+(?:result|solution)|(?:correct|right|best)[ ]+(?:option|choice)"
   r"|r\u00e9ponse|antwort|respuesta|risposta|resposta|\u043e\u0442\u0432\u0435\u0442|(?:\u6700\u7ec8)?\u7b54\u6848"
 )
 _DIGIT_NEXT = r"(?=[*$(\\]{0,4}[-+\u2212]?[$\u00a3\u20ac]?[0-9]++(?![.:)][ \t]*[A-Za-z]))"
@@ -191,7 +191,8 @@ def _unescaped(value: str) -> str:
 
 
 def _lines(text: str, question: str) -> list[str]:
-  return [_behind(text, match.end()) for match in _LINE.finditer(_lower(text))]
+  # `answer = a + b` is a line of a program.
+  return [_behind(text, match.end()) for match in _LINE.finditer(_lower(text)) if not (match[0][-1] == "=" and text.startswith("answer", match.start()))]
 
 
 def _sentences(text: str, question: str) -> list[str]:
@@ -215,8 +216,11 @@ def _options(text: str, question: str) -> list[str]:
 def _behind(text: str, start: int, end: int | None = None) -> str:
   """Returns the rest of the line, or the next line that is not blank; a displayed formula whole."""
   end = len(text) if end is None else end
+  line = start
   while start < end and text[start] in " \t\r\n>":
     start += 1
+  if "\n" in text[line:start] and text.startswith(("- ", "* ", "\u2022 "), start):
+    start += 2
   limit = min(end, start + _MAX_BODY)
   line = start
   for opening, closing in (("$$", "$$"), ("\\[", "\\]"), ("```", "```")):
@@ -303,9 +307,11 @@ def statements(text: str, question: str) -> tuple[list[str], Form]:
   prose: list[str] = []
   for form in FORMS:
     bodies = form.read(text, question)
+    if not form.is_closed:
+      bodies = [body for body in bodies if not is_filler(body)]
     if form.in_prose:
       values = [body for body in bodies if not _PROSE[form.name].match(body)]
       prose, bodies = prose or bodies, values
     if bodies:
       return bodies, form
-  return [body for body in prose if body], _FORM_OF_PROSE
+  return prose, _FORM_OF_PROSE

@@ -25,6 +25,7 @@ _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9,
 _UNITS = frozenset("mglLshdtNJWVCFcpKA")  # Letters behind a number that are units, not variables.
 _PARTS = frozenset("\\frac \\dfrac \\tfrac \\cfrac \\sqrt \\pi \\pm \\infty \u221a \u03c0 \u221e \u00b1".split())
 _OPERATORS = frozenset(("plus", "times", "over", "divided", "multiplied", "squared", "cubed", "factorial", "mod", "modulo", "base", "point"))
+_MULTIPLES = frozenset(("half", "twice", "thrice", "double", "triple", "quarter", "third", "root", "square", "cube", "sum", "product", "difference", "quotient"))
 _JOINS = frozenset(("or", "to", "and", "through"))
 _MEASURES = re.compile(
   r"(?:h|hr|hour|min|minute|m|s|sec|second|ft|foot|feet|in|inche?|lb|pound|ounce|oz|year|yr|month|week|day|dollar|euro|cent|km|kg|g|cm|mm|yard|"
@@ -153,7 +154,11 @@ def _word(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> tu
     return "A", "1000"
   if word in ("minus", "negative") and _number_next(tokens, i):
     return ("J" if last in "NAXU" else "M"), word
+  if word == "in" and is_number_before and after.kind == "number":
+    return "J", word  # 1 in 5
   if word in _OPERATORS and last in "NAXU" and (_number_next(tokens, i, words=2) or last in "NAX"):
+    return "J", word
+  if (word in _MULTIPLES or (word == "of" and tokens[i - 1].text.lower() in _MULTIPLES)) and _number_next(tokens, i):
     return "J", word
   if word in _JOINS and last in "NAXU":
     joins = is_statement or word != "and" or _MEASURES.fullmatch(tokens[i - 1].text.lower()) or any(t.text == "between" for t in tokens[:i])
@@ -212,7 +217,9 @@ def _operator(token: _Token, after: _Token, last: str, tokens: Sequence[_Token],
     return "U"  # 42/day
   if text in "*+":
     is_operand = _number_next(tokens, i) or after.kind in ("open", "operator") or (after.kind == "word" and len(after.text) == 1)
-    return ("J" if last in "NAXU" else "") if is_operand or last == "J" else ""
+    if text == "+" and last in "NAX" and not is_operand and not token.spaced:
+      return "X"  # 5+, that is 5 or more.
+    return "J" if is_operand and last in "NAXU" else ""
   if text == ">" and last == "S":
     return ""  # A quotation of Markdown.
   if text == "&":
