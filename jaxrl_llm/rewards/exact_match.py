@@ -2,15 +2,16 @@
 
 import numbers
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxrl_llm.rewards.extraction import place, question_of, readings
+from jaxrl_llm.rewards.extraction import place, question_of, stated
 from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def exact_match(
-  *, answer_in: str = "stated", strip: bool = True, ignore_case: bool = False, nfkc: bool = True, field: str = "answer",
+  *, answer_in: str = "stated", strip: bool = True, ignore_case: bool = False, nfkc: bool = True,
+  field: str = "answer",
   require_stop: bool = True,
 ) -> RewardFn:
   """Makes a reward that is 1 if the answer is spelt like the correct one, else 0.
@@ -40,9 +41,9 @@ def exact_match(
   """
   find = place(answer_in)
 
-  def answers(text: str, question: str) -> list[list[str]]:
+  def answers(text: str, question: str) -> list[Iterable[str]]:
     if answer_in == "stated":
-      return readings(text, question)
+      return [statement.readings() for statement in stated(text, question)]
     answer = find(text, question)
     return [] if answer is None else [[answer]]
 
@@ -55,7 +56,8 @@ def exact_match(
 
 
 def spelt(
-  reward: str, find: Callable[[str, str], list[list[str]]], plain: Callable[[str], str], *, field: str, require_stop: bool
+  reward: str, find: Callable[[str, str], list[Iterable[str]]], plain: Callable[[str], str], *, field: str,
+  require_stop: bool
 ) -> RewardFn:
   """Makes a reward that is 1 if a response's answer is spelt like the correct one, else 0.
 

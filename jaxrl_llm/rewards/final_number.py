@@ -24,12 +24,14 @@ def final_number(completion: Completion, example: Mapping[str, Any]) -> float:
     ValueError: If the row's `answer` is not a number.
 
   Example:
-    >>> final_number(Completion(text="3 * 400 = 1200, so\\n#### $1,200.00", token_ids=(), num_tokens=14, stopped=True), {"answer": "1200"})
+    >>> final_number(Completion("3 * 400 = 1200, so\\n#### $1,200.00", (), 14, stopped=True), {"answer": "1200"})
     1.0
   """
   expected = canonical(str(example["answer"]))
   if expected is None:
-    raise ValueError(f"final_number: found the answer {str(example['answer'])[:80]!r}, expected a number such as '-12', '1200' or '0.75'")
+    raise ValueError(
+      f"final_number: found the answer {str(example['answer'])[:80]!r}, expected a number such as '-12', '1200' or '0.75'"
+    )
   return float(completion.stopped and number_text(completion.text, question_of(example)) == expected)
 
 
@@ -46,8 +48,8 @@ def number_text(text: str, question: str | None = None) -> str | None:
   """
   statements = stated(text, question)
   for i, statement in reversed(list(enumerate(statements))):
-    number = leading_number(statement.answer)
-    if number is None and not statement.in_prose:
+    number = leading_number(statement.answer())
+    if number is None and not statement.form.in_prose:
       number = last_number(statement.text, is_statement=True) or ""
     if number is not None:
       return None if i and _is_alternative(text, statements[i - 1], statement) else number or None
@@ -59,7 +61,7 @@ def number_text(text: str, question: str | None = None) -> str | None:
 
 def _is_alternative(text: str, first: Statement, second: Statement) -> bool:
   """Returns whether two different statements stand on one line, joined by "or"."""
-  if first.answer == second.answer:
+  if first.answer() == second.answer():
     return False
   end = text.rfind(second.text)
   between = text[max(text.rfind(first.text, 0, end), 0) : end]

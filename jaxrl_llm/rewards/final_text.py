@@ -1,9 +1,11 @@
 """A reward for a short answer in words at the end of a response."""
 
 import unicodedata
+from collections.abc import Iterable
 
+from jaxrl_llm.rewards.decoration import undecorated
 from jaxrl_llm.rewards.exact_match import spelt
-from jaxrl_llm.rewards.extraction import PLACES, readings, undecorated
+from jaxrl_llm.rewards.extraction import PLACES, stated
 from jaxrl_llm.text_types import RewardFn
 
 
@@ -38,8 +40,10 @@ def final_text(*, ignore_case: bool = True, field: str = "answer", require_stop:
   return spelt("final_text", _answers, plain, field=field, require_stop=require_stop)
 
 
-def _answers(text: str, question: str | None) -> list[list[str]]:
-  return readings(text, question) or [[undecorated(PLACES["last_line"](text, question))]]
+def _answers(text: str, question: str | None) -> list[Iterable[str]]:
+  statements = stated(text, question)
+  return [statement.readings() for statement in statements] or [[undecorated(PLACES["last_line"](text,
+          question))]]
 
 
 def ending(text: str, question: str | None = None) -> str | None:
@@ -53,5 +57,5 @@ def ending(text: str, question: str | None = None) -> str | None:
     >>> ending("The past tense is\\nwent."), ending("Answer: go\\nAnswer: went")
     ('went', None)
   """
-  answers = {each[0] for each in _answers(text, question)}
+  answers = {next(iter(each)) for each in _answers(text, question)}
   return answers.pop() or None if len(answers) == 1 else None

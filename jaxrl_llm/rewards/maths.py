@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jaxrl_llm.rewards.decoration import undecorated
 from jaxrl_llm.rewards.exact_match import text_of
 from jaxrl_llm.rewards.expression_limits import MAX_CHARS, too_large
-from jaxrl_llm.rewards.extraction import question_of, stated_answers, undecorated
+from jaxrl_llm.rewards.extraction import question_of, stated_answers
 from jaxrl_llm.rewards.plain_numbers import plain_verdict, unified
 from jaxrl_llm.text_types import Completion, RewardFn
 

@@ -8,28 +8,47 @@ from typing import NamedTuple
 _SUPERSCRIPTS = "\u2070\u00b9\u00b2\u00b3\u2074-\u2079"
 # ASCII digits only. Possessive quantifiers (`++`, `?+`) never retry and never cut a number in two to
 # make a pattern fit.
-NUMBER = r"(?:[0-9]{1,3}+(?:(?:,|\{,\}|\\[,!]|,\\!|[\u2009\u202f])[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+|\.[0-9]++"
+NUMBER = (
+  r"(?:[0-9]{1,3}+(?:(?:,|\{,\}|\\[,!]|,\\!|[\u2009\u202f])[0-9]{3})++(?![0-9])"
+  r"|[0-9]++)(?:\.[0-9]++)?+|\.[0-9]++"
+)
 _TOKEN = re.compile(
   rf"(?P<number>{NUMBER})|(?P<space>\s++|\\[ ;:,!]|\\q?quad(?![a-zA-Z])|~)"
-  r"|(?P<mark>\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\[$%()\[\]\"']|[$\u00a3\u20ac\u00a5\u20b9%\u00b0\u00a2#`\"\u201c\u201d{}]"
-  r"|\\(?:text\w*|math(?:rm|bf|it|sf)|boldsymbol|mbox|emph|underline|left|right|displaystyle|boxed|fbox)(?![a-zA-Z])"
+  r"|(?P<mark>\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\[$%()\[\]\"']"
+  r"|[$\u00a3\u20ac\u00a5\u20b9%\u00b0\u00a2#`\"\u201c\u201d{}]"
+  r"|\\(?:text\w*|math(?:rm|bf|it|sf)|boldsymbol|mbox|emph|underline|left|right|displaystyle|boxed"
+  r"|fbox)(?![a-zA-Z])"
   r"|\*\*(?![0-9])|__|</?(?:b|strong|i|em|u|span|p)>)"
   r"|(?P<equals>[-=]>|[=\uff1d\u2248\u2192\u21d2]|\\(?:approx|Rightarrow|rightarrow|to|implies)(?![a-zA-Z]))"
-  r"|(?P<dash>[-\u2212\u2010-\u2014])|(?P<open>[(\[])|(?P<close>[)\]])|(?P<word>[^\W\d_]++(?:['\u2019-][^\W\d_]++)*+)"
+  r"|(?P<dash>[-\u2212\u2010-\u2014])|(?P<open>[(\[])|(?P<close>[)\]])"
+  r"|(?P<word>[^\W\d_]++(?:['\u2019-][^\W\d_]++)*+)"
   r"|(?P<stop>[,;.:!?'\u2019|\uff1a\u3002\uff0c]|\\\\|<br\s?/?>)"
   rf"|(?P<power>\^|\*\*|[{_SUPERSCRIPTS}]|<sup>)|(?P<operator>\\[a-zA-Z]+|.)",
   re.DOTALL,
 )
 
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_SCALES = {
+  "hundred": 100,
+  "thousand": 1000,
+  "million": 10**6,
+  "billion": 10**9,
+  "trillion": 10**12,
+  "dozen": 12,
+}
 _UNITS = frozenset("mglLshdtNJWVCFcpKA")  # Letters behind a number that are units, not variables.
-_PARTS = frozenset("\\frac \\dfrac \\tfrac \\cfrac \\sqrt \\pi \\pm \\infty \u221a \u03c0 \u221e \u00b1".split())
-_OPERATORS = frozenset(("plus", "times", "over", "divided", "multiplied", "squared", "cubed", "factorial", "mod", "modulo", "base", "point"))
-_MULTIPLES = frozenset(("half", "twice", "thrice", "double", "triple", "quarter", "third", "root", "square", "cube", "sum", "product", "difference", "quotient"))
-_JOINS = frozenset(("or", "to", "and", "through"))
-_MEASURES = re.compile(
-  r"(?:h|hr|hour|min|minute|m|s|sec|second|ft|foot|feet|in|inche?|lb|pound|ounce|oz|year|yr|month|week|day|dollar|euro|cent|km|kg|g|cm|mm|yard|"
-  r"yd|mile|meter|metre|degree|quarter|dime|gallon|cup)s?"
+_PARTS = frozenset(
+  "\\frac \\dfrac \\tfrac \\cfrac \\sqrt \\pi \\pm \\infty \u221a \u03c0 \u221e \u00b1".split()
+)
+_OPERATORS = frozenset(
+  "plus times over divided multiplied squared cubed factorial mod modulo base point".split()
+)
+_MULTIPLES = frozenset(
+  "half third quarter twice thrice double triple root square cube sum product difference quotient".split()
+)
+_JOINS = frozenset("or to and through".split())
+_MEASURES = frozenset(
+  "h hr hour min minute m sec second ft foot feet in inch inche lb pound ounce oz year yr month week day dollar euro cent km kg"
+  " g cm mm yard yd mile meter metre degree quarter dime gallon cup".split()
 )
 
 
@@ -73,7 +92,9 @@ def classes(text: str, *, is_statement: bool) -> Iterator[tuple[str, str]]:
       continue
     kind, token_text = _class(tokens, i, last, is_statement=is_statement)
     if kind == "P":  # The exponent of a unit: cm^2.
-      i = next(j for j in range(i + 1, len(tokens)) if tokens[j].kind != "mark") + (token.text in ("^", "**", "<sup>"))
+      i = next(j for j in range(i + 1, len(tokens)) if tokens[j].kind != "mark") + (
+        token.text in ("^", "**", "<sup>")
+      )
       continue
     if kind:
       yield ("W" if kind == "U" else kind), token_text
@@ -107,7 +128,9 @@ def _class(tokens: Sequence[_Token], i: int, last: str, *, is_statement: bool) -
     case "power":
       if token.text == "**" and last not in "NAX":
         return "", token.text  # Bold.
-      return ("P" if last == "U" and not token.spaced else "X" if last in "NAXJM" or before.kind == "close" else "J"), token.text
+      return (
+        "P" if last == "U" and not token.spaced else "X" if last in "NAXJM" or before.kind == "close" else "J"
+      ), token.text
     case "open":
       return ("J" if last in "NAX" and not token.spaced else ""), token.text
     case "operator":
@@ -144,6 +167,11 @@ def _end_of_remark(tokens: Sequence[_Token], i: int) -> int | None:
   return None
 
 
+def _is_measure(word: str) -> bool:
+  """Returns whether a word is a unit that another one may follow, as in 3 hours 20 minutes."""
+  return word in _MEASURES or word.removesuffix("s") in _MEASURES
+
+
 def _word(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> tuple[str, str]:
   token, after = tokens[i], tokens[i + 1]
   word, is_number_before = token.text.lower(), last in "NA"
@@ -158,15 +186,34 @@ def _word(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> tu
     return "J", word  # 1 in 5
   if word in _OPERATORS and last in "NAXU" and (_number_next(tokens, i, words=2) or last in "NAX"):
     return "J", word
-  if (word in _MULTIPLES or (word == "of" and tokens[i - 1].text.lower() in _MULTIPLES)) and _number_next(tokens, i):
+  if (word in _MULTIPLES or (word == "of" and tokens[i - 1].text.lower() in _MULTIPLES)) and _number_next(
+    tokens, i
+  ):
     return "J", word
   if word in _JOINS and last in "NAXU":
-    joins = is_statement or word != "and" or _MEASURES.fullmatch(tokens[i - 1].text.lower()) or any(t.text == "between" for t in tokens[:i])
-    half = word == "and" and i + 2 < len(tokens) and tokens[i + 2].text.lower() in ("half", "third", "quarter")
+    joins = (
+      is_statement
+      or word != "and"
+      or _is_measure(tokens[i - 1].text.lower())
+      or any(t.text == "between" for t in tokens[:i])
+    )
+    half = (
+      word == "and" and i + 2 < len(tokens) and tokens[i + 2].text.lower() in ("half", "third", "quarter")
+    )
     return ("J" if half or (joins and _number_next(tokens, i, words=1)) else "W"), word
-  if is_number_before and _MEASURES.fullmatch(word) and _number_next(tokens, i) and after.kind != "dash" and word != "in":
+  if (
+    is_number_before
+    and _is_measure(word)
+    and _number_next(tokens, i)
+    and after.kind != "dash"
+    and word != "in"
+  ):
     return "J", word
-  if word in ("is", "equals", "makes", "gives") and last in "NAXU" and any(t.kind in ("operator", "dash") for t in tokens[:i]):
+  if (
+    word in ("is", "equals", "makes", "gives")
+    and last in "NAXU"
+    and any(t.kind in ("operator", "dash") for t in tokens[:i])
+  ):
     return "E", word
   if attached and (word == "e" or set(word) <= set("xyz")) and (word != "e" or _number_next(tokens, i)):
     return "X", word
@@ -181,10 +228,14 @@ def _word(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> tu
 def _dash(tokens: Sequence[_Token], i: int, last: str) -> str:
   """A dash is a minus sign, a subtraction or a range, or punctuation."""
   spaced, after = tokens[i].spaced, tokens[i + 1]
-  is_operand = _number_next(tokens, i) or (after.kind == "word" and len(after.text) == 1) or after.text.startswith("\\")
+  is_operand = (
+    _number_next(tokens, i) or (after.kind == "word" and len(after.text) == 1) or after.text.startswith("\\")
+  )
   if last in "NAX" or (last == "U" and (after.spaced or not spaced)):
     return "J" if is_operand else "S"
-  if last in "EJM" or (last in "WS" and i > 0 and not after.spaced and spaced) or (i == 0 and not after.spaced):
+  if (
+    last in "EJM" or (last in "WS" and i > 0 and not after.spaced and spaced) or (i == 0 and not after.spaced)
+  ):
     return "M" if _number_next(tokens, i) else "J"
   if last == "W" and not spaced:
     return "J" if not after.spaced and after.kind == "number" else "S"
@@ -195,15 +246,26 @@ def _stop(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> st
   text, after = tokens[i].text, tokens[i + 1]
   if last not in "NAX":
     return "" if text in "'\u2019" else "S"
-  if text in ",.:'\u2019\uff1a" and not after.spaced and (after.kind == "number" or after.text.startswith("\\") and text == "."):
+  if (
+    text in ",.:'\u2019\uff1a"
+    and not after.spaced
+    and (after.kind == "number" or after.text.startswith("\\") and text == ".")
+  ):
     return "X"
   if text == ":" and tokens[i].spaced and after.kind == "number":
     return "X"
   if text == "." and after.text == "." and not after.spaced:
     return "X"
-  if text == "!" and (is_statement or (after.kind in ("operator", "equals", "dash") and not tokens[i].spaced)):
+  if text == "!" and (
+    is_statement or (after.kind in ("operator", "equals", "dash") and not tokens[i].spaced)
+  ):
     return "X"
-  if text == "," and is_statement and _number_next(tokens, i) and not any(token.kind == "equals" for token in tokens[:i]):
+  if (
+    text == ","
+    and is_statement
+    and _number_next(tokens, i)
+    and not any(token.kind == "equals" for token in tokens[:i])
+  ):
     rest = [token for token in tokens[i + 1 :] if token.kind not in ("mark", "dash", "open", "close")]
     return "J" if rest[1].kind == "stop" or rest[1].text in ("or", "and") else "S"
   return "" if text in "'\u2019" else "S"
@@ -213,10 +275,19 @@ def _operator(token: _Token, after: _Token, last: str, tokens: Sequence[_Token],
   text = token.text
   if text in _PARTS or text.isnumeric() or text.isdigit():
     return "X"
-  if text == "/" and last in "NAU" and after.kind == "word" and (len(after.text) > 1 or last == "U" or after.text in "hs"):
+  if (
+    text == "/"
+    and last in "NAU"
+    and after.kind == "word"
+    and (len(after.text) > 1 or last == "U" or after.text in "hs")
+  ):
     return "U"  # 42/day
   if text in "*+":
-    is_operand = _number_next(tokens, i) or after.kind in ("open", "operator") or (after.kind == "word" and len(after.text) == 1)
+    is_operand = (
+      _number_next(tokens, i)
+      or after.kind in ("open", "operator")
+      or (after.kind == "word" and len(after.text) == 1)
+    )
     if text == "+" and last in "NAX" and not is_operand and not token.spaced:
       return "X"  # 5+, that is 5 or more.
     return "J" if is_operand and last in "NAXU" else ""

@@ -27,8 +27,9 @@ CASES = (
   ("<think>The answer is 7.</think>The answer is 42.", "42", "reasoning does not count"),
   (r"<think>So \boxed{42}", "42", "nor does reasoning that is never closed"),
   (r"So \boxed{42}. But no: \boxed{", "42", "the last box breaks off: what it would have held is unknown"),
-  (r"\boxed{41} or \boxed{42}", "42", "two statements are a hedge, to `final_number` if "or" joins them"),
-  ("#### 42\n\nAnother question.\n#### 3", "42", "`final_number` takes the last statement, and for the others this is a hedge"),
+  (r"\boxed{41} or \boxed{42}", "42", 'two statements are a hedge; to `final_number` if "or" joins them'),
+  ("#### 42\n\nAnother question.\n#### 3", "42",
+    "`final_number` takes the last statement, and for the others this is a hedge"),
   ("#### 41\nNo.\n#### 42", "42", "the same"),
   ("#### 42" + " \n" * 1200 + "That is all.", "42", "the last 20,000 characters are read"),
   (r"$3 + \boxed{7} = 10$, so \boxed{42}", "42", "the box of the question is no answer"),
@@ -50,21 +51,33 @@ CASES = (
 def tables() -> str:
   """Returns the tables of the page, in Markdown."""
   forms = [
-    [form.rule if i == 0 else "", _code(text), *_verdicts(text, answer)] for form in FORMS for i, (text, answer) in enumerate(form.examples)
+    [form.rule if i == 0 else "", _code(text), *_verdicts(text, answer)]
+    for form in FORMS
+    for i, (text, answer) in enumerate(form.examples)
   ]
   cases = [[_code(text), f"`{answer}`", *_verdicts(text, answer), why] for text, answer, why in CASES]
   return "\n".join((
-    "## Forms of a statement\n", "The strongest first; only the first form that occurs in a response is read.\n",
-    _table(("the answer stands", "example", *JUDGES), forms), "## Decisions\n", _table(("response", "correct", *JUDGES, ""), cases),
-    "## Numbers\n", "What is stated, and the number that `final_number` reads.\n", _table(("stated", "number"), [[_code(x), y or "none"] for x, y in NUMBERS]),
-    "## Options\n", "What is stated, and the letter that `choice` reads.\n", _table(("stated", "letter"), [[_code(x), y or "none"] for x, y in CHOICES]),
+    "## Forms of a statement\n",
+    "The strongest first; only the first form that occurs in a response is read.\n",
+    _table(("the answer stands", "example", *JUDGES), forms), "## Decisions\n",
+    _table(("response", "correct", *JUDGES, ""), cases),
+    "## Numbers\n", "What is stated, and the number that `final_number` reads.\n",
+    _table(("stated", "number"), [[_code(x), y or "none"] for x, y in NUMBERS]),
+    "## Options\n", "What is stated, and the letter that `choice` reads.\n",
+    _table(("stated", "letter"), [[_code(x), y or "none"] for x, y in CHOICES]),
   ))  # fmt: skip
 
 
 def _verdicts(text: str, answer: str) -> list[str]:
   """Returns the reward of each of `JUDGES`, and nothing where the answer is of no kind that it judges."""
   completion, example = Completion(text, (), 9, True), {"answer": answer, "question": QUESTION}
-  judges = ["choice"] if len(answer) == 1 and answer.isalpha() else ["final_text", "exact_match"] if answer.isalpha() else JUDGES[:-1]
+  judges = (
+    ["choice"]
+    if len(answer) == 1 and answer.isalpha()
+    else ["final_text", "exact_match"]
+    if answer.isalpha()
+    else JUDGES[:-1]
+  )
   return [f"{make(name)(completion, example):g}" if name in judges else "" for name in JUDGES]
 
 

@@ -11,16 +11,27 @@ from typing import NamedTuple
 from jaxrl_llm.rewards.number_tokens import NUMBER, classes
 
 _MAX_CHARS = 500  # Characters of a statement that are read.
-_BEFORE, _BEHIND = 200, 80  # Characters around the last digit that are read.
+_BEFORE, _BEHIND = 120, 60  # Characters around the last digit that are read.
+
+_PLAIN = re.compile(rf"([-+]?)[$\u00a3\u20ac]?(-?)({NUMBER})")
+_RESULT = re.compile(
+  rf"(?:^|[:=][ ])((?:-|[$])?(?:{NUMBER}))[.]?$"
+)  # "A: 18", which needs no reading of the line.
 
 EXAMPLES = (
-  ("42", "42"), ("$1,200.50", "1200.5"), ("-42", "-42"), ("minus 42", "-42"), ("42%", "42"), ("42 apples", "42"), ("42kg", "42"),
-  ("42 cm^2", "42"), ("42nd", "42"), ("42/day", "42"), (r"1{,}200 \text{ m}", "1200"), (r"90^\circ", "90"), ("2 million", "2000000"),
-  ("5k", "5000"), ("3 dozen", "36"), ("x = 42", "42"), ("7 x 3 = 21", "21"), (r"7 \times 3 = 21", "21"), (r"7 \cdot 3 = 21", "21"),
+  ("42", "42"), ("$1,200.50", "1200.5"), ("-42", "-42"), ("minus 42", "-42"), ("42%", "42"),
+  ("42 apples", "42"), ("42kg", "42"),
+  ("42 cm^2", "42"), ("42nd", "42"), ("42/day", "42"), (r"1{,}200 \text{ m}", "1200"), (r"90^\circ", "90"),
+  ("2 million", "2000000"),
+  ("5k", "5000"), ("3 dozen", "36"), ("x = 42", "42"), ("7 x 3 = 21", "21"), (r"7 \times 3 = 21", "21"),
+  (r"7 \cdot 3 = 21", "21"),
   ("40 cents + 2 cents = 42 cents", "42"), ("42 for 3 people", "42"), ("42 (not 43)", "42"), ("1.200", "1.2"),
-  ("1/2", ""), (r"\frac{1}{2}", ""), ("\u00bd", ""), ("2 1/2", ""), ("2 and a half", ""), ("2\u00b3", ""), ("2^3", ""), ("1.5e3", ""),
-  ("1.5 x 10^3", ""), (r"5\sqrt{2}", ""), ("5x", ""), ("5 + 2", ""), ("3-5", ""), ("3 to 5", ""), ("3:4", ""), ("5:30", ""), ("2024-01-05", ""),
-  ("12/25/2020", ""), ("5 or 6", ""), ("5 and 6", ""), ("5, 6", ""), ("3 hours 20 minutes", ""), ("x > 5", ""), ("12,00", ""), ("1 200", ""),
+  ("1/2", ""), (r"\frac{1}{2}", ""), ("\u00bd", ""), ("2 1/2", ""), ("2 and a half", ""), ("2\u00b3", ""),
+  ("2^3", ""), ("1.5e3", ""),
+  ("1.5 x 10^3", ""), (r"5\sqrt{2}", ""), ("5x", ""), ("5 + 2", ""), ("3-5", ""), ("3 to 5", ""), ("3:4", ""),
+  ("5:30", ""), ("2024-01-05", ""),
+  ("12/25/2020", ""), ("5 or 6", ""), ("5 and 6", ""), ("5, 6", ""), ("3 hours 20 minutes", ""),
+  ("x > 5", ""), ("12,00", ""), ("1 200", ""),
   ("1.200,50", ""), ("0.333...", ""), ("\uff14\uff12", ""), ("7 mod 5", ""), ("not 42", ""),
 )  # fmt: skip
 """Pairs of what is stated and the number that it is; empty if it is no plain number."""
@@ -49,6 +60,8 @@ def leading_number(text: str) -> str | None:
     >>> leading_number("$1,200.00 for 3 people"), leading_number("1/2"), leading_number("She has 2.")
     ('1200', '', None)
   """
+  if (plain := canonical(text)) is not None:
+    return plain
   runs = _runs(text[:_MAX_CHARS], is_statement=True)
   return runs[0].value if runs and runs[0].leads else None
 
@@ -68,16 +81,19 @@ def last_number(text: str, *, is_statement: bool = False) -> str | None:
     >>> last_number("48 + 24 = 72 clips, all in all."), last_number("It is 1/2."), last_number("None.")
     ('72', '', None)
   """
-  end = len(text)
-  while end and not text[end - 1].isdigit():
-    end -= 1
+  end = max(map(text.rfind, "0123456789")) + 1
+  if not text.isascii():
+    end = next((i for i in range(len(text), end, -1) if text[i - 1].isdigit()), end)
   if not end:
     return None
   start = max(text.rfind("\n", 0, end) + 1, end - _BEFORE)
   while start and text[start - 1] in "0123456789,.":  # A number is not cut in two.
     start -= 1
   stop = text.find("\n", end, end + _BEHIND)
-  runs = _runs(text[start : stop if stop >= 0 else end + _BEHIND], is_statement=is_statement)
+  line = text[start : stop if stop >= 0 else end + _BEHIND]
+  if plain := _RESULT.search(line):
+    return canonical(plain[1])
+  runs = _runs(line, is_statement=is_statement)
   return runs[-1].value if runs else ""
 
 
@@ -88,7 +104,7 @@ def canonical(number: str) -> str | None:
     >>> canonical("$1,200.00"), canonical("-0.50"), canonical("1/2")
     ('1200', '-0.5', None)
   """
-  match = re.fullmatch(rf"([-+]?)[$\u00a3\u20ac]?(-?)({NUMBER})", number)
+  match = _PLAIN.fullmatch(number)
   return _spelling(match[3], "-" in match[1] + match[2], 1) if match else None
 
 
@@ -113,7 +129,11 @@ class _Side:
 
   def value(self) -> str:
     """Returns the number if it is all of the side, else an empty text."""
-    return _spelling(self.numbers[0], self.is_negative, self.scale) if len(self.numbers) == 1 and not self.is_part else ""
+    return (
+      _spelling(self.numbers[0], self.is_negative, self.scale)
+      if len(self.numbers) == 1 and not self.is_part
+      else ""
+    )
 
 
 def _runs(text: str, *, is_statement: bool) -> list[Run]:

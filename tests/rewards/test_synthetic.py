@@ -7,21 +7,21 @@ import pytest
 
 from jaxrl_llm.rewards import make
 from jaxrl_llm.text_types import Completion
-from tests.rewards import responses
+from tests.rewards import choice_responses, numeric_responses, text_responses
 
 MOST_MISSES = 0.005  # Share of right responses that may earn 0.
 
 
 def at(place, right):
-  return functools.partial(responses.at_place, place=place, right=right)
+  return functools.partial(text_responses.at_place, place=place, right=right)
 
 
 CASES = {
-  "final_number": ("final_number", {}, responses.right_number, responses.wrong_number),
-  "final_text": ("final_text", {}, responses.right_text, responses.wrong_text),
-  "final_answer": ("final_answer", {}, responses.right_strict, responses.wrong_strict),
-  "choice": ("choice", {"letters": "ABCD"}, responses.right_choice, responses.wrong_choice),
-  "maths": ("maths", {"seconds": 60.0}, responses.right_mathematics, responses.wrong_mathematics),
+  "final_number": ("final_number", {}, numeric_responses.right_number, numeric_responses.wrong_number),
+  "final_text": ("final_text", {}, text_responses.right_text, text_responses.wrong_text),
+  "final_answer": ("final_answer", {}, numeric_responses.right_strict, numeric_responses.wrong_strict),
+  "choice": ("choice", {"letters": "ABCD"}, choice_responses.right_choice, choice_responses.wrong_choice),
+  "maths": ("maths", {"seconds": 60.0}, numeric_responses.right_mathematics, numeric_responses.wrong_mathematics),
   **{f"exact_match {place}": ("exact_match", {"answer_in": place}, at(place, True), at(place, False))
      for place in ("whole", "last_line", "stated", "tag", "after =>")},
 }  # fmt: skip
@@ -34,7 +34,8 @@ def rewards_of(name, count):
 
   def graded(generate, bad):
     drawn = [generate(random.Random(seed)) for seed in range(count)]
-    rewards = [judge(Completion(x.text, (), 9, x.stopped), {"answer": x.answer, "question": x.question}) for x in drawn]
+    rewards = [judge(Completion(x.text, (), 9, x.stopped),
+        {"answer": x.answer, "question": x.question}) for x in drawn]
     return [(x.answer, x.text) for x, reward in zip(drawn, rewards, strict=True) if reward == bad]
 
   return graded(wrong, 1.0), graded(right, 0.0)

@@ -16,5 +16,6 @@ def test_the_page_holds_the_tables():
 
 
 def test_every_number_is_a_verdict_of_its_reward():
-  numbers = [cell for line in verdicts.tables().split("\n## Numbers")[0].splitlines() for cell in line.split(" | ")]
+  rows = verdicts.tables().split("\n## Numbers")[0].splitlines()
+  numbers = [cell for row in rows for cell in row.split(" | ")]
   assert {"0", "1"} <= set(numbers) and not {"nan", "-1"} & set(numbers)
