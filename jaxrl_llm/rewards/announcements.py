@@ -15,7 +15,7 @@ _ABROAD = (
   "\u043e\u0442\u0432\u0435\u0442",
   "\u7b54\u6848",
 )
-_ANCHORS = ("ans", "final", "option", "choice")
+_ANCHORS = ("ans", "final", "option", "choice", "antwort", "puesta", "posta")
 _WORD = (
   r"(?:final[ ]+)?(?:answer|ans\b\.?)|final[ ]+(?:result|solution)|(?:correct|right|best)[ ]+(?:option"
   r"|choice)"

@@ -182,8 +182,8 @@ def _word(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> tu
     return "A", "1000"
   if word in ("minus", "negative") and _number_next(tokens, i):
     return ("J" if last in "NAXU" else "M"), word
-  if word == "in" and is_number_before and after.kind == "number":
-    return "J", word  # 1 in 5
+  if (word == "in" and is_number_before and after.kind == "number") or (word == "x" and _number_next(tokens, i)):
+    return "J", word  # 1 in 5, 2 x 3
   if word in _OPERATORS and last in "NAXU" and (_number_next(tokens, i, words=2) or last in "NAX"):
     return "J", word
   if (word in _MULTIPLES or (word == "of" and tokens[i - 1].text.lower() in _MULTIPLES)) and _number_next(
