@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jaxrl_llm.rewards.decoration import undecorated
 from jaxrl_llm.rewards.exact_match import text_of
 from jaxrl_llm.rewards.expression_limits import MAX_CHARS, too_large
-from jaxrl_llm.rewards.extraction import stated_answers, undecorated
+from jaxrl_llm.rewards.extraction import question_of, stated_answers
 from jaxrl_llm.rewards.plain_numbers import plain_verdict, unified
 from jaxrl_llm.text_types import Completion, RewardFn
 
@@ -66,7 +67,7 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
     gold = gold_answer(example, field)
     if require_stop and not completion.stopped:
       return 0.0
-    answers = stated_answers(completion.text)
+    answers = stated_answers(completion.text, question_of(example))
     if not 1 <= len(answers) <= _MAX_ANSWERS:
       return 0.0
     with deadline(seconds):
@@ -78,14 +79,14 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
   return maths_reward
 
 
-def maths_answer(text: str) -> str:
+def maths_answer(text: str, question: str | None = None) -> str:
   """Returns the final answers that a response states, as one text; empty if it states none.
 
   Example:
     >>> maths_answer(r"\\boxed{1} and \\boxed{2}")
     '1, 2'
   """
-  return ", ".join(stated_answers(text))
+  return ", ".join(stated_answers(text, question))
 
 
 def gold_answer(example: Mapping[str, Any], field: str) -> str:
