@@ -14,7 +14,7 @@ import sympy
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from jaxrl_llm.rewards.plain_numbers import Number, same
+from jaxrl_llm.rewards.plain_numbers import PLACES, Number, same
 
 _DIGITS = 50  # Digits to which irrational numbers must agree.
 _HUNDREDTH = sympy.UnevaluatedExpr(sympy.Rational(1, 100))  # How the parser writes a percent sign.
@@ -169,7 +169,8 @@ def _same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     gold, answer = (side if percent is None else percent / 100 for side, percent in zip((gold, answer), percents, strict=True))
   decimals = [_decimal(side) for side in (gold, answer)]
   if any(decimals) and not (gold.free_symbols or answer.free_symbols):
-    return same(*(decimal or Number(_rational(side)) for side, decimal in zip((gold, answer), decimals, strict=True)))
+    exact, decimal = (answer, decimals[0]) if decimals[0] else (gold, decimals[1])
+    return same(decimal, decimals[1]) if all(decimals) else _rounds_to(exact, decimal)
   return _vanishes(_difference(gold, answer))
 
 
@@ -187,11 +188,13 @@ def _decimal(expression: sympy.Expr) -> Number | None:
   return Number(value, next(places for places in itertools.count() if (value * 10**places).denominator == 1))
 
 
-def _rational(expression: sympy.Expr) -> Fraction:
-  """Returns a real number as a fraction, exact or with many digits."""
+def _rounds_to(expression: sympy.Expr, decimal: Number) -> bool:
+  """Returns whether a decimal is the value of an expression, or its rounded value."""
   exact = _exact(expression)
-  exact = exact if exact.is_Rational else sympy.Rational(exact.evalf(2 * _DIGITS))
-  return Fraction(int(exact.p), int(exact.q))
+  if not exact.is_Rational:
+    # Six written places may end with zeros, which the parser dropped: 11.180340 is 5 sqrt(5).
+    exact, decimal = sympy.Rational(exact.evalf(2 * _DIGITS)), decimal._replace(places=max(decimal.places, PLACES))
+  return same(Number(Fraction(int(exact.p), int(exact.q))), decimal)
 
 
 def _exact(expression: sympy.Expr) -> sympy.Expr:

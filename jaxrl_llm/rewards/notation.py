@@ -54,6 +54,8 @@ _SCIENTIFIC = re.compile(
   rf"{_BEFORE}([0-9]{{0,40}}+)(?:\.([0-9]{{1,40}}+))?+(?<=[0-9])(?:[eE]({_EXPONENT})"
   rf"|{_SPACE}*+(?:\\times|\\cdot|\*|x){_SPACE}*+10 ?\^ ?(?:\{{ ?({_EXPONENT}) ?\}}|\(({_EXPONENT})\)|([0-9]{{1,5}}+)))(?![\w.^!])"
 )
+# math-verify takes the last letter of "t^2 + 5t" for a unit. Beside another letter it is an unknown.
+_UNKNOWNS = re.compile(r"(?:.*=)?+[^=]*?(?<![a-zA-Z\\])[a-df-hj-zA-Z](?![a-zA-Z])[^=]*[0-9}\s]\s?[a-zA-Z]")
 _PHRASE = re.compile(rf"(?:{_FONT} ?)?\{{?([A-Za-z' ]++)\}}?\.?")
 _PHRASES = {
   **dict.fromkeys(("dne", "does not exist", "doesn't exist", "undefined", "not defined", "is undefined"), "\\text{undefined}"),
@@ -96,6 +98,8 @@ def unified(answer: str) -> str:
     answer = _SPACED.sub(lambda match: match[0].replace(" ", ""), answer)
   if (phrase := _PHRASE.fullmatch(answer)) and (known := _PHRASES.get(phrase[1].strip().lower())):
     return known
+  if answer[-1:].isalpha() and _UNKNOWNS.fullmatch(answer):
+    answer = f"{answer[:-1]}{{{answer[-1]}}}"
   return _SCIENTIFIC.sub(_scientific, _MIXED.sub(_improper, answer))
 
 

@@ -13,7 +13,7 @@ _PLAIN = re.compile(
   r"|(?:([0-9]++) \\cdot )?+10\^\{(-?[0-9]{1,4})\})"
 )
 _MAX_CHARS = 300  # Beyond, int() is slow and may refuse.
-_PLACES = 6  # Decimal places, and significant digits, that a rounded decimal must have.
+PLACES = 6  # Decimal places, and significant digits, that a rounded decimal must have.
 
 
 class Number(NamedTuple):
@@ -21,8 +21,7 @@ class Number(NamedTuple):
 
   Attributes:
     value: Value.
-    places: Decimal places without trailing zeros; 0 for a whole number or a fraction, which are
-      exact.
+    places: Decimal places as written; 0 for a whole number or a fraction, which are exact.
   """
 
   value: Fraction
@@ -48,9 +47,9 @@ def plain_verdict(gold: str, answer: str) -> bool | None:
 def same(left: Number, right: Number) -> bool:
   """Returns whether two numbers are equal, or one is a decimal and the other's rounded value.
 
-  Such a decimal has all of its places right, at least 6 decimal places and 6 significant digits,
-  without trailing zeros: 0.333333 is 1/3, and neither 0.3333 nor 0.3333334 is; 0.000333 is not
-  1/3000. Two decimals are equal only if they are the same number.
+  Such a decimal has all of its places right, and at least 6 decimal places and 6 significant
+  digits: 0.333333 is 1/3, and neither 0.3333 nor 0.3333334 is; 0.000333 is not 1/3000. Two decimals
+  are equal only if they are the same number.
 
   Example:
     >>> third = Number(Fraction(1, 3))
@@ -63,7 +62,7 @@ def same(left: Number, right: Number) -> bool:
     return False
   exact, rounded = (right, left) if left.places else (left, right)
   scale = 10**rounded.places
-  enough = rounded.places >= _PLACES and abs(rounded.value) * scale >= 10 ** (_PLACES - 1)
+  enough = rounded.places >= PLACES and abs(rounded.value) * scale >= 10 ** (PLACES - 1)
   return enough and abs(exact.value - rounded.value) * scale * 2 <= 1
 
 
@@ -89,9 +88,9 @@ def _number(text: str) -> Number | None:
   if whole and not decimals:
     value = Fraction(int(whole.replace(",", "")))
   elif decimals or bare:
-    digits = (decimals or bare).rstrip("0")
-    places = len(digits) - 1
-    value = Fraction(int((whole or "0").replace(",", "") + digits[1:]), 10**places)
+    digits = (decimals or bare)[1:]
+    places = len(digits)
+    value = Fraction(int((whole or "0").replace(",", "") + digits), 10**places)
   elif exponent:
     value = int(mantissa or 1) * Fraction(10) ** int(exponent)
   else:
