@@ -13,13 +13,16 @@ from typing import Any
 import sympy
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
+from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
 from jaxrl_llm.rewards.plain_numbers import PLACES, Number, same
 
+_MAX_MAGNITUDE = 5e4  # As in `expression_limits`.
 _DIGITS = 50  # Digits to which irrational numbers must agree.
 _HUNDREDTH = sympy.UnevaluatedExpr(sympy.Rational(1, 100))  # How the parser writes a percent sign.
-# Values of the letters of an expression. Positive, so that roots and logarithms are real.
-_POINTS = ((1009, 997), (37, 101), (733, 89))
+# Values of the letters of an expression: positive, so that roots and logarithms are real, and once
+# whole, so that factorials are exact.
+_POINTS = (lambda i: sympy.Integer(7 + 4 * i), lambda i: sympy.Rational(11 + 6 * i, 2))
 _UNDECIDED = (TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError, RecursionError)
 
 
@@ -37,7 +40,7 @@ def aligned(gold: Any, answer: Any) -> tuple[Any, Any]:
     >>> aligned(sympy.Integer(-1), sympy.Symbol("i") ** 2)
     (-1, -1)
   """
-  if not any(isinstance(side, str | sympy.Symbol | Relational | sympy.And) for side in (gold, answer)):
+  if not any(_is_relation(side) or isinstance(side, sympy.Symbol) and side.name != "i" for side in (gold, answer)):
     gold, answer = (_with_imaginary_unit(side) for side in (gold, answer))
   return _solved(gold, answer), _solved(answer, gold)
 
@@ -181,7 +184,9 @@ def _percent(expression: sympy.Expr) -> sympy.Expr | None:
 
 def _decimal(expression: sympy.Expr) -> Number | None:
   """Returns a decimal as written, but without trailing zeros; None for anything else."""
-  number = -(-expression)  # The sign of a decimal is parsed as a factor.
+  # The sign of a decimal is parsed as a factor.
+  negative = isinstance(expression, sympy.Mul) and len(expression.args) == 2 and expression.args[0] == -1
+  number = -expression.args[1] if negative else expression
   if not isinstance(number, sympy.Float):
     return None
   value = Fraction(str(number))
@@ -214,21 +219,45 @@ def _vanishes(difference: sympy.Expr) -> bool:
     return difference.is_zero
   symbols = sorted(difference.free_symbols, key=str)
   if not symbols:
-    return _is_zero(difference)
-  for top, bottom in _POINTS:
-    values = {symbol: sympy.Rational(top + 2 * i, bottom + i) for i, symbol in enumerate(symbols)}
-    if not _is_zero(difference.xreplace(values).doit()):
-      return False
-  return True
+    return _is_zero(difference, _digits(difference))
+  if _magnitude(difference) > _MAX_MAGNITUDE:
+    return True
+  digits = _digits(difference)
+  return all(
+    _is_zero(difference.xreplace({symbol: point(i) for i, symbol in enumerate(symbols)}).doit(), digits) for point in _POINTS
+  )
 
 
-def _is_zero(number: sympy.Expr) -> bool:
-  """Returns whether a number is 0 to 50 digits of its terms, or cannot be evaluated."""
+def _magnitude(expression: sympy.Basic) -> float:
+  """Bounds log10 of an expression's largest number, with letters below 100: x^(10^9) takes for ever."""
+  if expression.is_Rational:
+    return max(abs(expression.p), expression.q).bit_length() * 0.302
+  if not expression.args:
+    return 2.0
+  base, exponent = expression.as_base_exp() if isinstance(expression, sympy.Pow | sympy.exp) else (None, None)
+  if base is not None:
+    return (_magnitude(base) + 0.5) * 10 ** min(_magnitude(exponent), 300)
+  parts = [_magnitude(part) for part in expression.args]
+  if isinstance(expression, sympy.Mul):
+    return sum(parts)
+  if isinstance(expression, sympy.Add | sympy.Abs | sympy.log | TrigonometricFunction):
+    return max(parts) + len(parts)
+  return 10 ** min(max(parts), 300) * max(parts)  # Factorials, binomials, sums.
+
+
+def _digits(expression: sympy.Expr) -> int:
+  """Returns 50 and as many digits as the numbers in an expression and their exponentials have.
+
+  1 + 2^-200 then differs from 1 in a logarithm.
+  """
+  sizes = [max(abs(number.p), number.q) for number in expression.atoms(sympy.Rational)]
+  return _DIGITS + max((min(size, 1000) // 2 + min(size.bit_length(), 10_000) // 3 for size in sizes), default=0)
+
+
+def _is_zero(number: sympy.Expr, digits: int) -> bool:
+  """Returns whether a number is 0 to so many digits of its terms, or cannot be evaluated."""
   if number.is_Rational:
     return number.is_zero
-  # More digits than the numbers in it have, so that 1 + 2^-200 differs from 1 in a logarithm.
-  sizes = [max(abs(atom.p), atom.q) for atom in number.atoms(sympy.Rational)]
-  digits = _DIGITS + max((min(size, 1000) + min(size.bit_length(), 10_000) // 3 for size in sizes), default=0)
   value = number.evalf(digits, maxn=digits + 20)
   # Digits that cancel are not significant, and evalf marks a number without any by its precision.
   return all(not part.is_Float or part._prec <= 1 or not part for part in value.as_real_imag())

@@ -31,7 +31,7 @@ _COMMAS = re.compile(r"(?:(?<![^=$])|(?<=[=$] ))-?[1-9][0-9]{0,2}(?:,[0-9]{3})++
 _SPACED = re.compile(r"(?<![\w.,/^{])(?<![^\s(\[{=,;]-)([1-9][0-9]{0,2}(?: [0-9]{3})++(?:\.[0-9]++)?+)(?![\w.,/^])")
 
 _FONT = r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|it|bf|sf|tt)|mbox|hbox|bm|boldsymbol)"
-_LONE = re.compile(rf"(?:{_FONT}|\\operatorname) ?\{{ ?(?:([ei])|([^\w\s{{}}\\])) ?\}}")
+_LONE = re.compile(rf"(?:{_FONT}|\\operatorname) ?\{{ ?(?:([ei])|([^\w\s{{}}\\])) ?\}}|\\mathrm ([ei])(?![A-Za-z])|\{{\\rm ([ei])\}}|\{{([:;])\}}")
 # A formula with a number and without words: \text{Room 5} is a name.
 _INNER = r"(?:[^{}\\A-Za-z]|\\(?:[a-zA-Z]++|.)|(?<![A-Za-z])[a-zA-Z](?![A-Za-z])|\{[^{}]*\})"
 _WRAPPED = re.compile(rf"{_FONT} ?\{{ ?(?=[^{{}}]*[0-9])({_INNER}*?) ?\}}")
@@ -54,6 +54,10 @@ _SCIENTIFIC = re.compile(
   rf"{_BEFORE}([0-9]{{0,40}}+)(?:\.([0-9]{{1,40}}+))?+(?<=[0-9])(?:[eE]({_EXPONENT})"
   rf"|{_SPACE}*+(?:\\times|\\cdot|\*|x){_SPACE}*+10 ?\^ ?(?:\{{ ?({_EXPONENT}) ?\}}|\(({_EXPONENT})\)|([0-9]{{1,5}}+)))(?![\w.^!])"
 )
+_REPEATING = re.compile(r"(?<![\w.])([0-9]{0,12})\.([0-9]{0,12})\\(?:overline|bar|dot) ?\{([0-9]{1,12})\}(?![0-9])")
+_SCALES = {"thousand": "e3", "million": "e6", "billion": "e9", "trillion": "e12"}
+_SCALE = re.compile(rf"(?<=[0-9]){_SPACE}*+(?:({_FONT} ?\{{) ?)?+({'|'.join(_SCALES)})(?![a-z])(?(1)( ?\}})?+)")
+
 # math-verify takes the last letter of "t^2 + 5t" for a unit. Beside another letter it is an unknown.
 _UNKNOWNS = re.compile(r"(?:.*=)?+[^=]*?(?<![a-zA-Z\\])[a-df-hj-zA-Z](?![a-zA-Z])[^=]*[0-9}\s]\s?[a-zA-Z]")
 _PHRASE = re.compile(rf"(?:{_FONT} ?)?\{{?([A-Za-z' ]++)\}}?\.?")
@@ -88,7 +92,7 @@ def unified(answer: str) -> str:
     if label := _LABEL.match(answer):
       answer = answer[label.end() :]
     answer = answer[1:-1] if _BRACED.fullmatch(answer) else answer
-    answer = _LONE.sub(lambda match: match[2] or f" {match[1]}", _WRAPPED.sub(r"\1", answer)).strip()
+    answer = _LONE.sub(lambda match: match[2] or match[5] or f" {match[1] or match[3] or match[4]}", _WRAPPED.sub(r"\1", answer)).strip()
     answer = _NOTHING.sub(r"\\emptyset", _GROUPS.sub(lambda match: re.sub(_GAP, "", match[0]), answer))
   if "dots" in answer or ".." in answer:
     answer = _UNENDED.sub(r"\1", dots) if _UNENDED.fullmatch(dots := _DOTS.sub(r"\\ldots ", answer).strip()) else dots
@@ -98,6 +102,10 @@ def unified(answer: str) -> str:
     answer = _SPACED.sub(lambda match: match[0].replace(" ", ""), answer)
   if (phrase := _PHRASE.fullmatch(answer)) and (known := _PHRASES.get(phrase[1].strip().lower())):
     return known
+  if "illion" in answer or "thousand" in answer:
+    answer = _SCALE.sub(lambda match: _SCALES[match[2]] + (match[1] if match[1] and not match[3] else ""), answer)
+  if "\\" in answer:
+    answer = _REPEATING.sub(_repeating, answer)
   if answer[-1:].isalpha() and _UNKNOWNS.fullmatch(answer):
     answer = f"{answer[:-1]}{{{answer[-1]}}}"
   return _SCIENTIFIC.sub(_scientific, _MIXED.sub(_improper, answer))
@@ -157,6 +165,12 @@ def _improper(match: re.Match) -> str:
   if not 0 < numerator < denominator or not int(whole):
     return match[0]
   return f"\\frac{{{int(whole) * denominator + numerator}}}{{{denominator}}}"
+
+
+def _repeating(match: re.Match) -> str:
+  whole, decimals, period = match.groups()
+  denominator = (10 ** len(period) - 1) * 10 ** len(decimals)
+  return f"\\frac{{{int(whole + decimals + period) - int(whole + decimals or 0)}}}{{{denominator}}}"
 
 
 def _scientific(match: re.Match) -> str:
