@@ -22,7 +22,7 @@ _RAISED = dict(zip("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079
 _SUPERSCRIPT = re.compile(f"[{''.join(_RAISED)}]+")
 _THIN = re.compile("(?<=[0-9])[\u2006\u2008\u2009\u200a\u202f](?=[0-9]{3})")  # They group digits.
 
-_PLAIN = re.compile(r"-?[0-9]++(?:[.,][0-9]++)*+")  # Nothing to rewrite.
+_PLAIN = re.compile(r"-?(?:[0-9]++(?:[.,/][0-9]++)*+|\\[dt]?frac\{[0-9]++\}\{[0-9]++\})")  # Nothing to rewrite.
 _GAP = r"(?:\\[,;: ]|~|\\!|\{,\}|,\\!)"
 _GROUPS = re.compile(rf"(?<![\w.,])[1-9][0-9]{{0,2}}(?:{_GAP}[0-9]{{3}})++(?![0-9])")
 # Where no other comma follows, as in "x = 1,234 cm"; elsewhere it may separate a list.
