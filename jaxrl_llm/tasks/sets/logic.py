@@ -89,8 +89,10 @@ def multiple_choice(record: Record) -> Row:
 def zebra_grid(completion: Completion, example: Mapping[str, Any]) -> float:
   """Returns 1 if every cell of the grid is right, else 0: ZebraLogic's accuracy by puzzle.
 
-  The answer is the last JSON object of the response, or the object under its key "solution". Case
-  does not matter.
+  The answer is the last JSON object of the response, or the object under its key "solution". As in
+  ZeroEval's evaluator, case and outer spaces do not matter, a cell may be a list of one, and
+  further houses, columns and keys are not read. Unlike there, a list of several is wrong, and so is
+  a house or column that is there twice in different spellings with different cells.
 
   Args:
     completion: Response, of which the last 20,000 characters are read. A response that exhausted
@@ -99,22 +101,34 @@ def zebra_grid(completion: Completion, example: Mapping[str, Any]) -> float:
   """
   if not completion.stopped:
     return 0.0
-  answer = _last_object(completion.text[-_MAX_CHARS:])
-  if answer is not None and isinstance(answer.get("solution"), dict):
+  answer = _plain(_last_object(completion.text[-_MAX_CHARS:]))
+  if isinstance(answer, dict) and isinstance(answer.get("solution"), dict):
     answer = answer["solution"]
-  return float(answer is not None and _plain(answer) == _plain(json.loads(example["answer"])))
+  return float(_has(answer, _plain(json.loads(example["answer"]))))
 
 
 def _plain(value: Any) -> Any:
-  """Normalises the case and the outer spaces of all texts in a grid."""
+  """Normalises the case and the outer spaces of all texts in a grid, and the lists of one in it."""
   if isinstance(value, dict):
-    return {str(key).strip().lower(): _plain(cell) for key, cell in value.items()}
+    plain: dict[str, Any] = {}
+    for key, cell in ((str(key).strip().lower(), _plain(cell)) for key, cell in value.items()):
+      plain[key] = cell if plain.get(key, cell) == cell else None
+    return plain
+  if isinstance(value, list):
+    return _plain(value[0]) if len(value) == 1 else None
   return str(value).strip().lower()
+
+
+def _has(answer: Any, grid: Any) -> bool:
+  """Returns whether an answer has every cell of a grid."""
+  if not isinstance(grid, dict):
+    return answer == grid
+  return isinstance(answer, dict) and all(_has(answer.get(key), part) for key, part in grid.items())
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
   """Returns the last JSON object in a text that is not inside another one."""
-  decoder, last, at, tries = json.JSONDecoder(), None, text.find("{"), 0
+  decoder, last, at, tries = json.JSONDecoder(strict=False), None, text.find("{"), 0
   while at >= 0 and tries < 200:  # Bounds the work on a text full of braces.
     tries += 1
     try:
