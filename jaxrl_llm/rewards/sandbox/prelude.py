@@ -72,7 +72,8 @@ def run_candidate(namespace: dict) -> None:
   """Runs the source in `CANDIDATE` in a namespace, as `SETTINGS` says.
 
   Lines in error messages are those of the source. The imports take some 10 ms, so they are made
-  only for a program that needs one.
+  only for a program that needs one. Their names are built in, so that none of them can be taken for
+  a function of the program.
   """
   with open(SETTINGS, encoding="ascii") as file:
     imports, recursion_limit = map(int, file.read().split())
@@ -83,7 +84,9 @@ def run_candidate(namespace: dict) -> None:
     source = file.read()
   code = compile(source, CANDIDATE, "exec", dont_inherit=True)
   if imports and reads_unbound_names(source):
-    exec(IMPORTS, namespace)
+    names: dict = {}
+    exec(IMPORTS, names)
+    namespace["__builtins__"] = vars(builtins) | {name: value for name, value in names.items() if name != "__builtins__"}
   exec(code, namespace)
 
 

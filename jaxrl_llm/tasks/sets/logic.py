@@ -101,29 +101,28 @@ def zebra_grid(completion: Completion, example: Mapping[str, Any]) -> float:
   """
   if not completion.stopped:
     return 0.0
-  answer = _plain(_last_object(completion.text[-_MAX_CHARS:]))
-  if isinstance(answer, dict) and isinstance(answer.get("solution"), dict):
-    answer = answer["solution"]
-  return float(_has(answer, _plain(json.loads(example["answer"]))))
+  answer, grid = _last_object(completion.text[-_MAX_CHARS:]), json.loads(example["answer"])
+  solutions = [part for key, part in (answer or {}).items() if _plain(key) == "solution" and isinstance(part, dict)]
+  return float(_has(solutions[-1] if solutions else answer, grid))
 
 
-def _plain(value: Any) -> Any:
-  """Normalises the case and the outer spaces of all texts in a grid, and the lists of one in it."""
-  if isinstance(value, dict):
-    plain: dict[str, Any] = {}
-    for key, cell in ((str(key).strip().lower(), _plain(cell)) for key, cell in value.items()):
-      plain[key] = cell if plain.get(key, cell) == cell else None
-    return plain
-  if isinstance(value, list):
-    return _plain(value[0]) if len(value) == 1 else None
-  return str(value).strip().lower()
+def _plain(cell: Any) -> str:
+  """Normalises the case and the outer spaces of a text."""
+  return str(cell).strip().lower()
 
 
 def _has(answer: Any, grid: Any) -> bool:
-  """Returns whether an answer has every cell of a grid."""
+  """Returns whether an answer has every cell of a grid, of two levels."""
+  if isinstance(answer, list) and len(answer) == 1:
+    answer = answer[0]
   if not isinstance(grid, dict):
-    return answer == grid
-  return isinstance(answer, dict) and all(_has(answer.get(key), part) for key, part in grid.items())
+    return not isinstance(answer, dict | list) and _plain(answer) == _plain(grid)
+  if not isinstance(answer, dict):
+    return False
+  spelt: dict[str, list[Any]] = {}
+  for key, part in answer.items():
+    spelt.setdefault(_plain(key), []).append(part)
+  return all(_plain(key) in spelt and all(_has(each, part) for each in spelt[_plain(key)]) for key, part in grid.items())
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
