@@ -186,9 +186,6 @@ def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
     if environments.holds_problems(config.environment.name) and config.task.name != "environment":
       expected = f"'environment', because {config.environment.name} has problems of its own"
       wrong.append(Problem("task.name", repr(config.task.name), expected))
-  else:
-    own = ("action", "reset", "observation_field", "sessions", "harness", "settings", "teacher", "lessons")
-    wrong += unused(config, [f"environment.{name}" for name in own], "environment.name is None")
   yield from map(in_config, [*wrong, *from_config.reward_problems(config)])
 
 

@@ -58,7 +58,7 @@ __all__ = [
 REWARDS: dict[str, Reward] = {
   "answer_form": Reward(answer_form, is_factory=False, is_safe=True),
   "choice": Reward(choice, extract=chosen_letter),
-  "code_tests": Reward(code_tests, deadline_s=code_deadline_s, section="sandbox"),
+  "code_tests": Reward(code_tests, deadline_s=code_deadline_s, section="sandbox", imports=("markdown_it",)),
   "cosine_length": Reward(cosine_length),
   "exact_match": Reward(exact_match, extract=answer_at),
   "final_answer": Reward(final_answer, is_factory=False, extract=hashed_answer, is_safe=True),
