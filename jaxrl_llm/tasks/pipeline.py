@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.pretrained.chat_template import next_message
+from jaxrl_llm.pretrained.tokenizer import encode_foreign
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.tasks.files.storage import LESSON, Row
 from jaxrl_llm.tasks.image_prompts import prompt_ids
@@ -171,7 +172,7 @@ def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[i
   """
   template = getattr(tokenizer, "chat_template", None) if is_message else None
   if template is None:
-    return tokenizer.encode(text)
+    return encode_foreign(text, tokenizer)
   return tokenizer.encode(next_message(template, text, tokenizer.backend.id_to_token(tokenizer.eos_id)))
 
 
