@@ -27,7 +27,8 @@ It never changes, so that a run that is resumed has the prompts that it began wi
 default of Meta's templates, as they are without a clock.
 """
 _CLOCK = "strftime_now"
-_INPUTS = ("messages", "tools", "documents", "add_generation_prompt")
+INPUTS = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables of a template that are no options."""
 
 _ANSWER = "Twelve."
 _EXCHANGE = ({"role": "user", "content": "How many?"}, {"role": "assistant", "content": _ANSWER})
@@ -124,7 +125,7 @@ def option_names(template: ChatTemplate) -> list[str]:
     >>> option_names(ChatTemplate("{{ bos_token }}{% if enable_thinking %}{{ messages[0].content }}{% endif %}", "example", {}))
     ['enable_thinking']
   """
-  return sorted(name for name in _reads(template.source) if name not in _INPUTS and not name.endswith("_token"))
+  return sorted(name for name in _reads(template.source) if name not in INPUTS and not name.endswith("_token"))
 
 
 def with_options(template: ChatTemplate, options: Mapping[str, Any]) -> ChatTemplate:
@@ -264,11 +265,11 @@ def next_messages(template: ChatTemplate, messages: Sequence[Message], turn_end_
   The arguments are those of `next_message`, with any messages in between. A template may write
   them in any spelling, as JSON or trimmed.
   """
-  if missing := left_out(template, [*_EXCHANGE, *messages], first=len(_EXCHANGE)):
-    raise ValueError(f"{template.path}: the chat template leaves out a message of role {missing['role']!r}; set config.task.chat=False to use none")
+  missing = left_out(template, [*_EXCHANGE, *messages], first=len(_EXCHANGE))
   _, separator, tail = render(template, [*_EXCHANGE, *messages]).partition(_ANSWER)
-  if not separator:
-    raise ValueError(f"{template.path}: the chat template leaves out a message of role 'assistant'; set config.task.chat=False to use none")
+  if missing or not separator:
+    role = missing["role"] if missing else "assistant"
+    raise ValueError(f"{template.path}: the chat template leaves out a message ({role}); set config.task.chat=False to use none")
   return tail.lstrip(" ").removeprefix(turn_end_token or "")
 
 

@@ -12,7 +12,6 @@ import tokenizers
 
 from jaxrl_llm.messages import one_line
 
-
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 

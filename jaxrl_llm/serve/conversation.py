@@ -3,8 +3,9 @@
 import re
 from typing import Any
 
-from jaxrl_llm.messages import shown
-from jaxrl_llm.pretrained.chat_template import ChatTemplate
+from jaxrl_llm.messages import problem_of, shown
+from jaxrl_llm.pretrained import chat_template
+from jaxrl_llm.pretrained.chat_template import INPUTS, ChatTemplate, option_names
 from jaxrl_llm.serve import fields
 from jaxrl_llm.serve.refusals import Refusal, wrong
 
@@ -65,20 +66,26 @@ def _text_part(part: Any, field: str) -> str:
 
 
 def with_options(template: ChatTemplate, options: Any) -> ChatTemplate:
-  """Adds a client's variables to those of a template, without replacing any.
+  """Returns a template with a client's options in the place of its own.
+
+  Options that the template does not read change nothing, because clients send theirs to any model.
 
   Raises:
-    Refusal: If one is no option, or no plain value.
+    Refusal: If one is an input of the template, or no plain value.
   """
   if options is None:
     return template
   if not isinstance(options, dict):
     raise wrong("chat_template_kwargs", options, "an object")
-  taken = {"messages", "tools", "documents", "add_generation_prompt", *template.variables}
   for name, value in options.items():
-    if name in taken or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
+    if name in INPUTS or name.endswith("_token") or not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name):
       field = f"chat_template_kwargs.{name if name.isidentifier() else shown(name)}"[:100]
       raise wrong(field, value, "an option of the template, such as enable_thinking")
     if not isinstance(value, bool | int | str | None) or (isinstance(value, str) and len(value) > 1000):
       raise wrong(f"chat_template_kwargs.{name}", value, "true, false, a whole number or a short text")
-  return template._replace(variables={**template.variables, **options})
+  known = set(option_names(template))
+  try:
+    return chat_template.with_options(template, {name: value for name, value in options.items() if name in known})
+  except ValueError as error:
+    problem = problem_of(error)
+    raise Refusal(400, str(problem.with_prefix("chat_template_kwargs")), field=f"chat_template_kwargs.{problem.field}") from error

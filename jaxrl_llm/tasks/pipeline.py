@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.pretrained.chat_template import next_message
-from jaxrl_llm.pretrained.tokenizer import encode_foreign
 from jaxrl_llm.pretrained.pictures import PictureConfig
+from jaxrl_llm.pretrained.tokenizer import encode_foreign
 from jaxrl_llm.tasks.files.storage import LESSON, Row
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.tasks.mixture import MixedRows
