@@ -6,14 +6,14 @@ from typing import Any
 from jaxrl_llm.messages import problem_of, shown
 from jaxrl_llm.pretrained import chat_template
 from jaxrl_llm.pretrained.chat_template import INPUTS, ChatTemplate, option_names
-from jaxrl_llm.serve import fields
+from jaxrl_llm.serve import fields, tools
 from jaxrl_llm.serve.refusals import Refusal, wrong
 
-_MESSAGE = frozenset("content name reasoning_content role".split())
-_NO_MESSAGE = {"audio": None, "function_call": None, "refusal": None, "tool_call_id": None, "tool_calls": []}
+_MESSAGE = frozenset("content name reasoning_content role tool_call_id tool_calls".split())
+_NO_MESSAGE = ("audio", "function_call", "refusal")
 
 
-def read_messages(value: Any, *, most: int) -> list[dict[str, str]]:
+def read_messages(value: Any, *, most: int) -> list[dict[str, Any]]:
   """Reads the messages of a conversation.
 
   Args:
@@ -31,29 +31,30 @@ def read_messages(value: Any, *, most: int) -> list[dict[str, str]]:
   return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
 
 
-def _message(value: Any, field: str) -> dict[str, str]:
+def _message(value: Any, field: str) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise wrong(field, value, "an object with role and content")
   for name, x in value.items():
-    if name in _NO_MESSAGE and x in (None, _NO_MESSAGE[name]):
-      continue
-    if name in _NO_MESSAGE:
-      expected = "none: render tools yourself and call /inference/v1/generate"
-      raise wrong(f"{field}.{name}", x, expected, code="unsupported_field")
-    fields.check_names({name: x}, _MESSAGE, inside=f"{field}.")
+    if name in _NO_MESSAGE and x is not None:
+      raise wrong(f"{field}.{name}", x, "none", code="unsupported_field")
+    fields.check_names({name: x}, (*_MESSAGE, *_NO_MESSAGE), inside=f"{field}.")
   role = fields.text(value, "role", "", most=32, inside=f"{field}.")
   if not role:
     raise wrong(f"{field}.role", value.get("role"), "system, user or assistant")
+  calls = tools.read_calls(value["tool_calls"], f"{field}.tool_calls") if value.get("tool_calls") else []
+  if calls and role != "assistant":
+    raise wrong(f"{field}.tool_calls", calls, "none in a message of another role than assistant")
   content = value.get("content")
+  content = "" if content is None and calls else content
   if isinstance(content, list):
     content = "\n".join(_text_part(part, f"{field}.content[{i}]") for i, part in enumerate(content))
   if not isinstance(content, str):
     raise wrong(f"{field}.content", content, 'a text, or a list of {"type": "text", "text": text}')
-  others = {name: value[name] for name in ("name", "reasoning_content") if value.get(name) is not None}
+  others = {name: value[name] for name in ("name", "reasoning_content", "tool_call_id") if value.get(name) is not None}
   for name in others:
     if not isinstance(others[name], str):
       raise wrong(f"{field}.{name}", others[name], "a text")
-  return {"role": role, "content": content, **others}
+  return {"role": role, "content": content, **others, **({"tool_calls": calls} if calls else {})}
 
 
 def _text_part(part: Any, field: str) -> str:
