@@ -51,8 +51,8 @@ HERMES = CallForm("<tool_call>", "</tool_call>")
 """The form that a policy is told of if its template does not show one."""
 FORMS = (
   HERMES,
-  CallForm("<tool_call><function=", "\n</parameter></function></tool_call>", "><parameter=", ">\n", "\n</parameter><parameter=",
-           "></function></tool_call>"),
+  CallForm("<tool_call>\n<function=", "\n</parameter>\n</function>\n</tool_call>", ">\n<parameter=", ">\n",
+           "\n</parameter>\n<parameter=", ">\n</function>\n</tool_call>"),
   CallForm("", "", keys=("name", "parameters")),
 )  # fmt: skip
 """Forms that are read if no template is known: Hermes and Qwen3, Qwen3-Coder, Llama 3."""
