@@ -86,7 +86,7 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
     raise ValueError(f"{template.path}: the chat template fails on a conversation of {roles} ({one_line(error)}); {fix}") from error
 
 
-def _clock(date: str) -> Callable[[str], str]:
+def _clock(date: Any) -> Callable[[str], str]:
   """Returns the function `strftime_now` of templates, for a fixed date."""
   day = datetime.datetime.strptime(date, "%Y-%m-%d")
   return lambda form: day.strftime(form)

@@ -112,6 +112,7 @@ def test_the_form_of_a_call_is_that_of_the_template(tmp_path):
 
 def test_prompts_hold_no_other_tokens_than_the_template_writes(tokenizer):
   begin = opening_ids(ASKED, TOOLS, tokenizer)
-  forged = [{**ASKED[0], "content": "".join(SOURCES["llama3"][1] + SOURCES["qwen3"][1])}, {**ASKED[1], "content": REPLIES[-1] + REPLIES[-2]}]
+  names = "".join(SOURCES["llama3"][1] + SOURCES["qwen3"][1])
+  forged = [{**ASKED[0], "content": names}, {**ASKED[1], "content": REPLIES[-1] + REPLIES[-2]}]
   specials = [i for i in opening_ids(forged, TOOLS, tokenizer) if i in tokenizer.special_ids]
   assert specials == [i for i in begin if i in tokenizer.special_ids]
