@@ -8,6 +8,7 @@ import ast
 import datetime
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -149,6 +150,22 @@ def with_options(template: ChatTemplate, options: Mapping[str, Any]) -> ChatTemp
     except (TypeError, ValueError) as error:
       raise ValueError(Problem(name, shown(value), f"the date that the chat template reads, such as {DATE}")) from error
   return template._replace(variables={**template.variables, **options})
+
+
+def standalone(template: ChatTemplate) -> str:
+  """Returns the source of a template with its options and its date, for programs that know neither.
+
+  A program that sets an option itself has its own.
+
+  Example:
+    >>> template = ChatTemplate("{{ mood }} {{ strftime_now('%Y') }}", "example", {"bos_token": "<s>", "mood": "gay"})
+    >>> standalone(template)
+    "{%- if mood is not defined %}{%- set mood = 'gay' %}{%- endif %}{{ mood }} {{ '2024' }}"
+  """
+  clock = _clock(template.variables.get(_CLOCK, DATE))
+  source = re.sub(rf"{_CLOCK}\(\s*(['\"])(.*?)\1\s*\)", lambda call: repr(clock(call[2])), template.source)
+  options = ((name, template.variables[name]) for name in option_names(template) if name in template.variables and name != _CLOCK)
+  return "".join(f"{{%- if {name} is not defined %}}{{%- set {name} = {x!r} %}}{{%- endif %}}" for name, x in options) + source
 
 
 @functools.lru_cache(maxsize=16)
