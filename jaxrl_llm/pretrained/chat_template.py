@@ -152,6 +152,13 @@ def with_options(template: ChatTemplate, options: Mapping[str, Any]) -> ChatTemp
   return template._replace(variables={**template.variables, **options})
 
 
+def date_of(template: ChatTemplate) -> str | None:
+  """Returns the date that a template writes into prompts by `strftime_now`; None if it writes none."""
+  date = template.variables.get(_CLOCK, DATE)
+  on = lambda day: render(template._replace(variables={**template.variables, _CLOCK: day}), _EXCHANGE[:1])
+  return None if on(date) == on("1999-12-31") else date
+
+
 def standalone(template: ChatTemplate) -> str:
   """Returns the source of a template with its options and its date, for programs that know neither.
 

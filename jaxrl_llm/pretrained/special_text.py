@@ -10,6 +10,7 @@ import functools
 import json
 import re
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import tokenizers
 
 # A message that could contain them might forge a token, so they differ from process to process.
 _HIDDEN, _MARKED = (str(10**29 + secrets.randbelow(9 * 10**29)) for _ in range(2))
+_LOCK = threading.Lock()
 
 
 def hide(value: Any, names: Sequence[str]) -> Any:
@@ -50,7 +52,9 @@ def encode(text: str, backend: tokenizers.Tokenizer, names: Sequence[str]) -> li
     return backend.encode(text, add_special_tokens=False).ids
   pattern = "|".join([_HIDDEN, *map(re.escape, sorted(names, key=len, reverse=True))])
   marked = re.sub(pattern, lambda match: "" if match[0] == _HIDDEN else _marked(match[0]), text)
-  return _marked_backend(backend, tuple(names)).encode(marked, add_special_tokens=False).ids
+  with _LOCK:  # Threads that reply at the same time make it once.
+    marked_backend = _marked_backend(backend, tuple(names))
+  return marked_backend.encode(marked, add_special_tokens=False).ids
 
 
 @functools.lru_cache(maxsize=16)
@@ -68,7 +72,7 @@ def _marked_backend(backend: tokenizers.Tokenizer, names: tuple[str, ...]) -> to
   """Makes the tokenizer whose special tokens have marked names, and the same ids.
 
   All else is as in `backend`: how a text is normalised and cut, and the white space that a token
-  takes from its neighbours. For Qwen3's vocabulary this takes three seconds, once.
+  takes from its neighbours. For Qwen3's vocabulary this takes some three seconds, once.
   """
   content = json.loads(backend.to_str())
   marked = {name: _marked(name) for name in names}
