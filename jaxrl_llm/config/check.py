@@ -14,6 +14,9 @@ from jaxrl_llm.config.trackers import tracker_problems
 from jaxrl_llm.config.values import has_type, holds
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 
+OF_TOKENIZERS = ("chat", "system", "chat_options", "special_tokens", "pad_token")
+"""Fields of `config.task` that only the tokenizer of a checkpoint reads."""
+
 
 def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
   """Returns a line for each path that is not a field of the config, with the closest field."""
@@ -151,8 +154,8 @@ def _privileged_problems(config: ConfigDict) -> Iterator[Problem]:
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:
   """Returns the settings that the task itself reads, if they are set."""
-  common = ("name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "shots", "shot_template", "vary_shots")
-  return given(config.task, *common, "test_name", "test_source", "test_levels")
+  common = ("name", "levels", "data_dir", "bad_rows", "curriculum", "shots", "shot_template", "vary_shots")
+  return given(config.task, *common, *OF_TOKENIZERS, "test_name", "test_source", "test_levels")
 
 
 def environment_settings(config: ConfigDict) -> dict[str, Any]:
@@ -212,9 +215,7 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   if config.model.lora_rank is None:
     yield from unused(config, ("model.lora_alpha", "model.lora_targets"), "model.lora_rank is None: there are no adapters")
   if config.model.path is None:
-    yield from unused(
-      config, ("task.chat", "task.system", "task.pad_token"), "without model.path there is no tokenizer to configure"
-    )
+    yield from unused(config, [f"task.{name}" for name in OF_TOKENIZERS], "without model.path there is no tokenizer to configure")
   if shape.vision is None:
     values = flatten(config)
     sizes = [path for path in IMAGE_SIZES if values[path] is None or holds(FIELDS[path].check, values[path])]

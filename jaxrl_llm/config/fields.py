@@ -206,6 +206,10 @@ FIELDS: dict[str, Field] = {
   "task.levels": Field((1, 2), or_none(LEVELS), "Difficulties, 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms)."),
   "task.chat": Field(None, SWITCH, "Write prompts with the checkpoint's chat template. None: True if there is one."),
   "task.system": Field(None, LINES, "System message of the chat."),
+  "task.chat_options": Field(None, texts("one or more options, as in ('enable_thinking=False', 'date_string=27 Nov 2026')", least=1),
+    "Options of the chat template, as NAME=VALUE. The date that it reads is 2024-07-26, or that of strftime_now=2026-11-27."),
+  "task.special_tokens": Field(None, one_of("text", "tokens"),
+    "What the name of a special token in a prompt or a reply is: text, or the token, which can end a turn. None: text."),
   "task.pad_token": Field(None, TEXT,
     "Padding token, from the checkpoint's vocabulary. None: its own, or an unused special token."),
   "task.data_dir": Field(None, TEXT, "Folder that datasets are built in. None: ~/.cache/jaxrl_llm/data."),
@@ -467,7 +471,8 @@ FIELDS: dict[str, Field] = {
 
 _SHARED = """
 seed model.preset model.dtype model.param_dtype model.attention model.remat task.levels
-task.test_path task.test_fraction task.bad_rows task.chat task.system task.pad_token task.data_dir
+task.test_path task.test_fraction task.bad_rows task.chat task.system task.chat_options task.special_tokens task.pad_token
+task.data_dir
 learner.rows_per_device learner.schedule learner.weight_decay learner.b1 learner.b2
 learner.max_grad_norm learner.moments_dtype learner.offload_optimizer learner.max_skipped
 mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor mesh.slices checkpoint.keep

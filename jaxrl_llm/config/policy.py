@@ -7,12 +7,14 @@ from jaxtyping import PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives
-from jaxrl_llm.config.fields import given
+from jaxrl_llm.config.fields import flatten, given
+from jaxrl_llm.messages import Problem
 from jaxrl_llm.models import Lora, Model, ModelConfig, load_params, preset, read_config
 from jaxrl_llm.models.config import Vision
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.interpolation import interpolated
 from jaxrl_llm.pretrained import where
+from jaxrl_llm.pretrained.chat_template import parse_options
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import Objective, Params
@@ -67,9 +69,22 @@ def tokenizer(config: ConfigDict) -> Tokenizer | None:
   """
   if config.model.path is None:
     return None
-  rows, task = model_config(config).vocab_size, config.task
-  chat = True if task.chat is None else task.chat
-  return load_tokenizer(where.resolve(config.model.path), chat=chat, system=task.system, vocab_rows=rows, pad_token=task.pad_token)
+  task = config.task
+  made = load_tokenizer(
+    where.resolve(config.model.path),
+    chat=True if task.chat is None else task.chat,
+    system=task.system,
+    vocab_rows=model_config(config).vocab_size,
+    pad_token=task.pad_token,
+    chat_options=parse_options(task.chat_options or ()),
+    special_tokens=task.special_tokens or "text",
+  )
+  for field in ("task.system", "task.prompt_template", "task.shot_template", "teacher.privileged"):
+    text = flatten(config)[field] or ""
+    if spelt := [name for name in made.special if name in text]:
+      what = f"{spelt[0]!r}, which is text there and not the special token"
+      raise ValueError(Problem(field, what, "none, or config.task.special_tokens='tokens' if the texts of the data can be trusted"))
+  return made
 
 
 def first_params(config: ConfigDict, model: Model, shardings: PyTree) -> Callable[[PRNGKeyArray], Params]:

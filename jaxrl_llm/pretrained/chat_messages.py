@@ -1,32 +1,25 @@
-"""Conversations with tools as the ids that a policy reads, and tool calls in what it writes.
+"""Conversations with tools as the ids that a policy reads.
 
 The messages are those of OpenAI's API, as foreign programs send them. With a chat template they are
 rendered with it; without one they are plain texts, one after the other. A template that leaves out
-the tools gets them in its system message. A policy calls a tool with
+the tools gets them in its system message, with the form of a call (see `tool_calls`):
 
   <tool_call>{"name": "lookup", "arguments": {"word": "gauss"}}</tool_call>
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from jaxrl_llm.pretrained.chat_template import next_messages, render
+from jaxrl_llm.pretrained.chat_template import ChatTemplate, next_messages, render
+from jaxrl_llm.pretrained.tokenizer import encode_foreign
+from jaxrl_llm.pretrained.tool_calls import FORMS, HERMES, ToolCall, find_calls, form_of, shows_tools
 from jaxrl_llm.text_types import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 """`{"role": "system" | "user" | "assistant" | "tool", "content": text or list of texts, ...}`."""
 
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-_HOW = 'Call a tool with <tool_call>{"name": NAME, "arguments": {...}}</tool_call>. Tools:'
-
-
-class ToolCall(NamedTuple):
-  """A call of a tool: its name, and its arguments as a JSON object."""
-
-  name: str
-  arguments: str
+_HOW = 'Call a tool with <tool_call>{"name": NAME, "arguments": {...}}</tool_call>.'
 
 
 def opening_ids(messages: Messages, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> list[int]:
@@ -45,17 +38,24 @@ def opening_ids(messages: Messages, tools: Sequence[Mapping[str, Any]], tokenize
     >>> ByteTokenizer().decode(opening_ids([{"role": "user", "content": "1+1?"}], [], ByteTokenizer()))
     '1+1?\\n'
   """
-  messages, template = [_plain(message) for message in messages], getattr(tokenizer, "chat_template", None)
-  if template is None:
-    texts = [message["content"] for message in (_told(messages, tools) if tools else messages)]
-    return tokenizer.encode_prompt("".join(f"{text}\n" for text in texts))
-  if tools:
-    with_tools = template._replace(variables={**template.variables, "tools": list(tools)})
-    text = render(with_tools, messages)
-    text = text if all(tool["function"]["name"] in text for tool in tools) else render(template, _told(messages, tools))
-  else:
-    text = render(template, messages)
-  return tokenizer.encode(text)
+  template = getattr(tokenizer, "chat_template", None)
+  if template is not None:
+    return tokenizer.encode(opening_text(messages, tools, template))
+  messages = [_plain(message) for message in messages]
+  texts = [message["content"] for message in (_told(messages, tools) if tools else messages)]
+  return tokenizer.encode_prompt("".join(f"{text}\n" for text in texts))
+
+
+def opening_text(messages: Messages, tools: Sequence[Mapping[str, Any]], template: ChatTemplate) -> str:
+  """Renders the messages that a policy reads before its first turn, for `Tokenizer.encode`.
+
+  The arguments are those of `opening_ids`, with a template in the place of its tokenizer.
+  """
+  messages = [_plain(message) for message in messages]
+  if not tools or not shows_tools(template):
+    return render(template, _told(messages, tools) if tools else messages)
+  with_tools = template._replace(variables={**template.variables, "tools": list(tools)})
+  return render(with_tools, messages if form_of(template) else _told(messages, ()))
 
 
 def following_ids(messages: Messages, tokenizer: Tokenizer, *, is_ended: bool) -> list[int]:
@@ -73,35 +73,48 @@ def following_ids(messages: Messages, tokenizer: Tokenizer, *, is_ended: bool) -
   messages, template = [_plain(message) for message in messages], getattr(tokenizer, "chat_template", None)
   end = [] if is_ended else [tokenizer.eos_id]
   if template is None:
-    return end + tokenizer.encode("".join(f"{message['content']}\n" for message in messages))
-  return end + tokenizer.encode(next_messages(template, messages, tokenizer.backend.id_to_token(tokenizer.eos_id)))
+    return end + encode_foreign("".join(f"{message['content']}\n" for message in messages), tokenizer)
+  turn_end = tokenizer.backend.id_to_token(tokenizer.eos_id)
+  try:
+    text = next_messages(template, messages, turn_end)
+  except ValueError:
+    # A template for users and assistants alone, which was told of the tools in its system message.
+    as_user = [message | {"role": "user"} if message["role"] == "tool" else message for message in messages]
+    if as_user == messages:
+      raise
+    text = next_messages(template, as_user, turn_end)
+  return end + tokenizer.encode(text)
 
 
-def split_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[ToolCall]]:
+def split_calls(text: str, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer | None = None) -> tuple[str, list[ToolCall]]:
   """Splits what a policy has written into its text and its calls of tools that exist.
+
+  Args:
+    text: The policy's turn.
+    tools: Descriptions of the tools, as in OpenAI's API.
+    tokenizer: Tokenizer of the task, whose chat template has a form of calls; None reads any form of
+      `tool_calls.FORMS`.
 
   Example:
     >>> tools = [{"type": "function", "function": {"name": "add"}}]
     >>> split_calls('Let us see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', tools)
     ('Let us see.', [ToolCall(name='add', arguments='{"a": 1}')])
+    >>> split_calls('{"name": "add", "parameters": {"a": 1}}', tools)
+    ('', [ToolCall(name='add', arguments='{"a": 1}')])
     >>> split_calls('<tool_call>{"name": "sub"}</tool_call>', tools)
     ('<tool_call>{"name": "sub"}</tool_call>', [])
   """
-  known, calls = {tool["function"]["name"] for tool in tools}, []
-  for match in _CALL.finditer(text):
-    try:
-      call = json.loads(match[1])
-    except ValueError:
-      continue
-    arguments = call.get("arguments", {})
-    if call.get("name") in known and isinstance(arguments, dict):
-      calls.append((match.start(), ToolCall(call["name"], json.dumps(arguments))))
-  return (text[: calls[0][0]].strip(), [call for _, call in calls]) if calls else (text, [])
+  template = getattr(tokenizer, "chat_template", None)
+  own = template and form_of(template)
+  for form in FORMS if tokenizer is None else (own or HERMES,):
+    if calls := find_calls(text, tools, form):
+      return text[: calls[0][0]].strip(), [call for _, call in calls]
+  return text, []
 
 
 def _told(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns the messages with the tools in the system message."""
-  text = "\n".join([_HOW, *(json.dumps(tool["function"]) for tool in tools)])
+  """Returns the messages with the form of a call, and the tools if there are any, in the system message."""
+  text = "\n".join([f"{_HOW} Tools:", *(json.dumps(tool["function"]) for tool in tools)]) if tools else _HOW
   if messages and messages[0]["role"] == "system":
     return [messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
   return [{"role": "system", "content": text}, *messages]
@@ -115,14 +128,15 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
       if part.get("type") != "text":
         raise ValueError(f"messages: found a part of type {part.get('type')!r}, expected text alone")
     content = "\n".join(part["text"] for part in content)
-  plain = {**message, "content": content}
+  # Templates ask whether a message has the key, not whether it has calls.
+  plain = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
   if message.get("tool_calls"):
-    plain["tool_calls"] = [call | {"function": _opened(call["function"])} for call in message["tool_calls"]]
+    plain["tool_calls"] = [{**call, "function": _opened(call["function"])} for call in message["tool_calls"]]
   return plain
 
 
 def _opened(function: Mapping[str, Any]) -> dict[str, Any]:
   try:
     return {**function, "arguments": json.loads(function["arguments"])}
-  except ValueError:
+  except (TypeError, ValueError):  # An object already, or no JSON.
     return dict(function)

@@ -4,19 +4,32 @@ A template is Jinja code from the publisher of the checkpoint. It runs in Jinja'
 and sees only text.
 """
 
+import ast
 import datetime
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import MissingPackageError, one_line
+from jaxrl_llm.messages import MissingPackageError, Problem, did_you_mean, one_line, shown
+from jaxrl_llm.pretrained import special_text
 
 Message = Mapping[str, Any]
 """`{"role": "system" | "user" | "assistant", "content": content}`.
 
 The content is a text, or a list of `{"type": "text", "text": text}` and `{"type": "image"}`.
 """
+
+DATE = "2024-07-26"
+"""Date that templates read unless the option `strftime_now` gives another.
+
+It never changes, so that a run that is resumed has the prompts that it began with. This one is the
+default of Meta's templates, as they are without a clock.
+"""
+_CLOCK = "strftime_now"
+INPUTS = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables of a template that are no options."""
 
 _ANSWER = "Twelve."
 _EXCHANGE = ({"role": "user", "content": "How many?"}, {"role": "assistant", "content": _ANSWER})
@@ -30,11 +43,14 @@ class ChatTemplate(NamedTuple):
     path: Origin of the template, for error messages.
     variables: Variables that the template may read: special tokens such as `bos_token`, and options
       of its own such as `enable_thinking`.
+    special: Names of special tokens that messages may spell without meaning the token; `render`
+      hides them (see `special_text`).
   """
 
   source: str
   path: str
   variables: Mapping[str, Any]
+  special: tuple[str, ...] = ()
 
 
 def render(template: ChatTemplate, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -55,14 +71,14 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
     '[user]1 + 1'
 
   Note:
-    The template is compiled and called as in transformers, so that both give the same string. A
-    template that writes today's date, such as Llama 3's, makes runs differ from day to day. To
-    prevent this, set the date in `variables`, for example as `date_string`.
+    The template is compiled and called as in transformers, so that both give the same string. Only
+    today's date is not read: see `DATE`.
   """
+  variables = {"tools": None, "documents": None, **template.variables}
+  variables[_CLOCK] = _clock(variables.get(_CLOCK, DATE))
+  messages, variables["tools"] = special_text.hide([list(messages), variables["tools"]], template.special)
   try:
-    return _compile(template.source).render(
-      {"tools": None, "documents": None, **template.variables}, messages=list(messages), add_generation_prompt=add_generation_prompt
-    )
+    return _compile(template.source).render(variables, messages=messages, add_generation_prompt=add_generation_prompt)
   except ImportError:
     raise
   except Exception as error:  # Third-party code may raise anything.
@@ -71,8 +87,108 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
     raise ValueError(f"{template.path}: the chat template fails on a conversation of {roles} ({one_line(error)}); {fix}") from error
 
 
+def _clock(date: Any) -> Callable[[str], str]:
+  """Returns the function `strftime_now` of templates, for a fixed date."""
+  day = datetime.datetime.strptime(date, "%Y-%m-%d")
+  return lambda form: day.strftime(form)
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+  """Parses options of a chat template from texts of the form NAME=VALUE.
+
+  A value that is not a Python literal, true or false is kept as text.
+
+  Raises:
+    ValueError: If a text has another form, or an option occurs twice. One line.
+
+  Example:
+    >>> parse_options(("enable_thinking=False", "date_string=27 Nov 2026"))
+    {'enable_thinking': False, 'date_string': '27 Nov 2026'}
+  """
+  options: dict[str, Any] = {}
+  for text in texts:
+    name, mark, value = str(text).partition("=")
+    if not (mark and name.isidentifier()):
+      raise ValueError(Problem("task.chat_options", repr(text), "NAME=VALUE, such as 'enable_thinking=False'"))
+    if name in options:
+      raise ValueError(Problem("task.chat_options", f"{name!r} twice", "each option once"))
+    try:
+      options[name] = {"true": True, "false": False}[value] if value in ("true", "false") else ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+      options[name] = value
+  return options
+
+
+def option_names(template: ChatTemplate) -> list[str]:
+  """Returns the names of the options that a template reads.
+
+  Example:
+    >>> option_names(ChatTemplate("{{ bos_token }}{% if enable_thinking %}{{ messages[0].content }}{% endif %}", "example", {}))
+    ['enable_thinking']
+  """
+  return sorted(name for name in _reads(template.source) if name not in INPUTS and not name.endswith("_token"))
+
+
+def with_options(template: ChatTemplate, options: Mapping[str, Any]) -> ChatTemplate:
+  """Returns a template with options set.
+
+  Args:
+    template: Template.
+    options: Values by name. That of `strftime_now` is the date that the template reads.
+
+  Raises:
+    ValueError: If the template reads no such option, or the date is none; with a `Problem`, whose
+      field is the option.
+  """
+  known = option_names(template) if options else []
+  for name, value in options.items():
+    if name not in known:
+      expected = f"an option that {template.path} reads: {', '.join(known)}" if known else f"none: {template.path} reads no options"
+      raise ValueError(Problem(name, shown(value), expected + did_you_mean(name, known)))
+    try:
+      _clock(value if name == _CLOCK else DATE)
+    except (TypeError, ValueError) as error:
+      raise ValueError(Problem(name, shown(value), f"the date that the chat template reads, such as {DATE}")) from error
+  return template._replace(variables={**template.variables, **options})
+
+
+def date_of(template: ChatTemplate) -> str | None:
+  """Returns the date that a template writes into prompts by `strftime_now`; None if it writes none."""
+  date = template.variables.get(_CLOCK, DATE)
+  on = lambda day: render(template._replace(variables={**template.variables, _CLOCK: day}), _EXCHANGE[:1])
+  return None if on(date) == on("1999-12-31") else date
+
+
+def standalone(template: ChatTemplate) -> str:
+  """Returns the source of a template with its options and its date, for programs that know neither.
+
+  A program that sets an option itself has its own.
+
+  Example:
+    >>> template = ChatTemplate("{{ mood }} {{ strftime_now('%Y') }}", "example", {"bos_token": "<s>", "mood": "gay"})
+    >>> standalone(template)
+    "{%- if mood is not defined %}{%- set mood = 'gay' %}{%- endif %}{{ mood }} {{ '2024' }}"
+  """
+  clock = _clock(template.variables.get(_CLOCK, DATE))
+  source = re.sub(rf"{_CLOCK}\(\s*(['\"])(.*?)\1\s*\)", lambda call: repr(clock(call[2])), template.source)
+  options = ((name, template.variables[name]) for name in option_names(template) if name in template.variables and name != _CLOCK)
+  return "".join(f"{{%- if {name} is not defined %}}{{%- set {name} = {x!r} %}}{{%- endif %}}" for name, x in options) + source
+
+
 @functools.lru_cache(maxsize=16)
 def _compile(source: str):
+  return _environment().from_string(source)
+
+
+@functools.lru_cache(maxsize=16)
+def _reads(source: str) -> frozenset[str]:
+  """Returns the names of the variables that a template reads."""
+  from jinja2 import meta  # `_environment` reports a missing package.
+
+  return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+
+
+def _environment():
   try:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
@@ -120,9 +236,8 @@ def _compile(source: str):
     "dict": lambda *args, **kwargs: dict(*args, **kwargs),
     "namespace": Namespace,
     "raise_exception": raise_exception,
-    "strftime_now": lambda form: datetime.datetime.now().strftime(form),
   }
-  return environment.from_string(source)
+  return environment
 
 
 def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | None:
@@ -171,9 +286,33 @@ def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) 
 def next_messages(template: ChatTemplate, messages: Sequence[Message], turn_end_token: str | None) -> str:
   """Returns the text from the end of one assistant turn to the beginning of the next.
 
-  The arguments are those of `next_message`, with any messages in between.
+  The arguments are those of `next_message`, with any messages in between. A template may write
+  them in any spelling, as JSON or trimmed.
   """
+  missing = left_out(template, [*_EXCHANGE, *messages], first=len(_EXCHANGE))
   _, separator, tail = render(template, [*_EXCHANGE, *messages]).partition(_ANSWER)
-  if not separator or any(message["content"].strip() not in tail for message in messages):
-    raise ValueError(f"{template.path}: the chat template leaves out a message; set config.task.chat=False to use none")
+  if missing or not separator:
+    role = missing["role"] if missing else "assistant"
+    raise ValueError(f"{template.path}: the chat template leaves out a message ({role}); set config.task.chat=False to use none")
   return tail.lstrip(" ").removeprefix(turn_end_token or "")
+
+
+def left_out(template: ChatTemplate, messages: Sequence[Message], *, first: int = 0) -> Message | None:
+  """Returns the first message whose content changes nothing in what the template writes.
+
+  Args:
+    template: Template to render.
+    messages: Messages of the conversation, with texts as contents.
+    first: Number of the first message to try.
+
+  Example:
+    >>> template = ChatTemplate("{{ messages[0].content | tojson }}", "example", {})
+    >>> left_out(template, [{"role": "user", "content": 'a "b"'}, {"role": "tool", "content": "c"}])
+    {'role': 'tool', 'content': 'c'}
+  """
+  text = render(template, messages)
+  for i in range(first, len(messages)):
+    other = {**messages[i], "content": f"0{messages[i]['content']}"}
+    if render(template, [*messages[:i], other, *messages[i + 1 :]]) == text:
+      return messages[i]
+  return None

@@ -10,10 +10,12 @@ from typing import Any, SupportsInt
 import tokenizers
 from tokenizers import decoders
 
-from jaxrl_llm.pretrained import image_prompts, where
-from jaxrl_llm.pretrained.chat_template import ChatTemplate, render, turn_end
+from jaxrl_llm.messages import Problem, problem_of
+from jaxrl_llm.pretrained import image_prompts, special_text, where
+from jaxrl_llm.pretrained.chat_template import ChatTemplate, left_out, render, turn_end, with_options
 from jaxrl_llm.pretrained.gguf_vocabulary import read_gguf
 from jaxrl_llm.pretrained.vocabulary import Vocabulary, read_folder
+from jaxrl_llm.text_types import Tokenizer
 
 # Special tokens that occur in no text and that no answer needs, best first.
 _SPARE = (
@@ -39,6 +41,8 @@ class PretrainedTokenizer:
     eos_id: Id that ends a demonstration.
     stop_ids: Ids that end a response, including `eos_id`.
     special_ids: Ids of all special tokens.
+    special: Names of the special tokens that users and tools may spell without meaning the token
+      (see `special_text`); empty if their names are always tokens.
     bos_id: Id that begins a prompt without a chat template; None if the checkpoint uses no begin
       token.
     chat_template: Template that renders a question as a conversation; None if there is none.
@@ -52,6 +56,7 @@ class PretrainedTokenizer:
   eos_id: int
   stop_ids: tuple[int, ...]
   special_ids: frozenset[int]
+  special: tuple[str, ...] = ()
   bos_id: int | None = None
   chat_template: ChatTemplate | None = None
   system: str | None = None
@@ -59,12 +64,10 @@ class PretrainedTokenizer:
   def encode(self, text: str) -> list[int]:
     """Encodes text without adding special tokens.
 
+    A special token's name in the text becomes that token, unless `special_text.hide` has hidden it.
     A lone surrogate, which UTF-8 cannot encode, becomes "?".
-
-    Note:
-      A special token's name in the text becomes that token, as in transformers.
     """
-    return self.backend.encode(text.encode("utf-8", errors="replace").decode(), add_special_tokens=False).ids
+    return special_text.encode(text.encode("utf-8", errors="replace").decode(), self.backend, self.special)
 
   @property
   def image_id(self) -> int | None:
@@ -87,18 +90,19 @@ class PretrainedTokenizer:
         not fit the pictures.
       ValueError: If there are pictures and the vocabulary has no image token.
     """
-    if slots:
-      if self.image_id is None:
-        raise ValueError(f"{self.path}: found no token {image_prompts.TOKEN}, expected a checkpoint that reads pictures")
-      content = image_prompts.parts(text, len(slots))
-      if self.chat_template is None:
-        ids = [self.bos_id] * (self.bos_id is not None) + self.encode("".join(part.get("text", image_prompts.PLAIN) for part in content))
-      else:
-        ids = self.encode(render(self.chat_template, _conversation(self.system, content)))
-      return image_prompts.expand(ids, self.image_id, slots)
-    if self.chat_template is None:
-      return [self.bos_id] * (self.bos_id is not None) + self.encode(text)
-    return self.encode(render(self.chat_template, _conversation(self.system, text)))
+    if not slots:
+      return self._written(text)
+    if self.image_id is None:
+      raise ValueError(f"{self.path}: found no token {image_prompts.TOKEN}, expected a checkpoint that reads pictures")
+    return image_prompts.expand(self._written(image_prompts.parts(text, len(slots))), self.image_id, slots)
+
+  def _written(self, content: str | list[dict[str, str]]) -> list[int]:
+    """Encodes a user's message, a text or texts and pictures, with one image token for each."""
+    if self.chat_template is not None:
+      return self.encode(render(self.chat_template, _conversation(self.system, content)))
+    parts = [{"text": content}] if isinstance(content, str) else content
+    texts = (special_text.hide(part["text"], self.special) if "text" in part else image_prompts.PLAIN for part in parts)
+    return [self.bos_id] * (self.bos_id is not None) + self.encode("".join(texts))
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """Decodes ids to text and never raises, because a policy may write anything.
@@ -144,6 +148,14 @@ class PretrainedTokenizer:
     return pieces
 
 
+def encode_foreign(text: str, tokenizer: Tokenizer) -> list[int]:
+  """Encodes text that the policy reads and does not write, of a user, a tool or another policy.
+
+  The names of special tokens in it are text, unless the tokenizer was loaded for them to be tokens.
+  """
+  return tokenizer.encode(special_text.hide(text, tokenizer.special) if isinstance(tokenizer, PretrainedTokenizer) else text)
+
+
 def load_tokenizer(
   path: str | os.PathLike,
   *,
@@ -152,6 +164,7 @@ def load_tokenizer(
   vocab_rows: int | None = None,
   pad_token: str | None = None,
   chat_options: Mapping[str, Any] | None = None,
+  special_tokens: str = "text",
 ) -> PretrainedTokenizer:
   """Loads the tokenizer of a checkpoint.
 
@@ -171,7 +184,10 @@ def load_tokenizer(
     vocab_rows: Number of rows of the model's embedding, which must hold every id; None skips the
       check.
     pad_token: Text of the token that fills unused slots; None chooses it as above.
-    chat_options: Further variables of the chat template, such as `{"enable_thinking": False}`.
+    chat_options: Options of the chat template, such as `{"enable_thinking": False}`; that of
+      `strftime_now` is the date that it reads (`chat_template.DATE` by default).
+    special_tokens: Meaning of a special token's name in messages, prompts and replies: "text", or
+      "tokens" as in transformers, where such a text can end a turn or begin another one.
 
   Raises:
     ValueError: If a part of the checkpoint is missing or damaged, or the parts do not fit together.
@@ -186,11 +202,14 @@ def load_tokenizer(
     raise ValueError(
       f"{path}: has ids up to {vocab_size - 1}, but the model's embedding only {vocab_rows} rows; the two do not belong together"
     )
-  template = _chat_template(vocabulary, system, chat_options or {}) if chat else None
+  special = tuple(tokens[i] for i in sorted(vocabulary.special_ids)) if special_tokens == "text" else ()
+  template = _chat_template(vocabulary, system, chat_options or {}, special) if chat else None
   if system is not None and not chat:
     raise ValueError(
       f"config.task.system: found {system[:40]!r} with config.task.chat=False, where nothing reads it; set chat=True or remove it"
     )
+  if chat_options and not chat:
+    raise ValueError(Problem("config.task.chat_options", repr(dict(chat_options)), "none with task.chat=False, where nothing reads them"))
   specials = {i: tokens[i] for i in sorted(vocabulary.special_ids)}
   stop_ids = _stop_ids(vocabulary, tokens, template and turn_end(template, list(specials.values())))
   return PretrainedTokenizer(
@@ -201,6 +220,7 @@ def load_tokenizer(
     eos_id=stop_ids[0],
     stop_ids=stop_ids,
     special_ids=vocabulary.special_ids,
+    special=special,
     bos_id=vocabulary.bos_id if vocabulary.adds_bos else None,
     chat_template=template,
     system=system,
@@ -223,18 +243,23 @@ def _conversation(system: str | None, text: str | list[dict[str, str]]) -> list[
   return [*head, {"role": "user", "content": text}]
 
 
-def _chat_template(vocabulary: Vocabulary, system: str | None, options: Mapping[str, Any]) -> ChatTemplate:
+def _chat_template(vocabulary: Vocabulary, system: str | None, options: Mapping[str, Any], special: tuple[str, ...]) -> ChatTemplate:
   """Returns the template after one trial, so that errors surface before the first rollout."""
   if not vocabulary.chat_template:
     raise ValueError(
       f"{vocabulary.path}: has no chat template; set config.task.chat=False, or add chat_template.jinja to the checkpoint's folder"
     )
-  template = ChatTemplate(vocabulary.chat_template, str(vocabulary.path), {**vocabulary.named, **options})
-  question = "How many?"
-  written = render(template, _conversation(system, question))
-  if question not in written:
+  template = ChatTemplate(vocabulary.chat_template, str(vocabulary.path), vocabulary.named, special)
+  missing = left_out(template, _conversation(system, "How many?"))  # First, because it reports a template that does not compile.
+  try:
+    template = with_options(template, options)
+  except ValueError as error:
+    problem = problem_of(error)
+    raise ValueError(problem.with_prefix("config.task.chat_options")) from error
+  missing = missing or left_out(template, _conversation(system, "How many?"))
+  if missing and missing["role"] == "user":
     raise ValueError(f"{vocabulary.path}: the chat template leaves out what the user says; set config.task.chat=False to use none")
-  if system is not None and system.strip() not in written:
+  if missing:
     raise ValueError(f"{vocabulary.path}: the chat template leaves out the system message; leave config.task.system unset")
   return template
 

@@ -5,11 +5,14 @@
 
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import tokenizers
 
 from jaxrl_llm.messages import one_line
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class Vocabulary(NamedTuple):
@@ -57,6 +60,7 @@ def read_folder(path: pathlib.Path) -> Vocabulary:
   config = _read_json(path / "tokenizer_config.json")
   _add_tokens(backend, config, path)
   named = {key: text for key, value in (_read_json(path / "special_tokens_map.json") | config).items() if (text := _token_text(key, value))}
+  _make_special(backend, named.values())
   by_name = {key: _id_of(backend, text, path, key) for key, text in named.items() if key in ("bos_token", "eos_token", "pad_token")}
   ids = _read_json(path / "config.json"), _read_json(path / "generation_config.json")
   ids = {key: value for part in ids for key, value in part.items() if key.endswith("_token_id") and value is not None}
@@ -88,9 +92,25 @@ def _load_backend(path: pathlib.Path) -> tokenizers.Tokenizer:
       "let transformers write it: AutoTokenizer.from_pretrained(A).save_pretrained(B)"
     )
   try:
-    return tokenizers.Tokenizer.from_file(str(file))
+    backend = tokenizers.Tokenizer.from_file(str(file))
   except Exception as error:  # The package raises plain `Exception`.
     raise ValueError(f"{file}: found a damaged tokenizer ({one_line(error, typed=False)}); copy or download it again") from error
+  _reset(backend)
+  return backend
+
+
+def _reset(backend: tokenizers.Tokenizer) -> None:
+  """Undoes what the code that saved a tokenizer had set for its own batches.
+
+  Truncation and padding are arguments of a call in transformers, never a property of the file.
+  Dropout of merges and draws of segmentations are for pre-training: here they would encode the same
+  prompt in another way each time.
+  """
+  backend.no_truncation()
+  backend.no_padding()
+  for name in ("dropout", "alpha", "nbest_size"):
+    if getattr(backend.model, name, None) is not None:
+      setattr(backend.model, name, None)
 
 
 def _read_json(file: pathlib.Path) -> dict[str, Any]:
@@ -106,11 +126,12 @@ def _read_json(file: pathlib.Path) -> dict[str, Any]:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: pathlib.Path) -> None:
-  """Adds the tokens that `tokenizer_config.json` lists and `tokenizer.json` lacks."""
+  """Adds the tokens that `tokenizer_config.json` lists, with their flags, which replace the file's."""
   listed = config.get("added_tokens_decoder") or {}
   for i, entry in sorted((int(i), entry) for i, entry in listed.items()):
-    flags = {key: bool(entry[key]) for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in entry}
-    if backend.id_to_token(i) == entry["content"] and (not flags.get("special") or backend.get_added_tokens_decoder()[i].special):
+    flags = {key: bool(entry[key]) for key in _FLAGS if key in entry}
+    known = backend.get_added_tokens_decoder().get(i)
+    if known is not None and known.content == entry["content"] and all(getattr(known, key) == x for key, x in flags.items()):
       continue
     backend.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
     if (token_id := backend.token_to_id(entry["content"])) != i:
@@ -118,6 +139,16 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: pat
         f"{path}: {entry['content']!r} is {i} in tokenizer_config.json but {token_id} by tokenizer.json; "
         "the two do not belong together"
       )
+
+
+def _make_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
+  """Makes tokens of the texts with a role, such as `eos_token`, where the file has them in its vocabulary alone."""
+  added = backend.get_added_tokens_decoder()
+  for text in dict.fromkeys(texts):
+    i = backend.token_to_id(text)
+    if i is not None and (i not in added or not added[i].special):
+      flags = {key: getattr(added[i], key) for key in _FLAGS[:-1]} if i in added else {"normalized": False}
+      backend.add_tokens([tokenizers.AddedToken(text, special=True, **flags)])
 
 
 def _token_text(key: str, value: Any) -> str | None:

@@ -9,6 +9,7 @@ from jaxrl_llm.rollouts.samplers import memory_limit
 from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.out_of_memory import advice, footprint
 from jaxrl_llm.tasks.files import report
+from jaxrl_llm.tasks.pipeline import prompt_notes
 
 
 def describe_run(config: ConfigDict) -> str:
@@ -38,6 +39,7 @@ def describe_run(config: ConfigDict) -> str:
     lines.append(f"pictures: {each}, {kept * gallery.bytes_of_picture / 1e6:,.1f} MB")
   if experiment.task.report is not None:
     lines.append(f"data: {report.in_words(experiment.task.report)}")
+  lines += prompt_notes(experiment.task.train, experiment.task.tokenizer)
   limit = memory_limit(experiment.mesh.local_devices[0], experiment.mesh.local_mesh.size)
   if limit is not None and estimate.peak > limit:
     lines += [f"the peak exceeds the {limit / 1e9:,.2f} GB of a device; what would lower it most:"]

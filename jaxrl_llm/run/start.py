@@ -31,7 +31,7 @@ from jaxrl_llm.run.teacher import fingerprint, load_teacher
 from jaxrl_llm.run.trackers.followers import Followers
 from jaxrl_llm.tasks.curriculum import CurriculumStream
 from jaxrl_llm.tasks.files import report
-from jaxrl_llm.tasks.pipeline import example_iterator
+from jaxrl_llm.tasks.pipeline import example_iterator, prompt_notes
 from jaxrl_llm.types import Params, TrainState
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.metrics import MetricWriter, SampleWriter
@@ -145,7 +145,7 @@ def start_run(
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
   first_lines = [] if experiment.task.report is None else [f"data: {report.in_words(experiment.task.report)}"]
-  first_lines += [*chosen, *experiment.drawn_by()]
+  first_lines += [*prompt_notes(experiment.task.train, experiment.task.tokenizer), *chosen, *experiment.drawn_by()]
   writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   if config.rollout.samplers:
     use_samplers(config, experiment, workdir, note=progress.note)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_llm.engine.requests import Completion, Piece
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.text import Spelling
+from jaxrl_llm.serve.tools import message
 
 _REASONS = {"stop": "stop", "length": "length", "aborted": "abort"}
 _LEAST_LOGPROB = -9999.0
@@ -84,11 +85,18 @@ def whole(
   """
   choices = []
   for i, (completion, text) in enumerate(zip(completions, texts, strict=True)):
-    content = {"message": {"role": "assistant", "content": text}} if form.is_chat else {"text": text}
-    choice = {"index": i, **content, "finish_reason": _REASONS[completion.reason]}
+    said, reason = _said(call, served, text, completion.reason)
+    content = {"message": {"role": "assistant", **said}} if form.is_chat else {"text": text}
+    choice = {"index": i, **content, "finish_reason": reason}
     choices.append(choice | _numbers(call, form, spelling, Piece(completion.tokens, completion.logprobs), prompt=_prompt_of(call, i)))
   answer = {**envelope(form.prefix, form.whole, served), "choices": choices, "usage": usage(call, completions)}
   return answer | ({"prompt_token_ids": call.prompts[0]} if form.is_chat and call.returns_ids else {})
+
+
+def _said(call: Call, served: Served, text: str, reason: str) -> tuple[dict[str, Any], str]:
+  """Returns the fields of a message and its reason; a completion that was cut calls no tools."""
+  said = message(text, call.tools if reason == "stop" else (), served.tokenizer)
+  return said, "tool_calls" if "tool_calls" in said else _REASONS[reason]
 
 
 def envelope(prefix: str, kind: str, served: Served) -> dict[str, Any]:
@@ -108,6 +116,7 @@ def first_chunks(call: Call, form: Format, shared: dict[str, Any]) -> list[dict[
 def chunk(
   call: Call,
   form: Format,
+  served: Served,
   spelling: Spelling,
   shared: dict[str, Any],
   *,
@@ -123,17 +132,21 @@ def chunk(
   Args:
     call: Client's call.
     form: Format of the answer.
+    served: Checkpoint.
     spelling: Vocabulary.
     shared: Fields of `envelope`.
     index: Number of the choice.
-    text: Text that the tokens complete.
+    text: Text that the tokens complete; with tools, that of the whole completion when it has ended.
     piece: Tokens.
     offset: Number of characters before them.
     reason: Reason that the completion ended; None if it goes on.
     is_first: Whether no token of the choice was sent before.
   """
-  content = {"delta": {"content": text}} if form.is_chat else {"text": text}
-  choice = {"index": index, **content, "finish_reason": None if reason is None else _REASONS[reason]}
+  said, ended = ({"content": text}, None) if reason is None else _said(call, served, text, reason)
+  for i, item in enumerate(said.get("tool_calls", ())):
+    item["index"] = i
+  content = {"delta": said} if form.is_chat else {"text": text}
+  choice = {"index": index, **content, "finish_reason": ended}
   prompt = _prompt_of(call, index) if is_first and not form.is_chat else None
   return {**shared, "choices": [choice | _numbers(call, form, spelling, piece, prompt=prompt, offset=offset)]}
 

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_llm.engine.requests import Limits, Request
 from jaxrl_llm.messages import one_line, shown
-from jaxrl_llm.pretrained.chat_template import ChatTemplate, render
+from jaxrl_llm.pretrained.chat_messages import opening_text
+from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import fields
 from jaxrl_llm.serve.conversation import read_messages, with_options
 from jaxrl_llm.serve.refusals import Refusal, hint, wrong
+from jaxrl_llm.serve.tools import read_tools
 from jaxrl_llm.text_types import Tokenizer
 
 MAX_CHOICES = 128
@@ -26,7 +28,7 @@ _SAMPLING = frozenset(
 _EXPERTS_START = "routed_experts_prompt_start"
 _GENERATE = frozenset("cache_salt model return_token_ids sampling_params stream token_ids".split())
 _OPENAI = _SAMPLING | frozenset("cache_salt model return_token_ids return_tokens_as_token_ids stream stream_options".split())
-_CHAT = _OPENAI | frozenset("chat_template_kwargs max_completion_tokens messages".split())
+_CHAT = _OPENAI | frozenset("chat_template_kwargs max_completion_tokens messages tool_choice tools".split())
 _COMPLETION = _OPENAI | {"prompt"}
 
 
@@ -64,6 +66,7 @@ class Call(NamedTuple):
     returns_ids: Whether to return the token ids of prompt and completion.
     skip_special: Whether the text leaves out special tokens.
     routes_from: Number of the first token whose experts are returned, if the engine records them.
+    tools: Tools whose calls are read from completions.
   """
 
   prompts: list[list[int]]
@@ -75,6 +78,7 @@ class Call(NamedTuple):
   returns_ids: bool = False
   skip_special: bool = True
   routes_from: int = 0
+  tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -154,9 +158,9 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
   if template is None:
     raise Refusal(400, "the checkpoint has no chat template; call /v1/completions with a prompt", code="no_chat_template")
   template = with_options(template, values.get("chat_template_kwargs"))
-  messages = read_messages(values.get("messages"), most=served.limits.context)
+  messages, tools = read_messages(values.get("messages"), most=served.limits.context), read_tools(values)
   try:
-    text = render(template, messages)
+    text = opening_text(messages, tools, template)
   except ValueError as error:
     # The error's own text names the file of the template.
     reason = one_line(error.__cause__ or "it cannot be rendered", typed=False)
@@ -165,7 +169,7 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
   budget = {"max_tokens": values.get("max_completion_tokens")} if values.get("max_completion_tokens") is not None else {}
   field = "max_completion_tokens" if budget else "max_tokens"
   make = _request_maker({**values, **budget}, served, salt=_salt(values), budget=None, budget_field=field)
-  return Call([prompt], make(prompt), logprobs=fields.flag(values, "logprobs", False), **_options(values))
+  return Call([prompt], make(prompt), logprobs=fields.flag(values, "logprobs", False), tools=tools, **_options(values))
 
 
 def _check_model(values: Mapping[str, Any], served: Served) -> None:

@@ -171,6 +171,7 @@ async def stream(
   shared = answers.envelope(form.prefix, form.chunk, served)
   streams = [_text_stream(call, i, spelling) for i in range(len(call.requests))]
   sent, lengths = [0] * len(call.requests), [0] * len(call.requests)
+  held = [""] * len(call.requests)
   completions: dict[int, Completion] = {}
   is_open = False
 
@@ -186,10 +187,13 @@ async def stream(
   def chunk(index: int, piece: Piece, completion: Completion | None) -> dict[str, Any]:
     text = streams[index].feed(piece.tokens) + ("" if completion is None else streams[index].finish())
     reason = None if completion is None else completion.reason
+    if call.tools:  # A call of a tool is known when it is whole.
+      held[index] += text
+      text = held[index] if completion is not None else ""
     options = dict(index=index, text=text, piece=piece, offset=lengths[index], reason=reason, is_first=not sent[index])
     lengths[index] += len(text)
     sent[index] += len(piece.tokens)
-    return answers.chunk(call, form, spelling, shared, **options)
+    return answers.chunk(call, form, served, spelling, shared, **options)
 
   try:
     while len(completions) < len(call.requests):

@@ -1,13 +1,15 @@
 """Input pipeline: an endless shuffled stream of rows, padded prompts, encoded demonstrations."""
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.pretrained.chat_template import next_message
+from jaxrl_llm.pretrained.chat_template import date_of, next_message
 from jaxrl_llm.pretrained.pictures import PictureConfig
+from jaxrl_llm.pretrained.tokenizer import encode_foreign
 from jaxrl_llm.tasks.files.storage import LESSON, Row
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.tasks.mixture import MixedRows
@@ -171,8 +173,27 @@ def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[i
   """
   template = getattr(tokenizer, "chat_template", None) if is_message else None
   if template is None:
-    return tokenizer.encode(text)
+    return encode_foreign(text, tokenizer)
   return tokenizer.encode(next_message(template, text, tokenizer.backend.id_to_token(tokenizer.eos_id)))
+
+
+def prompt_notes(source: Iterable[Row], tokenizer: Tokenizer, *, most: int = 1000) -> list[str]:
+  """Returns lines about what prompts contain by the checkpoint: a date, and special tokens as text.
+
+  Args:
+    source: Rows with a `prompt`.
+    tokenizer: Tokenizer of the task.
+    most: Number of rows that are looked at, from the first.
+  """
+  template, names, lines = getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special", ()), []
+  if template is not None and (date := date_of(template)) is not None:
+    lines.append(f"prompts: the chat template reads the date {date}, whatever the day (task.chat_options, strftime_now)")
+  prompts = [row["prompt"] for row in itertools.islice(source, most)] if names else []
+  spelt = [text for text in prompts if any(name in text for name in names)]
+  if spelt:
+    name = next(name for name in names if name in spelt[0])
+    lines.append(f"prompts: {len(spelt)} of the first {len(prompts)} spell special tokens, such as {name!r}, as text (task.special_tokens)")
+  return lines
 
 
 def prompt_lengths(source: Iterable[Row], tokenizer: Tokenizer, *, pictures: PictureConfig | None = None) -> list[int]:

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from jaxrl_llm.pretrained import chat_template
-from jaxrl_llm.pretrained.chat_template import ChatTemplate, render, turn_end
+from jaxrl_llm.pretrained.chat_template import ChatTemplate, next_messages, parse_options, render, standalone, turn_end, with_options
+from tests.pretrained.chats import REPLIES, SOURCES, TOOLS
 
 USER = [{"role": "user", "content": "2 < 3 & é?"}]
 
@@ -104,3 +105,64 @@ def test_without_the_package(monkeypatch):
     ImportError, match=r"chat templates need the package jinja2: pip install 'jaxrl-llm\[hf\]'; or set config\.task\.chat"
   ):
     write("{{ messages }}")
+
+
+@pytest.mark.parametrize(
+  ("family", "options"),
+  [
+    ("qwen3", {"enable_thinking": False}),
+    ("llama3", {"date_string": "27 Nov 2026", "tools_in_user_message": False}),
+    ("llama3", {"strftime_now": "2026-11-27"}),
+    ("llama3", {}),
+    ("qwen2.5", {}),
+  ],
+)
+def test_a_template_for_others_has_the_options_in_it(family, options):
+  template = ChatTemplate(SOURCES[family][0], "f", {"bos_token": "<s>", "tools": TOOLS})
+  own = with_options(template, options)
+  source = standalone(own)
+  assert render(template._replace(source=source), USER) == render(own, USER)
+  assert (source == template.source) == (family == "qwen2.5")
+  # A clock of another day changes nothing.
+  assert render(template._replace(source=source, variables={**template.variables, "strftime_now": "2030-01-01"}), USER) == render(own, USER)
+  if "date_string" in options:
+    assert "1 Jan 2030" in render(template._replace(source=source, variables={**template.variables, "date_string": "1 Jan 2030"}), USER)
+
+
+@pytest.mark.parametrize(
+  ("texts", "options"),
+  [
+    (("a=1", "b=x=y", "c=true", "d='2024'", "e=None"), {"a": 1, "b": "x=y", "c": True, "d": "2024", "e": None}),
+    (("today=26 Jul 2024", "f=['x', 1]", "g="), {"today": "26 Jul 2024", "f": ["x", 1], "g": ""}),
+    (("x",), r"task\.chat_options: found 'x', expected NAME=VALUE"),
+    (("a b=1",), r"found 'a b=1', expected NAME=VALUE"),
+    (("a=1", "a=2"), r"found 'a' twice, expected each option once"),
+  ],
+)
+def test_options_as_text(texts, options):
+  if isinstance(options, dict):
+    assert parse_options(texts) == options
+  else:
+    with pytest.raises(ValueError, match=options):
+      parse_options(texts)
+
+
+SPELLINGS = ["TEXT", "TEXT | tojson", "TEXT | trim", "TEXT | e", "TEXT | replace('a', 'b')", "{'output': TEXT} | tojson", "TEXT | upper"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_reply_in_any_spelling_of_the_template(spelling, reply):
+  written = spelling.replace("TEXT", "m.content")
+  source = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'tool' %}{{ " + written + " }}{% else %}{{ m.content }}{% endif %}<end>"
+  template = ChatTemplate(source + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}", "f", {})
+  messages = [{"role": "tool", "content": reply}, {"role": "tool", "content": "2"}, {"role": "user", "content": reply}]
+  said = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "What?"}]
+  assert f"<user>1<end><assistant>What?<end>{next_messages(template, messages, '<end>')}" == render(template, [*said, *messages])
+
+
+@pytest.mark.parametrize("role", ["tool", "user"])
+def test_a_reply_that_the_template_leaves_out(role):
+  source = "{% for m in messages %}{% if m.role != 'ROLE' or loop.first %}{{ m.content }}{% endif %}{% endfor %}".replace("ROLE", role)
+  with pytest.raises(ValueError, match=rf"f: the chat template leaves out a message \({role}\); set config\.task\.chat=False"):
+    next_messages(ChatTemplate(source, "f", {}), [{"role": role, "content": "Twelve."}], None)

@@ -55,6 +55,7 @@ PUBLISHED = """{%- macro written(content) %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 START, IMAGE, END = 151652, 151655, 151653  # As in Qwen3's vocabulary.
 
 
@@ -100,9 +101,12 @@ def test_counts_that_differ_are_refused_with_both(make, folder):
     tokenizer.encode_prompt("<image><image>?", [4])
 
 
-def test_a_placeholder_in_the_users_text_is_refused(folder):
+def test_a_placeholder_in_the_users_text_is_text(folder):
+  for chat in (True, False):
+    ids = load_tokenizer(folder, chat=chat).encode_prompt("<image> is <|image_pad|>?", [4])
+    assert ids.count(IMAGE) == 4 and load_tokenizer(folder).decode(ids).endswith(" is <|image_pad|>?" + TAIL * chat)
   with pytest.raises(BadPicture, match="2 image tokens in the prompt, but 1 pictures"):
-    load_tokenizer(folder).encode_prompt("<image> is <|image_pad|>?", [4])
+    load_tokenizer(folder, special_tokens="tokens").encode_prompt("<image> is <|image_pad|>?", [4])
 
 
 def test_a_template_that_leaves_pictures_out_is_refused(folder):

@@ -7,8 +7,9 @@ import pytest
 
 from jaxrl_llm.engine.requests import Limits, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import app
-from tests.serve.fake_engine import EOS, FakeEngine, ask, events_of, serving, wait_for
+from tests.serve.fake_engine import EOS, ChatBytes, FakeEngine, ask, events_of, serving, wait_for
 
 GENERATE, CHAT, COMPLETION = "/inference/v1/generate", "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -92,6 +93,63 @@ def test_a_chat(service, engine):
 def test_options_reach_the_template(service, engine):
   ask(service, CHAT, {"messages": HI, "chat_template_kwargs": {"shout": True}})
   assert bytes(engine.requests[-1].tokens) == b"<user>hi!<assistant>"
+
+
+def test_a_clients_option_replaces_that_of_the_checkpoint():
+  engine = FakeEngine("x")
+
+  class Loud(ChatBytes):
+    chat_template = ChatBytes.chat_template._replace(variables={"shout": True})
+
+  with serving(engine, tokenizer=Loud()) as service:
+    for options, end in ((None, b"hi!"), ({"shout": False, "others": 1}, b"hi")):
+      ask(service, CHAT, {"messages": HI, "chat_template_kwargs": options})
+      assert bytes(engine.requests[-1].tokens) == b"<user>" + end + b"<assistant>"
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}]
+CALLED = {  # What the policy writes, and the message, by the form of the template.
+  '{"name": "add", "parameters": {"a": 1}}': "{{ '{\"name\": \"' + c.name + '\", \"parameters\": ' + c.arguments | tojson + '}' }}",
+  'Hm.<call>\n<f=add>\n<a=a>\n1\n</a>\n</f></call>': (
+    "<call>{{ '\n<f=' + c.name + '>' }}{% for k, v in c.arguments | items %}"
+    "{{ '\n<a=' + k + '>\n' + (v if v is string else v | tojson) + '\n</a>' }}"
+    "{% endfor %}{{ '\n</f>' }}</call>"
+  ),
+}
+
+
+@pytest.mark.parametrize("text", CALLED)
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_tools_in_the_form_of_the_template(text, stream):
+  class Tools(ChatBytes):
+    chat_template = ChatTemplate(
+      "{{ tools | tojson if tools else '' }}{% for m in messages %}<{{ m.role }}>"
+      "{{ m.content | tojson if m.role == 'tool' else m.content }}"
+      "{% for call in m.tool_calls or [] %}{% set c = call.function %}" + CALLED[text] + "{% endfor %};{% endfor %}<assistant>",
+      "example", {},
+    )  # fmt: skip
+
+  engine = FakeEngine(text, limits=Limits(context=4096, requests=64))
+  with serving(engine, tokenizer=Tools()) as service:
+    request = {"messages": HI, "tools": TOOLS, "stream": stream}
+    if stream:
+      choices = [choice for event in events_of(ask(service, CHAT, request)[2]) for choice in event["choices"]]
+      assert not any(choice["delta"].get("content") for choice in choices[:-1])
+      message, reason = choices[-1]["delta"], choices[-1]["finish_reason"]
+      assert message["tool_calls"][0].pop("index") == 0
+    else:
+      choice = ask(service, CHAT, request)[2]["choices"][0]
+      message, reason = choice["message"], choice["finish_reason"]
+    (call,) = message["tool_calls"]
+    assert (message["content"], reason) == ("Hm." if text.startswith("Hm") else None, "tool_calls")
+    assert (call["type"], call["function"]) == ("function", {"name": "add", "arguments": '{"a": 1}'})
+    history = [*HI, {"role": "assistant", **message}, {"role": "tool", "tool_call_id": call["id"], "content": 'say "2"\n'}]
+    ask(service, CHAT, {"messages": history, "tools": TOOLS})
+    prompt = bytes(engine.requests[-1].tokens).decode()
+    assert prompt.startswith('[{"type": "function"') and prompt.endswith(f'<user>hi;<assistant>{text};<tool>"say \\"2\\"\\n";<assistant>')
+    answer = ask(service, CHAT, {"messages": HI, "tools": TOOLS, "tool_choice": "none"})[2]["choices"][0]
+    assert answer["message"] == {"role": "assistant", "content": text} and answer["finish_reason"] == "stop"
+    assert bytes(engine.requests[-1].tokens).decode() == "<user>hi;<assistant>"
 
 
 def test_completions_of_several_prompts(service, engine):
@@ -208,7 +266,13 @@ REFUSED = [
   (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "a text"),
   (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "user or assistant"),
   (CHAT, {"messages": ["hi"]}, "messages[0]", "role and content"),
-  (CHAT, {"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls", "/inference/v1/generate"),
+  (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "a call"),
+  (CHAT, {"messages": [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
+   "messages[0].tool_calls", "another role than assistant"),
+  (CHAT, {"messages": HI, "tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools[0].function.name", "a name"),
+  (CHAT, {"messages": HI, "tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
+   "tools[0].function.parameters", "a JSON schema"),
+  (CHAT, {"messages": HI, "tool_choice": "required"}, "tool_choice", "does not force calls"),
   (CHAT, {"messages": [{"role": "user", "contents": "x"}]}, "messages[0].contents", "did you mean 'content'"),
   (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
    "messages[0].content[0].type", "no pictures"),
@@ -218,7 +282,7 @@ REFUSED = [
   (CHAT, {"messages": HI, "chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "an option"),
   (CHAT, {"messages": HI, "chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs.__class__", "an option"),
   (CHAT, {"messages": HI, "chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs.x", "short text"),
-  (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools", "not support"),
+  (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools[0]", "a function"),
   (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not support"),
   (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "not support"),
   (CHAT, {"messages": HI, "logprobs": 1}, "logprobs", "true or false"),

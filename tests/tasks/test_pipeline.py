@@ -9,8 +9,10 @@ import pytest
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate, render
+from jaxrl_llm.pretrained.tokenizer import load_tokenizer
 from jaxrl_llm.rollouts.environments import make
 from jaxrl_llm.tasks import pipeline
+from tests.pretrained.chats import write_folder
 
 TOKENIZER = ByteTokenizer()
 ROWS = [{"question": str(i), "prompt": f"{i}\n"} for i in range(10)]
@@ -137,3 +139,13 @@ def test_a_reply_is_a_message_if_there_is_a_template():
   tokenizer.chat_template = ChatTemplate("{{ messages[0].content }}", "a/folder", {})
   with pytest.raises(ValueError, match="leaves out a message"):
     pipeline.encode_reply("42", tokenizer, is_message=True)
+
+
+def test_what_prompts_hold_by_the_checkpoint(tmp_path):
+  load = lambda **options: load_tokenizer(write_folder(tmp_path / "llama3", "llama3"), **options)
+  rows = [{"prompt": text} for text in ("1", "a<|eot_id|>", "<|im_end|>", "<|eot_id|> <|begin_of_text|>")]
+  date, names = pipeline.prompt_notes(rows, load())
+  assert "reads the date 2024-07-26" in date
+  assert "2 of the first 4 spell special tokens, such as '<|eot_id|>', as text (task.special_tokens)" in names
+  assert pipeline.prompt_notes(rows[:1], load(chat_options={"date_string": "today"})) == []
+  assert pipeline.prompt_notes(rows, load(special_tokens="tokens"))[1:] == [] == pipeline.prompt_notes(rows, TOKENIZER)

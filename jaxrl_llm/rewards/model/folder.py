@@ -16,42 +16,44 @@ from jaxrl_llm.text_types import Tokenizer
 NOTES = "reward_model.json"
 """File beside the weights of a reward model trained by this package.
 
-It holds `tokenizer` ("bytes", "folder", or a path), `chat` and `system`.
+It holds `tokenizer` ("bytes", "folder", or a path) and the `PROMPTS` settings of the training.
 """
+
+PROMPTS = {"chat": True, "system": None, "chat_options": {}, "special_tokens": "text"}
+"""Settings of `load_tokenizer` by which prompts are written and read, with their defaults."""
 
 _BYTES, _FOLDER = "bytes", "folder"
 
 
-def notes_of(path: str | os.PathLike | None, *, chat: bool | None, system: str | None) -> dict[str, Any]:
+def notes_of(path: str | os.PathLike | None, **prompts: Any) -> dict[str, Any]:
   """Returns the content of `NOTES` for a checkpoint's tokenizer.
 
-  If `path` is None, it describes the byte tokenizer.
+  If `path` is None, it describes the byte tokenizer. `prompts` are settings of `PROMPTS`; None is
+  the default.
   """
   if path is None:
     return {"tokenizer": _BYTES}
   resolved = where.resolve(path)
   if resolved.is_dir() and (own := _notes(resolved)):  # A reward model that is trained further.
     return own
-  return {"tokenizer": _FOLDER if resolved.is_dir() else str(path), "chat": chat is not False, "system": system}
+  set_here = {name: value for name, value in prompts.items() if value is not None}
+  return {"tokenizer": _FOLDER if resolved.is_dir() else str(path), **PROMPTS, **set_here}
 
 
 def load_reward_tokenizer(
   path: str | os.PathLike,
   *,
-  chat: bool | None = None,
-  system: str | None = None,
   pad_token: str | None = None,
   vocab_rows: int | None = None,
+  **prompts: Any,
 ) -> Tokenizer:
   """Loads the tokenizer of a reward model, or of a language model that is to become one.
 
   Args:
     path: Path of the checkpoint, as in `pretrained.where.resolve`.
-    chat: Whether prompts are written with the chat template. None uses the value from training, or
-      True.
-    system: System message of each conversation. None uses the value from training.
     pad_token: Padding token, as in `load_tokenizer`.
     vocab_rows: Number of rows of the model's embeddings, as in `load_tokenizer`.
+    prompts: Settings of `PROMPTS`. None, as if left out, uses the value from training.
 
   Raises:
     ValueError: If there is no tokenizer, or it does not fit. One line.
@@ -62,9 +64,11 @@ def load_reward_tokenizer(
     return ByteTokenizer()
   if (source := notes.get("tokenizer", _FOLDER)) != _FOLDER:
     resolved = where.resolve(source)
-  chat = notes.get("chat", True) if chat is None else chat
-  system = notes.get("system") if system is None and chat else system
-  return load_tokenizer(resolved, chat=chat, system=system, vocab_rows=vocab_rows, pad_token=pad_token)
+  settings = PROMPTS | {name: notes[name] for name in PROMPTS if name in notes}
+  own = {name: value for name, value in prompts.items() if value is not None}
+  if own.get("chat") is False:  # Nothing reads what the notes say of the chat.
+    settings |= {"system": None, "chat_options": {}}
+  return load_tokenizer(resolved, vocab_rows=vocab_rows, pad_token=pad_token, **(settings | own))
 
 
 def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:

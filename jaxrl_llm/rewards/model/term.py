@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.pretrained.tokenizer import encode_foreign
 from jaxrl_llm.rewards import Outcome, WeightedReward
 from jaxrl_llm.rewards.model.folder import load_reward_tokenizer, same_vocabulary
 from jaxrl_llm.rewards.model.judge import make_judge
@@ -46,7 +47,7 @@ def reward_model_term(
     if exact:
       return [*tokenizer.encode_prompt(example["prompt"]), *completion.token_ids]
     ends = [own.eos_id] if completion.stopped else []
-    return [*own.encode_prompt(example["prompt"]), *own.encode(completion.text), *ends]
+    return [*own.encode_prompt(example["prompt"]), *encode_foreign(completion.text, own), *ends]
 
   def outcome(reward: float | None, length: int) -> Outcome:
     if reward is None:

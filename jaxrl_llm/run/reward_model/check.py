@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.check import field_problems, in_config
+from jaxrl_llm.config.check import OF_TOKENIZERS, field_problems, in_config
 from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, unread, unused
 from jaxrl_llm.config.trackers import tracker_problems
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of
@@ -15,12 +16,12 @@ from jaxrl_llm.models.remat import check_policy
 from jaxrl_llm.models.reward_model import is_classifier, trunk_config
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.chat_template import parse_options
 from jaxrl_llm.rewards.model import load_reward_tokenizer
 from jaxrl_llm.tasks import preference_pairs
 from jaxrl_llm.text_types import Tokenizer
 
 _OF_FILES = ("path", "test_path", "test_fraction", "margin_column")
-_OF_TOKENIZERS = ("chat", "system", "pad_token")
 
 
 def job_problems(config: ConfigDict) -> list[str]:
@@ -55,7 +56,14 @@ def tokenizer_of(config: ConfigDict) -> Tokenizer:
   if section.path is None or section.tokenizer is not None:
     return ByteTokenizer()
   rows = shape_of(config).vocab_size
-  return load_reward_tokenizer(section.path, chat=task.chat, system=task.system, pad_token=task.pad_token, vocab_rows=rows)
+  return load_reward_tokenizer(section.path, pad_token=task.pad_token, vocab_rows=rows, **prompt_settings(config))
+
+
+def prompt_settings(config: ConfigDict) -> dict[str, Any]:
+  """Returns how prompts are written and read, which the reward model's notes keep for RL."""
+  task = config.task
+  options = parse_options(task.chat_options or ()) or None
+  return dict(chat=task.chat, system=task.system, chat_options=options, special_tokens=task.special_tokens)
 
 
 def load_pairs(config: ConfigDict) -> preference_pairs.Pairs:
@@ -114,9 +122,7 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   except (ImportError, ValueError) as error:
     yield in_config(problem_of(error))
   if config.model.path is None or tokenizer:
-    for name in _OF_TOKENIZERS:
-      if config.task[name] is not None:
-        yield Problem(f"config.task.{name}", repr(config.task[name]), "None, because the byte tokenizer ignores it")
+    yield from unused(config, [f"task.{name}" for name in OF_TOKENIZERS], "the byte tokenizer ignores it")
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:

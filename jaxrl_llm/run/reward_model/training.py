@@ -27,7 +27,7 @@ from jaxrl_llm.run.opening import first_record, open_outputs, open_workdir, rest
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
-from jaxrl_llm.run.reward_model.check import load_pairs, row_problems, shape_of, tokenizer_of
+from jaxrl_llm.run.reward_model.check import load_pairs, prompt_settings, row_problems, shape_of, tokenizer_of
 from jaxrl_llm.run.reward_model.programs import Programs, make_programs, of_step
 from jaxrl_llm.run.reward_model.rows import Pair, of_pairs, pack_pairs
 from jaxrl_llm.run.stopping import end_step, stop_if_not_finite
@@ -232,12 +232,12 @@ def save_model(run: RewardModelRun) -> None:
 
   The tokenizer, or a note of where it is, is saved with it.
   """
-  folder, section, task = run.workdir / FOLDER, run.config.model, run.config.task
+  folder, section = run.workdir / FOLDER, run.config.model
   # An earlier attempt stopped before its summary; the folder only appears whole.
   if folder.exists():
     return
   source = None if section.path is None else where_lib.resolve(section.path)
-  notes = notes_of(None if section.tokenizer else section.path, chat=task.chat, system=task.system)
+  notes = notes_of(None if section.tokenizer else section.path, **prompt_settings(run.config))
   tokenizer_from = source if notes["tokenizer"] == "folder" else None
   options = dict(pad_token_id=run.tokenizer.pad_id, tokenizer_from=tokenizer_from, notes={NOTES: notes})
   save_reward_model(folder, run.programs.model, run.state.params, **options)

@@ -11,7 +11,8 @@ import numpy as np
 from jaxrl_llm.engine import requests
 from jaxrl_llm.engine.requests import Engine, Piece
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.pretrained.chat_messages import Messages, ToolCall, following_ids, opening_ids, split_calls
+from jaxrl_llm.pretrained.chat_messages import Messages, following_ids, opening_ids, split_calls
+from jaxrl_llm.pretrained.tool_calls import ToolCall
 from jaxrl_llm.rollouts.cutting import Cutting
 from jaxrl_llm.rollouts.playing import Conversation, Draws, turn_seed, with_routes
 from jaxrl_llm.text_types import Tokenizer, Turn
@@ -169,7 +170,7 @@ class Talk:
       self.reason = StopReason.TOKEN if tokens[-1] in draws.stop_ids else StopReason.STRING
     text = tokenizer.decode(tokens)
     self.turns.append(Turn(text, "", 0.0, len(self.tokens) - 1))
-    content, calls = split_calls(text, tools)
+    content, calls = split_calls(text, tools, tokenizer)
     return Drawn(before, list(tokens), list(logprobs), content, calls if stopped else [], stopped, len(self.turns) > 1)
 
   def _earlier(self, reply: list[int]) -> tuple[list[int], list[float], bool]:
