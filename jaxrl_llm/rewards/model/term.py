@@ -9,6 +9,8 @@ import numpy as np
 from jaxrl_llm.rewards import Outcome, WeightedReward
 from jaxrl_llm.rewards.model.folder import load_reward_tokenizer, same_vocabulary
 from jaxrl_llm.rewards.model.judge import make_judge
+from jaxrl_llm.tasks.files.storage import IDS, IMAGES
+from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer
 
 NAME = "reward_model"
@@ -42,11 +44,15 @@ def reward_model_term(
   limit = max_tokens if exact else 2 * max_tokens
   judge_ids = make_judge(path, max_tokens=limit, dtype=dtype)
 
+  def prompt_of(example: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """Encodes the texts of a prompt; ids and pictures are the policy's own."""
+    return prompt_ids({name: value for name, value in example.items() if name not in (IDS, IMAGES)}, tokenizer)
+
   def sequence(completion: Completion, example: Mapping[str, Any]) -> list[int]:
     if exact:
-      return [*tokenizer.encode_prompt(example["prompt"]), *completion.token_ids]
+      return [*prompt_of(example, tokenizer), *completion.token_ids]
     ends = [own.eos_id] if completion.stopped else []
-    return [*own.encode_prompt(example["prompt"]), *own.encode(completion.text), *ends]
+    return [*prompt_of(example, own), *own.encode(completion.text), *ends]
 
   def outcome(reward: float | None, length: int) -> Outcome:
     if reward is None:

@@ -73,7 +73,7 @@ def test_a_response_may_be_missing():
 
 
 @pytest.mark.parametrize(
-  "value, text", [(7.0, "7"), (7.5, "7.5"), (2**70, str(2**70)), (True, "true"), ({"a": "ä"}, '{"a": "ä"}'), (b"x", "x")]
+  "value, text", [(7.0, "7"), (7.5, "7.5"), (2**70, str(2**70)), (True, "true"), (b"x", "x")]
 )
 def test_text_of_values(value, text):
   assert columns.text({"a": value}, "a") == text

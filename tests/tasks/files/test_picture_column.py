@@ -54,7 +54,7 @@ BAD = {
   "picture is neither a path nor bytes": 7,
   "marks unlike the pictures": ["pictures/1.png", "pictures/2.png"],
   "prompt longer than 30 tokens": ["pictures/1.png"] * 40,
-  "duplicate question": "pictures/3.png",
+  "duplicate question with another answer": "pictures/3.png",
 }
 
 

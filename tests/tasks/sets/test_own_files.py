@@ -15,7 +15,7 @@ ROWS = [
   {"q": f"What is {i} + 1?", "a": i + 1, "hard": f"Level {i % 3}", "hint": "Count.", "work": "so" if i % 2 else None} for i in range(60)
 ]
 BAD = [
-  '{"q": "What is 0 + 1?", "a": 1, "hard": 1, "hint": "", "work": ""}',
+  '{"q": "What is 0 + 1?", "a": 1, "hard": 1, "hint": "Count.", "work": ""}',
   '{"q": null, "a": 1, "hard": 1, "hint": "", "work": ""}',
   '{"q": "What is blue?", "a": "blue", "hard": 1, "hint": "", "work": ""}',
   '{"q": "What is ' + "very " * 30 + 'long?", "a": 1, "hard": 1, "hint": "", "work": ""}',
