@@ -10,6 +10,9 @@ OTHER_DATE = "outside task.after and task.before"
 CHOSEN = (OTHER_LEVEL, OTHER_DATE)
 """Reasons that are the user's choice and not a fault, so that no policy rejects them."""
 
+CAREFUL = "careful: "
+"""Beginning of a line on what looks wrong, although it prevents no run."""
+
 
 class Report(NamedTuple):
   """Counts of the rows of a dataset.
@@ -116,20 +119,17 @@ def in_words(counts: Report) -> str:
   )
 
 
-def lines(counts: Report, *, place: bool = False) -> list[str]:
+def lines(counts: Report, *, rows: bool = False) -> list[str]:
   """Returns a report as lines for a person: the counts, the columns and what looks wrong.
 
   Args:
     counts: Report of a task.
-    place: Whether to add the first row of each reason.
+    rows: Whether bad rows that are left out look wrong too, with the first one of each reason.
   """
-  first = [f"  {reason}: {where}" for reason, where in counts.first.items()] if place else []
-  return [f"data: {in_words(counts)}", *first, *filter(None, [counts.columns]), *(f"careful: {doubt}" for doubt in counts.doubts)]
-
-
-def faults(counts: Report) -> int:
-  """Returns the number of rows that were left out as bad, which a user has not chosen to leave out."""
-  return sum(count for reason, count in counts.dropped.items() if reason not in CHOSEN)
+  bad = sum(count for reason, count in counts.dropped.items() if reason not in CHOSEN) if rows else 0
+  doubts = [*([f"{bad} of {counts.read} rows are left out"] if bad else []), *counts.doubts]
+  first = [f"  {reason}: {place}" for reason, place in counts.first.items()] if rows else []
+  return [f"data: {in_words(counts)}", *first, *filter(None, [counts.columns]), *(CAREFUL + doubt for doubt in doubts)]
 
 
 def check_policy(policy: str) -> None:

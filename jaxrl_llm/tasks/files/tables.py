@@ -170,7 +170,5 @@ def _nothing_left(counts: Report) -> str:
   if not counts.dropped:
     return "found no problems at all"
   reason = max(counts.dropped, key=counts.dropped.get)
-  return (
-    f"{reason} ({counts.first[reason]}); none of the {counts.read} rows can be used "
-    f"({counts.dropped[reason]} for this reason)"
-  )
+  words = report.in_words(counts).partition("dropped: ")[2]
+  return f"{reason} ({counts.first[reason]}); none of the {counts.read} rows can be used ({words})"
