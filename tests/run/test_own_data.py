@@ -81,7 +81,7 @@ PUBLISHED = {
   "trl": [{"prompt": [{"role": "system", "content": "Add."}, user(q)], "solution": f"$\\boxed{{{a}}}$"} for q, a in SUMS],
   "trl_messages": [{"messages": [user(q), {"role": "assistant", "content": str(a)}]} for q, a in SUMS],
   "olympiadbench": [
-    {"id": i, "question": q, "solution": [f"It is {a}."], "final_answer": [str(a)], "context": None, "unit": None, "is_multiple_answer": False}
+    {"id": i, "question": q, "solution": [f"It is {a}."], "final_answer": [str(a)], "context": None, "is_multiple_answer": False}
     for i, (q, a) in enumerate(SUMS)],
   "mmlu": [
     {"question": "Which one is it?", "subject": "arithmetic", "choices": [f"{q}{x}" for x in (a + 1, a, a + 2, a + 3)], "answer": 1 + i % 3}
@@ -99,7 +99,7 @@ def test_published_formats_train_as_they_are(name, tmp_path):
   parquet.write_table(pyarrow.Table.from_pylist(PUBLISHED[name]), tmp_path / "train.parquet")
   # The same shapes for all, so that they are compiled once.
   sizes = {"rollout.prompt_buckets": (80,), "learner.row_tokens": 104, "learner.row_buckets": (16,), "warm_start.num_steps": 0}
-  config = tiny_config(overrides=SMALL | sizes | {"task.path": str(tmp_path / "train.parquet"), "eval.every": 0})
+  config = tiny_config(overrides=SMALL | sizes | {"task.path": str(tmp_path / "train.parquet")})
   assert not check.config_problems(config)
   summary = run_here(config, tmp_path / "run")
   assert summary["status"] == "finished" and (summary["data"]["read"], summary["data"]["kept"]) == (36, 36)

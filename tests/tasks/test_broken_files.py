@@ -54,18 +54,21 @@ FILES = {
   "answers in an object": (
     "a.jsonl", lines(*sums(lambda i: {"style": "rule", "ground_truth": str(i)})), {}, "answer is an object", "such as answer.style"),
   "several answers": ("a.jsonl", lines(*sums(lambda i: [i, -i])), {}, "answer is a list of several", "'[0, 0]', expected one value"),
-  "an object as text": ("a.csv", table(sums(lambda i: f"\"{{'value': '{i}'}}\""), ",").encode(), {}, "lists or objects as text in 'answer'"),
+  "an object as text": (
+    "a.csv", table(sums(lambda i: f"\"{{'value': '{i}'}}\""), ",").encode(), {}, "lists or objects as text in 'answer'"),
   "chats as JSON text": ("a.jsonl", lines(*sums(question=lambda i: json.dumps([user(f"{i}?")]))), {}, READ, "question 'question' (chats)"),
   "chats as Python": ("a.jsonl", lines(*sums(question=lambda i: str([user(f"{i}?")]))), {}, "a chat in Python's spelling"),
   "decimals in quotation marks": ("a.jsonl", lines(*sums(lambda i: f'"{i}.50"')), {}, "numbers in quotation marks", "'\"0.50\"'"),
   "NaN": ("a.jsonl", lines(*sums(lambda i: float("nan") if i < 9 else i)), {}, "9 answer is nan", "careful: 9 of 40 rows"),
   "NaN of pandas as text": ("a.csv", table(sums(lambda i: "nan" if i < 9 else f"town {i}"), ",").encode(), {}, "9 answer is nan"),
   "empty answers": ("a.csv", table(sums(lambda i: "" if i else 1), ",").encode(), {}, "39 answer is empty"),
-  "one row again and again": ("a.jsonl", lines(*sums(lambda i: 2, lambda i: "1 + 1?")), {}, "found one problem in all", "39 duplicate question"),
+  "one row again and again": (
+    "a.jsonl", lines(*sums(lambda i: 2, lambda i: "1 + 1?")), {}, "found one problem in all", "39 duplicate question"),
   "contradictions": ("a.jsonl", lines(*sums(question=lambda i: f"{i // 2}?")), {}, "20 duplicate question with another answer"),
   "formulas": ("a.jsonl", lines(*sums(lambda i: rf"\frac{{{i}}}{{7}}")), {}, READ, "verifier: maths"),
   "solutions": ("a.jsonl", lines(*sums(lambda i: f"One more.\n#### {i + 1}")), {}, READ, "verifier: maths"),
-  "letters without options": ("a.jsonl", lines(*sums(lambda i: "ABCD"[i % 4])), {}, "task.prompt_template: found prompts without options"),
+  "letters without options": (
+    "a.jsonl", lines(*sums(lambda i: "ABCD"[i % 4])), {}, "careful: the answers are letters, such as 'A', but the prompts show no options"),
   "answers beyond any budget": (
     "a.jsonl", lines(*sums(lambda i: "so it goes " * i)), {"max_answer_tokens": 64}, "34 answer longer than 64 tokens"),
   "one answer to all": ("a.jsonl", lines(*sums(lambda i: "rule")), {}, "careful: all answers are 'rule'"),
@@ -91,7 +94,7 @@ FILES = {
     {"images_column": "image"}, "8 missing picture", "8 picture is an address", "8 picture's base64 is broken", "8 broken picture"),
   "another name of a column": ("a.jsonl", lines(*sums(qustion=str)).replace(b'"question"', b'"q"'), {}, "did you mean 'qustion'?"),
   "a column within another": (
-    "a.jsonl", lines(*sums(info=lambda i: {"gold": i})), {"answer_column": "info.golden"}, "found no column 'info.golden'", "did you mean 'info.gold'?"),
+    "a.jsonl", lines(*sums(info=lambda i: {"gold": i})), {"answer_column": "info.golden"}, "did you mean 'info.gold'?"),
 }  # fmt: skip
 
 
