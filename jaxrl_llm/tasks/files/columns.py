@@ -110,6 +110,9 @@ def usable_rows(
     except Unusable as error:
       tally.bad(error.reason, place, error.detail)
       continue
+    except RecursionError:
+      tally.bad("nested too deep", place)
+      continue
     seen.update(digests)
     yield row
 

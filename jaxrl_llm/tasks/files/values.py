@@ -189,7 +189,7 @@ def _scalar(value: Any, name: str) -> str:
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, float | decimal.Decimal):
-    if not math.isfinite(value):
+    if not (value.is_finite() if isinstance(value, decimal.Decimal) else math.isfinite(value)):
       raise Unusable(f"{name} is {str(value).lower()}")
     if isinstance(value, float):  # Behind 2^53 not every whole number is a float.
       value = int(value) if value.is_integer() and abs(value) < 2**53 else decimal.Decimal(repr(value))

@@ -88,6 +88,8 @@ def file_task(
   shown = list(itertools.islice(itertools.chain(task.train, task.test), _JUDGED))
   _check_system(shown, setup)
   doubts = check_answers(shown, task.rewards[0], column=answer)
+  if options is not None and options not in others:
+    doubts.append(f"the prompts do not show the options in {options!r}: write {{{options}}} in task.prompt_template")
   return task._replace(report=task.report._replace(columns=formats.in_words(some, mapped, template), doubts=tuple(doubts)))
 
 
