@@ -76,14 +76,14 @@ def check_answers(rows: Sequence[Row], reward: str, *, column: str) -> list[str]
 
   Args:
     rows: Some problems with their prompts.
-    reward: Name of the verifier; one that is not known here is the user's own and may read anything.
+    reward: Name of the verifier; an unknown one is the user's own and may read anything.
     column: Column of the answers.
 
   Returns:
     Sentences, to be shown with the data.
 
   Raises:
-    ValueError: If the answers are objects or lists as text, or numbers in quotation marks. One line.
+    ValueError: If the answers are objects or lists as text, or numbers in quotation marks.
   """
   if reward not in _READ or not rows:
     return []

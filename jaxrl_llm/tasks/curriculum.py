@@ -123,7 +123,7 @@ class CurriculumStream:
     self._source, self._batch_size, self._seed = source, batch_size, seed
     self._by, self._group_size, self._floor = by, group_size, floor
     keys: dict[str, str] = {}
-    # A question of several problems, whose prompts differ in another column, does not tell them apart.
+    # Several problems may have one question, and prompts that differ in another column.
     self._shared = {key for row in source if keys.setdefault(key := key_of(row, by), row.get("prompt", "")) != row.get("prompt", "")}
     self._shared = self._shared if by == "problem" else set()
     names = [self._key(row) for row in source]

@@ -204,7 +204,8 @@ def make_task(
     if not some:
       raise ValueError(f"task {name}, {split}: found no problem that can be used ({report.in_words(counts)})")
   if "test" not in kept:  # A set without a training split is for tests only.
-    if IMAGES not in columns:  # A question of several problems, such as "Which is true?", must not decide for all of them.
+    if IMAGES not in columns:
+      # A question of several problems, such as "Which is true?", must not decide for all of them.
       kept["train"] = [one._replace(draw=one.finer) if stems[one.stem] > 1 else one for one in kept["train"]]
     kept = _split(name, kept["train"], style.test_fraction, report.in_words(counts))
   sources = {"train": sources.get("train", ()), "test": sources.get("test", sources.get("train"))}

@@ -64,7 +64,7 @@ RAMP = np.repeat(np.arange(64, dtype=np.uint16)[None] * 1024, 64, axis=0)
 
 
 def tiff(values, bits, *, zero=1, kind=1):
-  """Returns a grey TIFF; `zero` is 0 where white is zero, `kind` 1 for whole numbers and 3 for floats."""
+  """Returns a grey TIFF; `zero` is 0 where white is zero, and `kind` is 3 for floats."""
   tags = {256: 64, 257: 64, 258: bits, 259: 1, 262: zero, 273: 8, 277: 1, 278: 64, 279: len(values), 339: kind}
   entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
   return b"II*\0" + struct.pack("<I", 8 + len(values)) + values + struct.pack("<H", len(tags)) + entries + bytes(4)
@@ -96,7 +96,8 @@ def test_pixels_of_pillow_are_scaled_as_those_of_files():
   for mode, form in (("I;16", "<u2"), ("I;16B", ">u2")):
     np.testing.assert_array_equal(pictures.rgb(Image.frombytes(mode, (64, 64), RAMP.astype(form).tobytes()))[..., 0], RAMP >> 8)
   clear = saved(RAMP, "PNG", transparency=1024)
-  np.testing.assert_array_equal(pictures.open_picture(clear)[0, :3, 0], [0, 255, 8])  # Transparent parts become white.
+  # Transparent parts become white.
+  np.testing.assert_array_equal(pictures.open_picture(clear)[0, :3, 0], [0, 255, 8])
 
 
 @pytest.mark.parametrize("case", ["floats", "32 bits", "32 bits by Pillow"])

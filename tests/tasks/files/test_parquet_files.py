@@ -65,5 +65,5 @@ def test_a_task_of_typed_columns(tmp_path):
       questions = [f"{i}?" for i in range(30)]
       path = write(tmp_path / f"{reward}{number}.parquet", question=questions, answer=pa.array([x for x, _ in pairs], kind))
       task = make("file", path=path, data_dir=tmp_path)
-      found = {row["question"]: row["answer"] for row in (*task.train, *task.test)}
-      assert task.rewards == (reward,) and found == dict(zip(questions, [text for _, text in pairs], strict=True)), kind
+      answers = {row["question"]: row["answer"] for row in (*task.train, *task.test)}
+      assert task.rewards == (reward,) and answers == dict(zip(questions, [text for _, text in pairs], strict=True)), kind

@@ -98,7 +98,7 @@ def test_pictures_in_base64(form, tmp_path):
 PATHS = {
   "too long": ("x" * 5000, "broken picture"),
   "below a file": ("own.jsonl/a.png", "broken picture"),
-  "an unknown user's": ("~nobody-of-this-name/a.png", "missing picture"),
+  "an unknown user's": ("~no-such-user/a.png", "missing picture"),
   "a folder": ("pictures", "picture is no file"),
   "a pipe": ("pipe", "picture is no file"),
   "a loop": ("loop", "broken picture"),

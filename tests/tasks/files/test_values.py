@@ -54,8 +54,8 @@ def test_reasons(value, reason):
 
 def test_dots_go_into_objects_lists_and_json_text():
   record = {"m": {"truth": {"value": 7}, "none": None}, "c": ["x", {"y": "z"}], "j": '{"answer": "4"}', "m.x": "own"}
-  found = {name: values.find(record, name) for name in ("m.truth.value", "m.none", "m.none.deeper", "c.0", "c.1.y", "j.answer", "m.x")}
-  assert list(found.values()) == [7, None, None, "x", "z", "4", "own"]
+  read = {name: values.find(record, name) for name in ("m.truth.value", "m.none", "m.none.deeper", "c.0", "c.1.y", "j.answer", "m.x")}
+  assert list(read.values()) == [7, None, None, "x", "z", "4", "own"]
   for name in ("m.y", "c.2", "c.-1", "c.y", "j.x", "m.truth.value.0", ""):
     with pytest.raises(KeyError):
       values.find(record, name)
