@@ -258,9 +258,9 @@ def test_dry_run_says_what_is_left_out_of_a_file(capsys, tmp_path):
   chat = lambda i: [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{i}+1="}]
   rows = [{"prompt": chat(i), "reward_model": {"ground_truth": str(i + 1) if i % 9 else None}} for i in range(30)]
   (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-  args = ["--config.task.name=file", "--config.task.levels=None", "--config.warm_start.num_steps=0", "--config.rollout.prompt_buckets=(16,)"]
+  args = ["task.name=file", "task.levels=None", "warm_start.num_steps=0", "rollout.prompt_buckets=(16,)"]
   with quick():
-    status = main.main(["main", TINY, "--dry_run", *args, f"--config.task.path={tmp_path / 'rows.jsonl'}"])
+    status = main.main(["main", TINY, "--dry_run", *(f"--config.{x}" for x in (*args, f"task.path={tmp_path}/rows.jsonl"))])
   out = capsys.readouterr().out
   assert status == 0 and "no problem found" not in out and "look at 1 line(s) above" in out
   columns = "columns: question 'prompt' (chats), answer 'reward_model.ground_truth'; the prompt is '{question}'\n"

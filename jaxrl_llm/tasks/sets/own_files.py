@@ -72,6 +72,10 @@ def file_task(
   template = prompt_template or ("{question}" if options is None else f"{{question}}\n{{{options}}}")
   named = dict.fromkeys((*prompt_template_lib.fields(template), *setup.columns))
   others = tuple(name for name in named if name not in COLUMNS)
+  for name in (CONVERSATION, IMAGES):
+    if name in others:
+      fix = "a column that rows do not keep for chats and pictures: rename it, or name it in task.question_column or task.images_column"
+      raise ValueError(Problem("task.prompt_template", f"{{{name}}}", fix))
   mapped = Columns(question, answer, level_column, response_column, id_column, others, images_column)
   read = columns_lib.read_columns if images_column is None else picture_column.read
   records = {split: functools.partial(read, file, mapped) for split, file in files.items()}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxrl_llm.tasks.files import columns, text_files
 from jaxrl_llm.tasks.files.columns import Columns, Unusable
 from jaxrl_llm.tasks.files.report import Tally
-from jaxrl_llm.tasks.sets import code, logic, maths
+from jaxrl_llm.tasks.sets import code, logic, maths, mathvision
 
 GOOD = {"question": "1+1?", "answer": "2", "level": 1, "id": "a", "response": "2"}
 
@@ -141,7 +141,9 @@ CONVERTERS = {
   "zebralogic/grid_mode/test.jsonl": logic.grid,
   "zebralogic/mc_mode/test.jsonl": logic.multiple_choice,
 }
+MATHVISION = {"id": "1", "question": "?", "options": list("ABCDE"), "decoded_image": None, "answer": "B", "level": 1, "subject": "x"}
 RECORDS = {name: next(record for _, record in text_files.read_records(FIXTURES / name)) for name in CONVERTERS}
+RECORDS["mathvision"], CONVERTERS["mathvision"] = MATHVISION, mathvision.mathvision
 FIELDS = [(name, field) for name, record in RECORDS.items() for field in record]
 SCALARS = [None, True, -1, 2**80, 1.5, float("nan"), float("inf"), "", " ", "7", "\ud800", "[]", "[1]", "{", "\\boxed{", "####", b"\xff"]
 SCALARS = st.sampled_from(SCALARS)

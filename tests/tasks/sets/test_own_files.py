@@ -114,6 +114,7 @@ ERRORS = {
   "prompt": ({"max_prompt_tokens": 5}, "task file, train: found no problem that can be used .*61 prompt longer than 5 tokens"),
   "column": ({"question_column": "qq"}, r"own.jsonl: found no column 'qq', but q, a, hard, hint, work; did you mean 'q'\?$"),
   "template": ({"prompt_template": "{hnt}"}, r"own.jsonl: found no column 'hnt', .* did you mean 'hint'\?$"),
+  "kept": ({"prompt_template": "{question} {conversation}"}, r"task.prompt_template: found \{conversation\}, expected a column"),
   "braces": ({"prompt_template": "{question} {}"}, "task.prompt_template: found '{}'"),
   "fraction": ({"test_fraction": 0.0}, "task.test_fraction: found 0.0, expected a number between 0 and 1"),
   "both": ({"test_fraction": 0.5, "test_path": "SAME"}, "task.test_fraction: found 0.5 with test problems of their own"),
