@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Sequence
 
 from jaxrl_llm.messages import Problem
+from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.pretrained.pictures import check_installed
 from jaxrl_llm.tasks import prompt_template as prompt_template_lib
 from jaxrl_llm.tasks.answers import check_answers
@@ -20,6 +21,7 @@ from jaxrl_llm.tasks.files.columns import Columns, short
 from jaxrl_llm.tasks.files.storage import IMAGES, Row
 from jaxrl_llm.tasks.problem_set import COLUMNS, Setup, Style, make_task
 from jaxrl_llm.tasks.task import Task
+from jaxrl_llm.text_types import Tokenizer
 
 _JUDGED = 1000  # Problems that are looked at for signs of a wrong file.
 
@@ -90,19 +92,32 @@ def file_task(
     "file", records, convert, key=key, style=style.with_settings(reward=reward), setup=setup, columns=stored, shown=others
   )
   shown = list(itertools.islice(itertools.chain(task.train, task.test), _JUDGED))
-  _check_system(shown, setup)
+  _check_chats(shown, setup.tokenizer)
   doubts = check_answers(shown, task.rewards[0], column=answer)
   if options is not None and options not in others:
     doubts.append(f"the prompts do not show the options in {options!r}: write {{{options}}} in task.prompt_template")
   return task._replace(report=task.report._replace(columns=formats.in_words(some, mapped, template), doubts=tuple(doubts)))
 
 
-def _check_system(rows: Sequence[Row], setup: Setup) -> None:
-  """Refuses a system message if all chats have their own, which are not replaced."""
-  system = getattr(setup.tokenizer, "system", None)
-  if system is not None and all(CONVERSATION in row and messages_of(row)[0]["role"] == "system" for row in rows):
+def _check_chats(rows: Sequence[Row], tokenizer: Tokenizer | None) -> None:
+  """Refuses a system message that no chat reads, and a chat template that leaves out messages.
+
+  A message from the config does not replace those of the chats.
+  """
+  system, template = (getattr(tokenizer, name, None) for name in ("system", "chat_template"))
+  roles = [tuple(message["role"] for message in messages_of(row)) if CONVERSATION in row else () for row in rows]
+  if system is not None and all(of_row[:1] == ("system",) for of_row in roles):
     fix = "None, because all prompts of the file have system messages of their own"
     raise ValueError(Problem("config.task.system", short(system), fix))
+  for of_row in dict.fromkeys(filter(None, roles)) if template is not None else ():
+    try:
+      text = render(template, [{"role": role, "content": f"message {i}."} for i, role in enumerate(of_row)])
+    except ValueError:  # Such rows are bad rows.
+      continue
+    for i, role in enumerate(of_row):
+      if f"message {i}." not in text:
+        fix = "write chats as plain text: task.chat=False"
+        raise ValueError(f"{template.path}: the chat template leaves out messages of the role {role}, which chats of the file have; {fix}")
 
 
 def check_file(

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.tasks import problem_set
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files import tables
@@ -252,6 +253,22 @@ def test_a_system_message_that_no_prompt_would_get_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r"^config.task.system: found 'Be brief.', expected None, because all prompts of the file have"):
     tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, tokenizer=WithSystem())
   tasks.make("file", path=write(tmp_path, [*rows, {"prompt": chat(9), "answer": 10}]), data_dir=tmp_path, tokenizer=WithSystem())
+
+
+@pytest.mark.parametrize(
+  ("source", "words"),
+  [
+    ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "mine: .* leaves out messages of the role system"),
+    ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}", "9 messages that the chat template refuses"),
+  ],
+)
+def test_chats_that_a_chat_template_cannot_write(source, words, tmp_path):
+  class Templated(ByteTokenizer):
+    chat_template = ChatTemplate(source, "mine", {})
+
+  chat = lambda i: [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{i}+1?"}]
+  with pytest.raises(ValueError, match=words):
+    tasks.make("file", path=write(tmp_path, [{"prompt": chat(i), "answer": i} for i in range(9)]), data_dir=tmp_path, tokenizer=Templated())
 
 
 def test_damage_to_the_stored_copy(own, file, root, tmp_path):
