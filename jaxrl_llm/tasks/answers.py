@@ -26,6 +26,7 @@ _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{4,}")
 _STRUCTURE = re.compile(r"""\s*(?:\{\s*["'].*\}|\[\s*["'{].*\])\s*""", re.DOTALL)
 _QUOTED = re.compile(r"""\s*(["'])-?[0-9][0-9.,]*\1\s*""")
+_COMMA = re.compile(r"\s*-?[0-9]+,[0-9]{1,2}\s*")
 _MOST = 0.9
 _SOME = 0.05
 _ENOUGH = 20  # Fewer problems are no ground for a suspicion.
@@ -98,6 +99,8 @@ def check_answers(rows: Sequence[Row], reward: str, *, column: str) -> list[str]
     return []
   if len(set(answers)) == 1:
     return [f"all answers are {short(answers[0])}: is {column!r} the column of the answers (task.answer_column)?"]
+  if share(_COMMA.fullmatch) >= _MOST:
+    return [f"the answers have decimal commas, such as {short(answers[0])}: a response with a point is wrong"]
   blind = sum(not row.get(IMAGES) and not _shows(row["prompt"], row["answer"]) for row in rows)
   if reward == "choice" and blind > _MOST * len(rows):
     return [f"the answers are letters, such as {short(answers[0])}, but the prompts show no options (task.prompt_template)"]

@@ -75,7 +75,7 @@ FILES = {
   "mixed types": (
     "a.jsonl", lines(*sums(lambda i: [i, str(i), [i], None, {"a": i}][i % 5])), {}, "8 answer is null", "8 answer is an object"),
   "CSV with semicolons": ("a.csv", table(sums(), ";").encode(), {}, READ, "final_number"),
-  "CSV of Excel": ("a.csv", b"\xef\xbb\xbfsep=;\r\n" + table(sums(lambda i: f"{i},5"), ";").encode(), {}, READ),
+  "CSV of Excel": ("a.csv", b"\xef\xbb\xbfsep=;\r\n" + table(sums(lambda i: f"{i},5"), ";").encode(), {}, READ, "decimal commas"),
   "CSV that is TSV": ("a.csv", table(sums(), "\t").encode(), {}, READ),
   "UTF-16": ("a.jsonl", lines(*sums()).decode().encode("utf-16"), {}, "found UTF-16 text, expected UTF-8"),
   "UTF-16 without a mark": ("a.jsonl", lines(*sums()).decode().encode("utf-16-le"), {}, "UTF-16 without its mark"),

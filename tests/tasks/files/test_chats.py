@@ -1,11 +1,13 @@
 """A chat in a column is a question, a conversation before it, and perhaps its answer."""
 
 import json
+import pathlib
 
 import pytest
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
+from jaxrl_llm.pretrained.tokenizer import load_tokenizer
 from jaxrl_llm.tasks.files import chats
 from jaxrl_llm.tasks.files.chats import Asked
 from jaxrl_llm.tasks.files.values import Unusable
@@ -80,3 +82,10 @@ def test_a_chat_is_encoded_with_its_roles_and_the_prompt_in_place_of_its_last_me
   assert plain.decode(prompt_ids(own, tokenizer)) == "<s>Think.<u>1+1?<a>2<u>1+1=<a>"
   with pytest.raises(Unusable, match="messages that the chat template refuses"):
     prompt_ids({"prompt": "?", "conversation": json.dumps([{"role": "tool", "content": "4"}, USER])}, tokenizer)
+
+
+def test_a_chat_with_a_system_message_is_a_question_under_the_same_setting():
+  folder = pathlib.Path(__file__).parents[2] / "pretrained" / "tokenizers" / "qwen3"
+  row = {"prompt": "1+1?", "conversation": json.dumps([SYSTEM, USER])}
+  assert prompt_ids(row, load_tokenizer(folder)) == load_tokenizer(folder, system="Add.").encode_prompt("1+1?")
+  assert prompt_ids({"prompt": "1+1?"}, load_tokenizer(folder)) == load_tokenizer(folder).encode_prompt("1+1?")
