@@ -179,23 +179,8 @@ def make_task(
     style = style._replace(rewards=(reward_for(stored, options=style.options),))
   first = next(iter(StoredRows(next(iter(sources.values())))))
   prompt_template.check_template(style.template, [x for x in first if x not in ("place", INDEX, IMAGES, CONVERSATION)])
-  tally, stems = Tally(setup.bad_rows), collections.Counter()
-  kept, levels, digest = {}, set(), hashlib.blake2b(digest_size=8)
-  for split, source in sources.items():
-    kept[split] = []
-    for index, row in enumerate(StoredRows(source, finish=_prompting(style.template, keep=(INDEX,)))):
-      levels.add(row["level"])
-      stem = _stem(row)
-      stems[hash(stem)] += 1
-      if choose is not None and not choose(row):
-        tally.bad(OTHER_DATE, row["place"], row["date"])
-      elif _usable(row, tokenizer, style, setup, tally):
-        imitable = bool(row["response"]) and _imitable(row, tokenizer, setup, tally)
-        told = (row["prompt"], row["answer"], row["response"], *filter(None, [row.get(CONVERSATION)]))
-        digest.update("\0".join((split, *told, *picture_digests(row))).encode())
-        finer = storage.uniform("split", *stem, row["prompt"])
-        kept[split].append(_Kept(row[INDEX], index, storage.uniform("split", *stem), imitable, hash(stem), finer))
-    kept[split].sort()
+  tally = Tally(setup.bad_rows)
+  kept, levels, fingerprint = _select(sources, style, tokenizer, setup, tally, choose)
   if setup.levels is not None and not set(setup.levels) & levels:
     known = ", ".join(map(str, sorted(levels)[:12])) + ("" if len(levels) <= 12 else f", ... {max(levels)}")
     raise ValueError(f"task.levels: found {tuple(setup.levels)}, but the problems of task {name} have {known}; None keeps all")
@@ -204,9 +189,6 @@ def make_task(
     if not some:
       raise ValueError(f"task {name}, {split}: found no problem that can be used ({report.in_words(counts)})")
   if "test" not in kept:  # A set without a training split is for tests only.
-    if IMAGES not in columns:
-      # A question of several problems, such as "Which is true?", must not decide for all of them.
-      kept["train"] = [one._replace(draw=one.finer) if stems[one.stem] > 1 else one for one in kept["train"]]
     kept = _split(name, kept["train"], style.test_fraction, report.in_words(counts))
   sources = {"train": sources.get("train", ()), "test": sources.get("test", sources.get("train"))}
 
@@ -224,28 +206,43 @@ def make_task(
     form_reward=style.form_reward,
     verifiers=style.verifiers,
     report=counts,
-    fingerprint=digest.hexdigest(),
+    fingerprint=fingerprint,
   )
 
 
 class _Kept(NamedTuple):
-  """A kept row.
-
-  Attributes:
-    order: Number in the file.
-    index: Index in the source.
-    draw: Number in [0, 1) that decides its split.
-    imitable: Whether it has a demonstration.
-    stem: Hash of what the draw depends on.
-    finer: Draw that also depends on the rest of the prompt.
-  """
+  """A kept row: its number in the file, index in the source and the draw that decides its split."""
 
   order: int
   index: int
   draw: float
   imitable: bool
-  stem: int
-  finer: float
+
+
+def _select(
+  sources: Mapping[str, Sequence], style: Style, tokenizer: Tokenizer, setup: Setup, tally: Tally, choose: Callable[[Row], bool] | None
+) -> tuple[dict[str, list[_Kept]], set[int], str]:
+  """Returns the kept rows of each split in their order, the levels of all rows and a fingerprint."""
+  kept: dict[str, list[_Kept]] = {}
+  levels, digest, draws, shared = set(), hashlib.blake2b(digest_size=8), {}, collections.Counter()
+  for split, source in sources.items():
+    kept[split] = []
+    for index, row in enumerate(StoredRows(source, finish=_prompting(style.template, keep=(INDEX,)))):
+      levels.add(row["level"])
+      stem = _stem(row)
+      shared[hash(stem)] += not row.get(IMAGES)
+      if choose is not None and not choose(row):
+        tally.bad(OTHER_DATE, row["place"], row["date"])
+      elif _usable(row, tokenizer, style, setup, tally):
+        imitable = bool(row["response"]) and _imitable(row, tokenizer, setup, tally)
+        told = (row["prompt"], row["answer"], row["response"], *filter(None, [row.get(CONVERSATION)]))
+        digest.update("\0".join((split, *told, *picture_digests(row))).encode())
+        kept[split].append(_Kept(row[INDEX], index, storage.uniform("split", *stem), imitable))
+        draws[split, index] = hash(stem), storage.uniform("split", *stem, row["prompt"])
+    # A question of several problems, such as "Which is true?", must not decide for all of them.
+    of_split = ((one, *draws[split, one.index]) for one in kept[split])
+    kept[split] = sorted(one._replace(draw=other) if shared[stem] > 1 else one for one, stem, other in of_split)
+  return kept, levels, digest.hexdigest()
 
 
 def _prompting(template: str, *, response: bool = True, keep: Collection[str] = ()) -> Callable[[Row], Row]:
