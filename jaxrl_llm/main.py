@@ -288,10 +288,11 @@ def dry_run(config: ConfigDict) -> int:
   """Prints the resolved config, what a run of it would be, and every problem."""
   for path, value in fields.flatten(config).items():
     print(f"config.{path} = {value!r}")
-  messages = config_problems(config)
+  messages, doubts = config_problems(config), 0
   if not messages:
     from jaxrl_llm.devices import hosts, xla_flags
     from jaxrl_llm.run.dry_run import describe_run
+    from jaxrl_llm.tasks.files.report import CAREFUL
 
     if fields.is_reward_model(config):
       from jaxrl_llm.run.reward_model.training import describe_training as describe_run
@@ -299,12 +300,14 @@ def dry_run(config: ConfigDict) -> int:
     try:
       print(xla_flags.set_flags())
       hosts.join_processes()
-      print(describe_run(config))
+      print(described := describe_run(config))
+      doubts = sum(line.startswith(CAREFUL) for line in described.splitlines())
     except (MissingPackageError, ValueError) as error:
       messages = str(error).splitlines()
   for line in messages:
     print(f"error: {line}", file=sys.stderr)
-  print(f"{len(messages)} problem(s) found" if messages else "no problem found")
+  rest = f"nothing prevents the run, but look at {doubts} line(s) above: {CAREFUL}..." if doubts else "no problem found"
+  print(f"{len(messages)} problem(s) found" if messages else rest)
   return USAGE_ERROR if messages else 0
 
 

@@ -38,7 +38,7 @@ def describe_run(config: ConfigDict) -> str:
     each = f"up to {config.model.image_tokens} image tokens each, {kind} of {kept:,} in the memory of each process"
     lines.append(f"pictures: {each}, {kept * gallery.bytes_of_picture / 1e6:,.1f} MB")
   if experiment.task.report is not None:
-    lines.append(f"data: {report.in_words(experiment.task.report)}")
+    lines += report.lines(experiment.task.report, rows=True)
   lines += prompt_notes(experiment.task.train, experiment.task.tokenizer)
   limit = memory_limit(experiment.mesh.local_devices[0], experiment.mesh.local_mesh.size)
   if limit is not None and estimate.peak > limit:

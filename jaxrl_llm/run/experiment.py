@@ -169,6 +169,7 @@ def load_task(config: ConfigDict) -> Task:
     bad_rows=config.task.bad_rows,
     max_prompt_tokens=widest,
     max_tokens=None if widest is None else widest + budget,
+    max_answer_tokens=budget,
     test_name=config.task.test_name,
     test_source=config.task.test_source,
     test_levels=config.task.test_levels,

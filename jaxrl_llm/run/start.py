@@ -144,7 +144,7 @@ def start_run(
   samples.resume(record.phase_steps)
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
-  first_lines = [] if experiment.task.report is None else [f"data: {report.in_words(experiment.task.report)}"]
+  first_lines = [] if experiment.task.report is None else report.lines(experiment.task.report)
   first_lines += [*prompt_notes(experiment.task.train, experiment.task.tokenizer), *chosen, *experiment.drawn_by()]
   writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   if config.rollout.samplers:
