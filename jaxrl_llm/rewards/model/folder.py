@@ -16,7 +16,7 @@ from jaxrl_llm.text_types import Tokenizer
 NOTES = "reward_model.json"
 """File beside the weights of a reward model trained by this package.
 
-It holds `tokenizer` ("bytes", "folder", or a path), `chat` and `system`.
+It holds `tokenizer` ("bytes", "folder", or in files of earlier versions a path), `chat` and `system`.
 """
 
 _BYTES, _FOLDER = "bytes", "folder"
@@ -31,8 +31,8 @@ def notes_of(path: str | os.PathLike | None, *, chat: bool | None, system: str |
     return {"tokenizer": _BYTES}
   resolved = where.resolve(path)
   if resolved.is_dir() and (own := _notes(resolved)):  # A reward model that is trained further.
-    return own
-  return {"tokenizer": _FOLDER if resolved.is_dir() else str(path), "chat": chat is not False, "system": system}
+    return own | {"tokenizer": _BYTES if own["tokenizer"] == _BYTES else _FOLDER}
+  return {"tokenizer": _FOLDER, "chat": chat is not False, "system": system}
 
 
 def load_reward_tokenizer(
