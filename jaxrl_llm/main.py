@@ -292,6 +292,7 @@ def dry_run(config: ConfigDict) -> int:
   if not messages:
     from jaxrl_llm.devices import hosts, xla_flags
     from jaxrl_llm.run.dry_run import describe_run
+    from jaxrl_llm.run.out_of_memory import DoesNotFitError
 
     if fields.is_reward_model(config):
       from jaxrl_llm.run.reward_model.training import describe_training as describe_run
@@ -300,6 +301,9 @@ def dry_run(config: ConfigDict) -> int:
       print(xla_flags.set_flags())
       hosts.join_processes()
       print(describe_run(config))
+    except DoesNotFitError as error:
+      print(error.description)
+      messages = [str(error)]
     except (MissingPackageError, ValueError) as error:
       messages = str(error).splitlines()
   for line in messages:

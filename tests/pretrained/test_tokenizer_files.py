@@ -14,14 +14,17 @@ from jaxrl_llm.pretrained.tokenizer_files import files_of
 from jaxrl_llm.pretrained.vocabulary import read_folder
 from tests.pretrained.test_tokenizer import QWEN3, SMOLLM2, edit, smollm2, write_gguf  # noqa: F401 (a fixture)
 
-TEMPLATE = "{{ bos_token }}{% for m in messages %}<h>{{ m.role }}\n{{ m.content }}<eot>{% endfor %}{% if add_generation_prompt %}<h>a\n{% endif %}"
+TEMPLATE = (
+  "{{ bos_token }}{% for m in messages %}<h>{{ m.role }}\n{{ m.content }}<eot>{% endfor %}"
+  "{% if add_generation_prompt %}<h>a\n{% endif %}"
+)
 TEXTS = ["abc cab", "a<eot>b", "", " <bos>a"]
 
 
 def llama(path, **values):
   """Writes a vocabulary with a begin token, two end tokens and no pad token."""
   names = ["a", "b", "c", "Ġ", "Ċ", "ab", "u", "s", "e", "r"]
-  kinds = {name: 1 for name in names} | {"<bos>": 3, "<eos>": 3, "<eot>": 3, "<h>": 3, "<pad_0>": 3}
+  kinds = dict.fromkeys(names, 1) | {"<bos>": 3, "<eos>": 3, "<eot>": 3, "<h>": 3, "<pad_0>": 3}
   tokens = dict(enumerate(kinds.items()))
   roles = {"bos": "<bos>", "eos": "<eos>", "eot": "<eot>"}
   ids = {f"tokenizer.ggml.{role}_token_id": list(kinds).index(token) for role, token in roles.items()}
