@@ -43,7 +43,10 @@ _GROUPED = 4.0  # Arrays of all experts' tokens in the backward pass of a batche
 _FILLED = 0.9  # Fraction of a device's memory that rows may fill.
 
 OVERESTIMATE = 1.3
-"""Largest estimate divided by what XLA compiled; up to 1.6 for experts on several devices and pictures."""
+"""Largest estimate divided by the memory of what XLA compiled.
+
+It was up to 1.6 for experts on several devices and for pictures.
+"""
 
 
 class Footprint(NamedTuple):

@@ -26,7 +26,7 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_p
 
 
 def stored_files(folder: Path) -> list[Path]:
-  """Lists what a model needs beside its weights: tokenizer, chat template, processors, generation."""
+  """Lists the files of the tokenizer, chat templates, processors and settings of generation."""
   return [file for name in (*TOKENIZER_FILES, *PROCESSOR_FILES, GENERATION) for file in sorted(folder.glob(name)) if file.is_file()]
 
 

@@ -1,4 +1,4 @@
-"""Texts that are left out when sizes follow from the data: a rare tail, never a part of the task."""
+"""Texts that are left out if sizes follow from the data: a rare tail, never a part of the task."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_prompts(train, test, expected):
   [
     ([40] * 99 + [9000], 10, 20 + BUDGET),
     ([40] * 95 + [60] * 5, 10, 20 + BUDGET),
-    ([40] * 94 + [60] * 6, 10, None),  # The budget of a response is too small, which another check says.
+    ([40] * 94 + [60] * 6, 10, None),  # The budget is too small, which another check says.
     ([40] * 99 + [9000], 0, 4 * 40),  # Shown as solved problems.
     ([40] * 99 + [120], 0, None),
     ([40] * 99, 10, None),

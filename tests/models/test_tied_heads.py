@@ -28,7 +28,7 @@ def write(path, tensors):
 
 @pytest.fixture
 def copy(tmp_path):
-  """Function `copy(name, change, **fields)` that copies a checkpoint with other tensors and fields."""
+  """Function `copy(name, change, **fields)` that copies and changes a checkpoint."""
 
   def make(name, change=lambda tensors: None, **fields):
     folder = shutil.copytree(FOLDERS[name], tmp_path / f"{name}{len(list(tmp_path.iterdir()))}")

@@ -1,4 +1,4 @@
-"""Files of a tokenizer for an export: the same ids, chats, special tokens and end ids as in the run."""
+"""Files of a tokenizer for an export: its ids, chats, special tokens and end ids are the run's."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Files with a few texts that are much longer than the others: left out, counted, and never shown."""
+"""Files with a few texts that are much longer than the others: left out, counted, never shown."""
 
 import json
 

@@ -128,7 +128,7 @@ def save_table(
 def whole_folder(
   path: pathlib.Path, tokenizer_from: str | os.PathLike | None, notes: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[pathlib.Path]:
-  """Yields a folder for the weights that appears at `path` at the end, with what belongs beside them.
+  """Yields a folder for weights, with what belongs beside them, and moves it to `path` at the end.
 
   Args:
     path: Path of the folder, which must be new or empty.

@@ -16,7 +16,7 @@ from jaxrl_llm.text_types import Tokenizer
 NOTES = "reward_model.json"
 """File beside the weights of a reward model trained by this package.
 
-It holds `tokenizer` ("bytes", "folder", or in files of earlier versions a path), `chat` and `system`.
+It holds `tokenizer` ("bytes" or "folder"; earlier versions also wrote a path), `chat` and `system`.
 """
 
 _BYTES, _FOLDER = "bytes", "folder"
