@@ -292,6 +292,7 @@ def dry_run(config: ConfigDict) -> int:
   if not messages:
     from jaxrl_llm.devices import hosts, xla_flags
     from jaxrl_llm.run.dry_run import describe_run
+    from jaxrl_llm.run.out_of_memory import DoesNotFitError
     from jaxrl_llm.tasks.files.report import CAREFUL
 
     if fields.is_reward_model(config):
@@ -302,6 +303,9 @@ def dry_run(config: ConfigDict) -> int:
       hosts.join_processes()
       print(described := describe_run(config))
       doubts = sum(line.startswith(CAREFUL) for line in described.splitlines())
+    except DoesNotFitError as error:
+      print(error.description)
+      messages = [str(error)]
     except (MissingPackageError, ValueError) as error:
       messages = str(error).splitlines()
   for line in messages:

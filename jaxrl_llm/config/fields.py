@@ -77,6 +77,8 @@ SECTIONS = {
 # fmt: off
 FIELDS: dict[str, Field] = {
   "seed": Field(0, SEED, "Seed of all random draws."),
+  "memory_gb": Field(None, ABOVE_ZERO,
+    "Memory of a device in GB. A run that is predicted not to fit does not start; a larger number starts it. None: what the device has."),
   "num_steps": Field(40, NATURAL, "RL steps, 0 for none; a step is a rollout batch and learner.updates_per_rollout optimizer updates."),
 
   "objective.name": Field("", TEXT, "A key of `objectives.OBJECTIVES`."),
