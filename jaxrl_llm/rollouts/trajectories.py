@@ -74,7 +74,7 @@ def evidence(
     gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
     for row, own in enumerate(map(np.flatnonzero, written)):
       if len(own):
-        steps = steps_of(batch.completions[row], batch.examples[row], inputs.parts[:, row], terms=terms, last=own[-1])
+        steps = steps_of(batch.completions[row], batch.examples[row], inputs.parts[:, row].tolist(), terms=terms, last=int(own[-1]))
         gains[row, [*steps]], ends[row, [*steps]] = [*steps.values()], True
     inputs = inputs._replace(step_rewards=gains, step_ends=ends)
   return inputs
@@ -105,7 +105,7 @@ def steps_of(
   steps, whole = {turn.end: 0.0 for turn in completion.turns}, 0.0
   for term, part in zip(terms, parts, strict=True):
     if term.steps is None:
-      whole += term.weight * float(part)
+      whole += term.weight * part
     else:
       for end, reward in term.steps(completion, example):
         steps[end] = steps.get(end, 0.0) + term.weight * reward
