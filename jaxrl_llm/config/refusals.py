@@ -78,7 +78,7 @@ def has_teacher(c: ConfigDict) -> bool:
 def _rewards(c: ConfigDict) -> bool:
   """Returns whether some term of the reward has a weight."""
   section, is_environment = c.reward, c.task.name == "environment"
-  of_task = section.verifier_weight * (c.environment.weight if is_environment else 1.0) * (not section.model_only)
+  of_task = section.verifier_weight * (c.environment.weight if is_environment else 1.0)
   of_turns = c.environment.weight if c.environment.name is not None and not is_environment else 0.0
   others = any((section.model_path, section.form_weight, section.overlong_buffer, *parse_terms(section.terms).values()))
   return bool(of_task or of_turns or others) or section.at_random is not None
@@ -126,7 +126,7 @@ _IGNORES_LAG = (
   "correction.tis, mis or icepop"
 )
 
-_FROM_ZERO = ", because this advantage.estimator divides by the mean reward of a group, which must not be negative"
+_FROM_ZERO = ", because this advantage.estimator divides by the mean of a group's rewards, none of which may be negative"
 _NO_REWARD = ", or another reward (reward.terms, for example) or a teacher: there is nothing to learn from"
 
 # fmt: off
@@ -210,7 +210,6 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("reward.overlong_buffer", lambda c, x: c.reward.overlong_buffer > 0 and x.estimator.from_zero, "0" + _FROM_ZERO),
   Refusal("reward.terms", lambda c, x: x.estimator.from_zero and min(parse_terms(c.reward.terms).values(), default=0) < 0,
     "weights above 0" + _FROM_ZERO),
-  Refusal("reward.model_path", lambda c, x: c.reward.model_path is not None and x.estimator.from_zero, "None" + _FROM_ZERO),
   Refusal("reward.verifier_weight", lambda c, x: c.reward.verifier_weight == 0 and _learns_nothing(c), "above 0" + _NO_REWARD),
   Refusal("environment.weight", lambda c, x: c.reward.verifier_weight > 0 and _learns_nothing(c), "above 0" + _NO_REWARD),
   Refusal("kl.target", lambda c, x: c.kl.target is not None and not x.penalised and c.reward.kl_coef == 0,
