@@ -49,7 +49,7 @@ class Case:
     rollouts = Rollouts(prompts, prompts > 0, np.ones(mask.shape, np.int32), mask, logprobs, stopped)
     own = {"a": rng.random(number), "b": rng.integers(0, 2, number), "long": -0.1 * (np.array(self.lengths) == SLOTS)}
     parts = {name: np.float32(part) for name, part in (parts or own).items()}
-    graded = weigh(terms or self.terms(), parts, {row: ("raised", "no reward") for row in self.failed})
+    graded = weigh(terms or self.terms(), parts, dict.fromkeys(self.failed, ("raised", "no reward")))
     texts = [Completion("x", (1,) * n, n, bool(s)) for n, s in zip(self.lengths, stopped, strict=True)]
     return batch_lib.Batch(rollouts, texts, [{"value": float(i % 3) / 2} for i in range(number)], graded, 4, graded.valid)
 
@@ -284,7 +284,8 @@ def test_unknown_rewards_are_not_compared():
   assert signal("group", batch, terms) == [True, False]  # 0 0 1, and 1 1
   assert signal("returns", batch, terms) == [True, False]  # Compares no groups: rewards that differ.
   assert signal("pass_at_k", batch, terms) == signal("rloo_n", batch, terms, min_valid=4) == [False, False]
-  assert batch_lib.metrics(batch._replace(advantages=np.zeros((8, SLOTS)), signal=np.array([True, False])))["group/frac_reward_zero_std"] == 0.5
+  known = batch._replace(advantages=np.zeros((8, SLOTS)), signal=np.array(signal("group", batch, terms, shaped=True)))
+  assert batch_lib.metrics(known)["group/frac_reward_zero_std"] == 0.5
 
 
 def test_a_group_that_a_filter_leaves_out_has_no_signal():

@@ -8,10 +8,10 @@ import pytest
 from jaxrl_llm.run import learn
 from tests.runs import rows, run_here, tiny_config
 
-# Random weights end a response at about every fifth token, and seldom otherwise.
+# Random weights end a response at about every tenth token, so that some of 24 tokens are truncated.
 ONE = {
   "num_steps": 1, "warm_start.num_steps": 2, "learner.updates_per_rollout": 1, "learner.row_buckets": (16,), "objective.kl_coef": 0.0,
-  "rollout.stop_strings": tuple(string.ascii_letters), "rollout.max_new_tokens": 8, "rollout.prompt_buckets": (8,),
+  "rollout.stop_strings": tuple(string.ascii_lowercase),
   "eval.every": 1, "eval.num_prompts": 8, "eval.samples": 1, "eval.metrics": (), "log.tensorboard": False, "log.num_samples": 0,
 }  # fmt: skip
 PPO = {"objective.kl_coef": None, "critic.value_warmup_steps": 0, "advantage.whiten": True}
@@ -78,7 +78,8 @@ def test_every_term_of_the_reward_reaches_an_estimator_of_steps(tmp_path, monkey
 @pytest.mark.slow
 def test_dynamic_sampling_keeps_groups_that_differ_in_one_of_several_rewards(tmp_path, monkeypatch):
   """The sum of three rewards is always 1, and the estimator compares each of them."""
-  (tmp_path / "lengths.py").write_text("\n".join(f"def of_{n}(completion, _): return float(completion.num_tokens % 3 == {n})" for n in range(3)))
+  functions = [f"def of_{n}(completion, _): return float(completion.num_tokens % 3 == {n})" for n in range(3)]
+  (tmp_path / "lengths.py").write_text("\n".join(functions))
   monkeypatch.syspath_prepend(tmp_path)
   changes = {"reward.terms": tuple(f"lengths:of_{n}" for n in range(3)), "reward.verifier_weight": 0.0, "reward.overlong_buffer": 0}
   changes |= {"rollout.max_refills": 2, "objective.kl_coef": None, "reward.workers": 1, "advantage.estimator": "per_reward"}
