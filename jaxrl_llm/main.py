@@ -170,12 +170,14 @@ def train_in(
   from jaxrl_llm.rollouts.schedule import ReplayDiffersError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
   from jaxrl_llm.run import faults, stopping
+  from jaxrl_llm.run.grading import NegativeRewardError
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
   from jaxrl_llm.run.reward_model import training
   from jaxrl_llm.run.sample import StaleError
   from jaxrl_llm.workdir.checkpoint import SaveFailedError
 
-  own_ends = (stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError, EngineError, ReplayDiffersError, StaleError)
+  own_ends = (stopping.NonFiniteError, NoRewardError, NegativeRewardError, SaveFailedError, WeightSyncError, EngineError)
+  own_ends += (ReplayDiffersError, StaleError)
   compilation_cache.cache_compilations()
   try:
     flags = xla_flags.set_flags()

@@ -257,10 +257,10 @@ FIELDS: dict[str, Field] = {
   "reward.verifier_weight": Field(1.0, NOT_NEGATIVE, "Weight of the task's own verifier; at 0 it is logged, and evaluations still use it."),
   "reward.at_random": Field(None, UNIT,
     "A control from which nothing can be learned: the reward of each sample is random, 1 with this probability, "
-    "else 0."),
+    "else 0. All other rewards are only logged."),
   "reward.form_weight": Field(0.0, NOT_NEGATIVE, "Weight of a reward for the form of an answer, right or wrong, if the task has one."),
   "reward.overlong_filter": Field(False, SWITCH,
-    "Learn nothing from responses cut at the budget; their rewards stay in their groups' statistics."),
+    "Learn nothing from responses cut at the budget; their rewards, and what they lose by reward.kl_coef, stay in all statistics."),
   "reward.overlong_buffer": Field(0, NATURAL, "Tokens below the budget over which DAPO's soft penalty grows; 0: no penalty."),
   "reward.kl_coef": Field(0.0, NOT_NEGATIVE,
     "Reward subtracted per nat of divergence from the reference; objective.kl_coef is the one in the loss."),
@@ -359,8 +359,8 @@ FIELDS: dict[str, Field] = {
   "rollout.spare_prompts": Field(0, NATURAL,
     "Prompts in the sampler beyond num_prompts. A step ends once num_prompts groups are complete; the others continue in the next."),
   "rollout.max_refills": Field(0, NATURAL,
-    "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups whose "
-    "samples differ in reward. Other groups then fill the rest."),
+    "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups that the estimator "
+    "gives advantages, penalties for length left out. Other groups then fill the rest."),
   "rollout.report_every": Field(0, NATURAL,
     "Decoding steps between reports of finished responses, which are graded while the rest is drawn; 0: one report "
     "at the end. Conversations on the decoding engine: above 0, each is graded once it has ended."),
@@ -452,7 +452,7 @@ FIELDS: dict[str, Field] = {
     "Lower limit of the entropy, as a fraction of the run's first."),
   "alarms.truncation_above": Field(None, or_none(UNIT), "Upper limit of the share of responses cut at their budget."),
   "alarms.no_signal_above": Field(None, or_none(UNIT),
-    "Upper limit of the share of groups whose samples have equal rewards."),
+    "Upper limit of the share of groups without a signal, whose samples get no advantages."),
 
   "watchdog.seconds": Field(3600.0, ABOVE_ZERO,
     "Limit on a phase; beyond it the run is stalled, and the process writes its stacks and exits with status 42."),

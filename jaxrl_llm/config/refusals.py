@@ -10,6 +10,7 @@ from jaxrl_llm import objectives
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator
 from jaxrl_llm.config.fields import FIELDS, flatten, given, unread, unused
 from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.rewards.terms import parse_terms
 from jaxrl_llm.types import Objective
 
 SEQUENCE_BAND = 0.05
@@ -74,6 +75,26 @@ def has_teacher(c: ConfigDict) -> bool:
   return c.teacher.path is not None or c.teacher.paths is not None
 
 
+def _rewards(c: ConfigDict) -> bool:
+  """Returns whether some term of the reward has a weight."""
+  section, is_environment = c.reward, c.task.name == "environment"
+  of_task = section.verifier_weight * (c.environment.weight if is_environment else 1.0)
+  of_turns = c.environment.weight if c.environment.name is not None and not is_environment else 0.0
+  others = any((section.model_path, section.form_weight, section.overlong_buffer, *parse_terms(section.terms).values()))
+  return bool(of_task or of_turns or others) or section.at_random is not None
+
+
+def _learns_nothing(c: ConfigDict) -> bool:
+  """Returns whether RL steps have neither a reward nor a teacher, nor replies to learn."""
+  return c.num_steps > 0 and not _rewards(c) and not has_teacher(c) and not c.learner.echo_coef
+
+
+def _setting(c: ConfigDict, x: Chosen, name: str) -> Any:
+  """Returns a setting of the estimator, its default if the config does not set it; None for others."""
+  given_here = c.advantage[name]
+  return x.estimator.defaults.get(name) if given_here is None or name not in x.estimator.defaults else given_here
+
+
 def _named_paths(c: ConfigDict) -> list[tuple[str, str]]:
   """Returns the names of several teachers, each with its path."""
   return [tuple(text.split("=", 1)) for text in c.teacher.paths or ()]
@@ -99,6 +120,9 @@ _IGNORES_LAG = (
   "0, because the objective has no ratio, and nothing would correct for the older weights; or learner.old_logprobs='learner' with "
   "correction.tis, mis or icepop"
 )
+
+_FROM_ZERO = ", because this advantage.estimator divides by the mean of a group's rewards, none of which may be negative"
+_NO_REWARD = ", or another reward (reward.terms, for example) or a teacher: there is nothing to learn from"
 
 # fmt: off
 REFUSALS: tuple[Refusal, ...] = (
@@ -162,6 +186,11 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("reward.kl_coef", lambda c, x: c.reward.kl_coef > 0 and not x.estimator.takes_kl,
     "0, because this advantage.estimator cannot use a divergence in the reward; objective.kl_coef puts it in the "
     "loss"),
+  Refusal("reward.overlong_buffer", lambda c, x: c.reward.overlong_buffer > 0 and x.estimator.from_zero, "0" + _FROM_ZERO),
+  Refusal("reward.terms", lambda c, x: x.estimator.from_zero and min(parse_terms(c.reward.terms).values(), default=0) < 0,
+    "weights above 0" + _FROM_ZERO),
+  Refusal("reward.verifier_weight", lambda c, x: c.reward.verifier_weight == 0 and _learns_nothing(c), "above 0" + _NO_REWARD),
+  Refusal("environment.weight", lambda c, x: c.reward.verifier_weight > 0 and _learns_nothing(c), "above 0" + _NO_REWARD),
   Refusal("kl.target", lambda c, x: c.kl.target is not None and not x.penalised and c.reward.kl_coef == 0,
     "None, because neither objective.kl_coef nor reward.kl_coef is above 0: there is nothing to adapt"),
   Refusal("kl.horizon",
@@ -180,12 +209,12 @@ REFUSALS: tuple[Refusal, ...] = (
     lambda c, x: c.rollout.group_size < 2 and x.estimator.compares_groups
     and not (c.teacher.path is not None and c.reward.verifier_weight == 0),
     "2 or more, because this advantage.estimator compares the samples of one prompt; 1 is for critics, and for a teacher without a reward"),
-  Refusal("advantage.min_valid",
-    lambda c, x: "min_valid" in x.estimator.defaults
-    and (c.advantage.min_valid or x.estimator.defaults["min_valid"]) > c.rollout.group_size,
+  Refusal("advantage.min_valid", lambda c, x: (_setting(c, x, "min_valid") or 0) > c.rollout.group_size,
     "at most rollout.group_size (None is 3), or no group would be learned from"),
-  Refusal("advantage.pass_k", lambda c, x: c.advantage.pass_k is not None and c.advantage.pass_k > c.rollout.group_size,
-    "at most rollout.group_size"),
+  Refusal("advantage.pass_k", lambda c, x: (_setting(c, x, "pass_k") or 0) >= c.rollout.group_size,
+    "less than rollout.group_size (None is 2): there is one best of all samples, and every advantage would be 0"),
+  Refusal("advantage.decay", lambda c, x: _setting(c, x, "decay") == 0,
+    "above 0: a game's own reward would be its baseline, and every advantage 0"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
     "False, because a response without an advantage has a gradient here (a divergence, entropy, a teacher, the critic, a pull to the old "
     "policy or a router's own loss), or its advantage is not known before the learner's pass"),

@@ -15,7 +15,7 @@ from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
-from jaxrl_llm.advantages.estimators import Credit, Evidence, make_credit
+from jaxrl_llm.advantages.estimators import ESTIMATORS, Credit, Evidence, make_credit
 from jaxrl_llm.config import outliers, policy, sizes
 from jaxrl_llm.config.check import environment_settings, given, row_problems, size_problems, task_settings
 from jaxrl_llm.config.fields import flatten
@@ -31,6 +31,7 @@ from jaxrl_llm.models import Model, ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rewards.at_random import random_terms
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
@@ -100,11 +101,14 @@ class Experiment(NamedTuple):
     sync: Transfer of weights from `mesh` to `sampler_mesh`; None if they are the same.
     objective: Objective that RL minimises.
     rewards: Terms of the training reward.
+    verifier: The task's verifier, by which evaluations judge.
     init: Function `(key) -> state` that makes a sharded state at step 0 of the warm start.
     talk: Rules of conversations with an environment; None for single-turn responses.
     needs: Optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop
       computes these and no others.
     credit: Function from rewards and log-probabilities to advantages and value targets.
+    compare: The same without whitening; None if the estimator does not compare the samples of a
+      prompt.
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
     sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
     eval_draw: Function `(weights on sampler_mesh, version) -> DrawFn` for the samples of an
@@ -126,10 +130,12 @@ class Experiment(NamedTuple):
   sync: WeightSync | None
   objective: Objective
   rewards: list[WeightedReward]
+  verifier: WeightedReward
   talk: Rules | None
   init: Callable[[PRNGKeyArray], TrainState]
   needs: frozenset[str]
   credit: Callable[[Evidence], Credit]
+  compare: Callable[[Evidence], Credit] | None
   learner: Programs
   sampler: Samplers
   eval_draw: Callable[[Params, int], DrawFn]
@@ -379,12 +385,6 @@ def build_experiment(config: ConfigDict) -> Experiment:
     estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns, teachers=taught)
     fitting = dict(limit=limit, engine_columns=columns)
     config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, **fitting)
-  if "step_rewards" in needs and task.step_rewards is None and talk is None:
-    raise ValueError(
-      f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
-      f"{task.name} has no step verifier"
-    )
-
   learner = make_programs(config, mesh, shape, objective, needs=needs, teachers=taught)
   abstract_params, model = learner.abstract_state.params, learner.model
   make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
@@ -408,6 +408,15 @@ def build_experiment(config: ConfigDict) -> Experiment:
   eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, talking=talking, **placing)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
+  if "step_rewards" in needs and talk is None and not any(term.steps for term in terms):
+    raise ValueError(
+      f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
+      f"{task.name} has no step verifier"
+    )
+  estimator = dict(estimator=config.advantage.estimator, group_size=config.rollout.group_size)
+  settings = given(config.advantage, "estimator", "whiten")
+  credit = make_credit(**estimator, **settings, whiten=config.advantage.whiten)
+  compare = make_credit(**estimator, **settings) if config.advantage.whiten else credit
   return Experiment(
     config=config,
     lengths=lengths,
@@ -417,14 +426,16 @@ def build_experiment(config: ConfigDict) -> Experiment:
     sampler_mesh=sampler_mesh,
     sync=sync,
     objective=objective,
-    rewards=terms,
+    rewards=terms if config.reward.at_random is None else random_terms(terms),
+    verifier=terms[0],
     talk=talk,
     eval_draw=eval_draw,
     init=lambda key: learner.start(make_params(key)),
     learner=learner,
     sampler=sampler,
     needs=needs,
-    credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
+    credit=credit,
+    compare=compare if ESTIMATORS[config.advantage.estimator].compares_groups else None,
     gallery=gallery,
     talking=talking,
     why_not_engine=why_not,
