@@ -409,7 +409,7 @@ FIELDS: dict[str, Field] = {
     "Further metrics with intervals, by lighteval's names."),
   "eval.save_samples": Field(False, SWITCH, "Write every sample to WORKDIR/evaluations/step-N.jsonl."),
   "eval.temperature": Field(1.0, NOT_NEGATIVE,
-    "0 is greedy: the samples of a problem then begin with its likeliest first tokens (the n-best list)."),
+    "Temperature of the samples; 0 is greedy, and needs samples=1."),
 
   "checkpoint.every": Field(10, COUNT, "RL steps between checkpoints."),
   "checkpoint.warm_start_every": Field(200, COUNT, "Warm-start steps between checkpoints."),

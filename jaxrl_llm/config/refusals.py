@@ -197,6 +197,8 @@ REFUSALS: tuple[Refusal, ...] = (
     "this objective trains none"),
   Refusal("advantage.estimator", lambda c, x: not x.reads_values and x.objective.value_loss is not None,
     "{value_estimators}, because this objective trains a critic (objective.value_coef) that no other estimator reads"),
+  Refusal("critic.value_warmup_steps", lambda c, x: x.reads_values and (c.critic.value_warmup_steps or 0) >= c.num_steps > 0,
+    "less than num_steps, or the policy would never be trained"),
   Refusal("advantage.lam", lambda c, x: c.advantage.lam is not None and c.advantage.length_alpha is not None,
     "None, because advantage.length_alpha takes its place"),
   Refusal("rollout.group_size",
@@ -283,6 +285,8 @@ REFUSALS: tuple[Refusal, ...] = (
     lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0 and c.environment.name is None and not c.rollout.queue,
     "0, because with rollout.staleness above 0 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
     "or staleness=0"),
+  Refusal("eval.samples", lambda c, x: c.eval.temperature == 0 and c.eval.samples > 1 and c.environment.name is None,
+    "1, because with eval.temperature=0 all samples of a problem are its greedy response"),
   Refusal("serving.layout", lambda c, x: c.serving.layout is not None and c.mesh.sampler > 0,
     "None, because mesh.sampler is above 0: mesh.sampler_expert and mesh.sampler_tensor lay out the sampler's weights"),
   Refusal("serving.layout", lambda c, x: c.serving.layout == "spread" and c.mesh.fsdp == c.mesh.expert == 1,

@@ -129,6 +129,8 @@ CASES = [
   ("gspo", {"task.name": "environment"}, "task.name"),
   ("gspo", {"model.preset": "nano-moe", "mesh.sampler": 1, "serving.layout": "learner"}, "serving.layout"),
   ("gspo", {"model.preset": "nano-moe", "serving.layout": "spread"}, "serving.layout"),
+  ("gspo", {"eval.temperature": 0.0}, "eval.samples"),
+  ("ppo", {"critic.value_warmup_steps": 4}, "critic.value_warmup_steps"),
   ("gspo", {"rollout.sampler_host": "0.0.0.0"}, "rollout.sampler_host"),
   ("gspo", {"rollout.queue": True, "rollout.samplers": 1, "mesh.sampler": 1}, "mesh.sampler"),
   ("gspo", {"rollout.queue": True, "rollout.spare_prompts": 1, "num_steps": 4}, "rollout.spare_prompts"),
@@ -188,6 +190,9 @@ LEGAL = [
   ("gspo", {"rollout.spare_prompts": 2, "rollout.staleness": 1}),
   ("gspo", {"environment.name": "calculator", "model.preset": "nano-moe", "moe.replay": "R3", "learner.old_logprobs": "learner"}),
   ("gspo", {"rollout.report_every": 24, "rollout.slots": 8}),
+  ("gspo", {"eval.temperature": 0.0, "eval.samples": 1}),
+  ("gspo", {"eval.temperature": 0.0, "environment.name": "calculator"}),  # A partner may answer at random.
+  ("ppo", {"critic.value_warmup_steps": 3}),
   ("gspo", {"rollout.spare_prompts": 2, "correction.bypass": True}),
   ("reinforce", {"rollout.spare_prompts": 2, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
   ("grpo", {"rollout.spare_prompts": 2, "objective.kl_estimator": "k1", **ONE_UPDATE}),
