@@ -164,6 +164,8 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("teacher.gkd_beta", lambda c, x: c.teacher.gkd_beta is not None and not c.teacher.gkd_coef,
     "None, because teacher.gkd_coef is 0: no divergence over the vocabulary is computed"),
   Refusal("teacher.temperature", lambda c, x: not has_teacher(c) and c.teacher.temperature != 1.0, "1.0, because teacher.path is None"),
+  Refusal("teacher.temperature", lambda c, x: c.teacher.opd_coef > 0 and has_teacher(c) and c.teacher.temperature != c.rollout.temperature,
+    "rollout.temperature, because teacher.opd_coef compares log-probabilities of the teacher with those of the policy at that temperature"),
   Refusal("teacher.dtype", lambda c, x: not has_teacher(c) and c.teacher.dtype is not None, "None, because teacher.path is None"),
   Refusal("teacher.dtype", lambda c, x: c.teacher.path == "self" and c.teacher.dtype is not None,
     "None, because the teacher is the policy itself"),

@@ -305,6 +305,8 @@ def build_experiment(config: ConfigDict) -> Experiment:
     raise ValueError("\n".join(problems))
   task = load_task(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
+  if (top_k := config.rollout.top_k) > shape.vocab_size:
+    raise ValueError(f"config.rollout.top_k: found {top_k}, expected at most {shape.vocab_size}, the tokens of the vocabulary; 0 keeps all")
   talk = make_rules(config)
   privileged = None if config.teacher.privileged is None else privileged_prompts(task, config.teacher.privileged)
   lengths = measure_lengths(task, config, replies=talk and talk.environment.replies, privileged=privileged)

@@ -119,6 +119,8 @@ CASES = [
   ("gspo", {"teacher.gkd_coef": 1.0}, "teacher.gkd_coef"),
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.gkd_beta": 0.5}, "teacher.gkd_beta"),
   ("gspo", {"teacher.temperature": 2.0}, "teacher.temperature"),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "rollout.temperature": 0.5}, "teacher.temperature"),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.temperature": 0.5}, "teacher.temperature"),
   ("gspo", {"teacher.dtype": "bfloat16"}, "teacher.dtype"),
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "rollout.top_p": 0.9}, "rollout.top_p"),
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "rollout.top_k": 5}, "rollout.top_k"),
@@ -190,6 +192,8 @@ LEGAL = [
   ("gspo", {"rollout.spare_prompts": 2, "rollout.staleness": 1}),
   ("gspo", {"environment.name": "calculator", "model.preset": "nano-moe", "moe.replay": "R3", "learner.old_logprobs": "learner"}),
   ("gspo", {"rollout.report_every": 24, "rollout.slots": 8}),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.temperature": 0.5, "rollout.temperature": 0.5}),
+  ("gspo", {"teacher.path": "t", "teacher.gkd_coef": 1.0, "teacher.temperature": 0.5}),
   ("gspo", {"eval.temperature": 0.0, "eval.samples": 1}),
   ("gspo", {"eval.temperature": 0.0, "environment.name": "calculator"}),  # A partner may answer at random.
   ("ppo", {"critic.value_warmup_steps": 3}),
