@@ -233,7 +233,8 @@ def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: 
 def _chunked_bwd(piece: Piece, saved, cotangents):
   head, x, targets, num_chunks, teacher, of_tokens = saved
   pad = lambda tree: jax.tree.map(partial(_padded, piece), tree)
-  rows, ids, (entropies, (tops, log_totals), sums), (of_logprobs, of_entropy, of_comparison) = (pad(a) for a in (x, targets, of_tokens, cotangents))
+  rows, ids, (entropies, (tops, log_totals), sums) = (pad(a) for a in (x, targets, of_tokens))
+  of_logprobs, of_entropy, of_comparison = pad(cotangents)
   teacher_head, teacher_rows = (None, None) if teacher is None else (teacher[0], pad(teacher[1]))
 
   def body(i, total):

@@ -8,11 +8,11 @@ import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.main import main
 from jaxrl_llm.rollouts import drawing_queue, schedule
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
 from jaxrl_llm.rollouts.singles import Singles
-from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.run import experiment, learn, sample
 from tests.marks import few
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
@@ -209,7 +209,8 @@ def test_greedy_evaluations_are_the_same_over_the_engine_and_over_the_sampler(na
   """Single turns and conversations; the texts are compared, not their scores."""
   greedy = {"eval.temperature": 0.0, "eval.samples": 1, "eval.num_prompts": 16, "eval.batch_prompts": 16, "eval.save_samples": True}
   greedy |= {"num_steps": 1, "warm_start.num_steps": 40, "checkpoint.every": 1, "rollout.staleness": 0}
-  read = lambda folder: [(row.response, row.turns, row.num_tokens, row.score) for row in read_samples(tmp_path / folder / "evaluations/step-0.jsonl")]
+  responses = lambda path: [(row.response, row.turns, row.num_tokens, row.score) for row in read_samples(path / "evaluations/step-0.jsonl")]
+  read = lambda folder: responses(tmp_path / folder)
   run_here(config_of(name, greedy), tmp_path / "engine")
   monkeypatch.setattr(experiment, "why_not_engine", lambda *_: "this is a test")
   run_here(config_of(name, greedy | {"rollout.queue": False}), tmp_path / "sampler")

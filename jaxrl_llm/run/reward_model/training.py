@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
+from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation import bootstrap_interval
-from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.schedules import unfinished_warm_ups
 from jaxrl_llm.models import save_reward_model
