@@ -22,7 +22,7 @@ FIXED: dict[str, str] = {
 """Fields that no flag allows to change, with the reason; a final dot marks a section."""
 
 SCHEDULED = ("learner.updates_per_rollout", "critic.value_warmup_steps")
-"""Fields that set how many updates of the policy a step makes, which a schedule that ends counts."""
+"""Fields that set how many updates of the policy a step makes, which a linear schedule counts."""
 
 FREE = ("task.data_dir",)
 """Fields of a fixed section that may change."""

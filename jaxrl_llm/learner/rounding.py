@@ -53,12 +53,12 @@ def in_bfloat16(optimizer: optax.GradientTransformation) -> optax.GradientTransf
 
 def _bits(path: tuple, count: Array, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
   """Returns 32 random bits for each entry of a weight."""
-  name = zlib.crc32(jax.tree_util.keystr(path).encode())
+  name = zlib.crc32(jax.tree_util.keystr(path).encode()) >> 1  # A seed of 31 bits.
   return jax.random.bits(jax.random.fold_in(jax.random.key(name), count), shape, jnp.uint32)
 
 
 def rounded(x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
-  """Rounds float32 to values of bfloat16, up with the probability of its distance from the lower one.
+  """Rounds float32 at random to one of the two nearest values of bfloat16, with the right mean.
 
   Args:
     x: Numbers to round.

@@ -222,7 +222,7 @@ def make_train_step(
   def weigh(batch: TrainBatch) -> tuple[list[Float[Array, "B T"]], list[Float[Array, "B T"]]]:
     """Returns the mask and the weights of each term of the loss, in the order of `loss_fn`."""
     weights = [token_weights(each, batch.mask, batch.segments, batch.groups) for each in (objective, *streams)]
-    # With the objective's weights, a coefficient of an auxiliary loss would depend on the objective.
+    # With the objective's weights, an auxiliary loss would be stronger in some objectives.
     auxiliary = [mask for mask in (batch.mask if router_coefs else None, batch.replies) if mask is not None]
     weights += [token_mean(mask, batch.segments) for mask in auxiliary]
     return [batch.mask] * (1 + len(streams)) + auxiliary, weights

@@ -195,7 +195,8 @@ LEGAL = [
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.temperature": 0.5, "rollout.temperature": 0.5}),
   ("gspo", {"teacher.path": "t", "teacher.gkd_coef": 1.0, "teacher.temperature": 0.5}),
   ("gspo", {"eval.temperature": 0.0, "eval.samples": 1}),
-  ("gspo", {"eval.temperature": 0.0, "environment.name": "calculator"}),  # A partner may answer at random.
+  # A partner may answer at random.
+  ("gspo", {"eval.temperature": 0.0, "environment.name": "calculator"}),
   ("ppo", {"critic.value_warmup_steps": 3}),
   ("gspo", {"rollout.spare_prompts": 2, "correction.bypass": True}),
   ("reinforce", {"rollout.spare_prompts": 2, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),

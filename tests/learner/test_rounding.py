@@ -52,7 +52,7 @@ def test_weights_move_as_far_as_in_float32(settings):
 
 @pytest.mark.slow
 def test_a_second_moment_with_a_long_memory_is_not_swallowed():
-  """Rounded to nearest, it stays at a third of the squared gradient, and updates are 1.7 times too long."""
+  """Rounded to nearest, it stays at a third of the squared gradient: updates are too long."""
   _, (_, state) = trained("bfloat16", num_updates=2000, b2=0.999)
   mean = np.mean(np.float64(optax.tree_utils.tree_get(state, "nu")["m"]["kernel"]))
   # Gradients of norm 0.063 are not clipped.
