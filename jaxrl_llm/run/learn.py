@@ -224,13 +224,9 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   batch = batch._replace(routing=sampled if replay == "R3" else None)
   bare = needed_by_logprobs(batch)
   metrics: Metrics = {}
-  # With one update per rollout the ratio stays 1, and in float32 the sampler is exact: the pass
-  # would gain nothing.
-  of_sampler = config.model.sampler_dtype or config.model.dtype
-  in_float32 = {config.model.dtype, of_sampler, config.rollout.cache_dtype or of_sampler} == {"float32"}
-  is_current = config.rollout.staleness == 0 and config.rollout.spare_prompts == 0
-  exact = config.learner.updates_per_rollout == 1 and is_current and in_float32 and "sampler_logprobs" not in needs
-  recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
+  # No condition skips this pass: the sampler is another program, whose weights, cache or products
+  # may be rounded, and its numbers never stand in for the learner's.
+  recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs
   measures_entropy = "old_entropy" in needs
   if recomputed or measures_entropy or replay == "R2" or measures_routes(run, step):
     own = learner.logprobs(params, bare)
