@@ -12,7 +12,8 @@ one. The value in brackets switches a part off.
   reward.overlong_buffer    a penalty that grows over the last fifth of the token budget, as in the
                             paper (4096 of 20480) [0]
   rollout.max_refills       maximum number of times that more prompts are drawn until the batch is
-                            full of groups whose rewards differ [0]
+                            full of groups whose verdicts differ; the rest is filled up with
+                            others, which learn from the length penalty alone [0]
   reward.overlong_filter    off here; on in the paper's ladder before the soft penalty, so that
                             nothing is learned from truncated responses [False]
 

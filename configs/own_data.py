@@ -2,11 +2,11 @@
 
 Command: python -m jaxrl_llm.main --config=configs/own_data.py --config.task.path=FILE --pilot
 
-The columns are `question` and `answer`, unless `--config.task.question_column=...` and
-`answer_column` name others. The verifier follows from the answers (numbers, letters of options,
-other text), and the sizes of all programs follow from the lengths of the texts. `--pilot` measures
-in two minutes how well the model solves the problems and how long the run would take. Without it,
-the run starts.
+The columns are `question` and `answer` or those of a published format (verl, TRL, MMLU and others;
+docs/data.md), unless `--config.task.question_column=...` and `answer_column` name others. The
+verifier follows from the answers (numbers, letters of options, formulas, other text), and the
+sizes of all programs follow from the lengths of the texts. `--pilot` measures in two minutes how
+well the model solves the problems and how long the run would take. Without it, the run starts.
 
 The model is SmolLM2-135M-Instruct with adapters, or another checkpoint:
 `--config.model.path=FOLDER`. Three solved problems precede each question, as plain text, and the

@@ -6,7 +6,6 @@
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
@@ -19,14 +18,12 @@ from jaxrl_llm.messages import MissingPackageError, Problem
 from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.models.files.adapters import save_adapter
 from jaxrl_llm.pretrained import where
-from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.pretrained.byte_tokenizer_files import write_byte_tokenizer
+from jaxrl_llm.pretrained.tokenizer_files import files_of
 from jaxrl_llm.run.evaluate.source import tuples
-from jaxrl_llm.run.experiment import Experiment, build_experiment
+from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.publish.card import Exported, write_card
 from jaxrl_llm.run.publish.hub import check_push, push
 from jaxrl_llm.run.saved_state import INIT, abstract_arrays, whole_state
-from jaxrl_llm.types import Params
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.bucket.reading import localize
 
@@ -69,32 +66,16 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None, adapter: bo
   source = None if config.model.path is None else where.resolve(config.model.path)
   if adapter and source is None:
     raise ValueError(Problem("--adapter", "a run whose base began at random", "no --adapter: without its base an adapter is of no use"))
-  if adapter:
-    save_adapter(folder, experiment.learner.model, state.params, base=config.model.path or "", dtype=dtype)
-  else:
-    save_policy(folder, experiment, state.params, source=source, dtype=dtype)
+  model = experiment.learner.model
+  with files_of(experiment.task.tokenizer) as tokenizer_from:
+    if adapter:
+      save_adapter(folder, model, state.params, base=config.model.path, dtype=dtype, tokenizer_from=tokenizer_from)
+    else:
+      save_hf(folder, model, state.params, dtype=dtype, tokenizer_from=tokenizer_from)
   if jax.process_index() == 0:
     for line in write_card(folder, workdir, Exported(restored[1]["rl_steps"], adapter, source), name=name or folder.resolve().name):
       tell(f"note: {line}")
   return restored[1]["warm_steps"] + restored[1]["rl_steps"]
-
-
-def save_policy(folder: Path, experiment: Experiment, params: Params, *, source: Path | None, dtype: str | None) -> None:
-  """Saves the whole model with its tokenizer: that of the folder it began with, or of bytes.
-
-  Args:
-    folder: Folder to write.
-    experiment: Experiment of the run.
-    params: Weights of the policy.
-    source: Folder or file that the run began with; None for random weights.
-    dtype: Dtype of the saved weights; None keeps theirs.
-  """
-  with tempfile.TemporaryDirectory() as made:
-    tokenizer_from = source if source and source.is_dir() else None
-    if source is None and experiment.task.tokenizer == ByteTokenizer():
-      tokenizer_from = Path(made)
-      write_byte_tokenizer(tokenizer_from)
-    save_hf(folder, experiment.learner.model, params, dtype=dtype, tokenizer_from=tokenizer_from)
 
 
 def main(argv: list[str]) -> int:
@@ -114,10 +95,8 @@ def main(argv: list[str]) -> int:
   except (MissingPackageError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 2
-  has_tokenizer = (args.folder / "tokenizer.json").exists()
-  tokenizer = "with its tokenizer" if has_tokenizer else "without a tokenizer: the run has no folder to copy it from"
-  what = "its adapters alone" if args.adapter else tokenizer
-  print(f"saved checkpoint {step} of {args.workdir} to {args.folder}, {what}")
+  what = "its adapters alone" if args.adapter else "the whole model"
+  print(f"saved {what} of checkpoint {step} of {args.workdir} to {args.folder}, with the tokenizer")
   if address is not None:
     print(f"uploaded to {address}, which is private")
   return 0

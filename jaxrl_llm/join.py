@@ -161,10 +161,10 @@ def make_sampler(config: Any) -> Sampler:
   if (count := jax.device_count()) % tensor:
     raise ValueError(f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of {count}, the number of devices here")
   mesh = mesh_lib.make_mesh(data=count // tensor, tensor=tensor)
-  task = experiment.load_task(config)
+  task, lengths, _ = experiment.load_measured(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   bounds = sizes.Bounds(1, 1, shape.d_model, 16 if mesh_lib.platform_of(mesh) == "cpu" else 128, shape.max_positions)
-  config = sizes.choose_sizes(config, experiment.measure_lengths(task, config), bounds)
+  config = sizes.choose_sizes(config, lengths, bounds)
   model, template = model_of_sampler(config, shape, mesh)
   options = experiment.engine_options(config, model.config, task.tokenizer)
   # Random weights, because an engine compares what its programs draw.

@@ -170,12 +170,14 @@ def train_in(
   from jaxrl_llm.rollouts.schedule import ReplayDiffersError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
   from jaxrl_llm.run import faults, stopping
+  from jaxrl_llm.run.grading import NegativeRewardError
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
   from jaxrl_llm.run.reward_model import training
   from jaxrl_llm.run.sample import StaleError
   from jaxrl_llm.workdir.checkpoint import SaveFailedError
 
-  own_ends = (stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError, EngineError, ReplayDiffersError, StaleError)
+  own_ends = (stopping.NonFiniteError, NoRewardError, NegativeRewardError, SaveFailedError, WeightSyncError, EngineError)
+  own_ends += (ReplayDiffersError, StaleError)
   compilation_cache.cache_compilations()
   try:
     flags = xla_flags.set_flags()
@@ -288,10 +290,12 @@ def dry_run(config: ConfigDict) -> int:
   """Prints the resolved config, what a run of it would be, and every problem."""
   for path, value in fields.flatten(config).items():
     print(f"config.{path} = {value!r}")
-  messages = config_problems(config)
+  messages, doubts = config_problems(config), 0
   if not messages:
     from jaxrl_llm.devices import hosts, xla_flags
     from jaxrl_llm.run.dry_run import describe_run
+    from jaxrl_llm.run.out_of_memory import DoesNotFitError
+    from jaxrl_llm.tasks.files.report import CAREFUL
 
     if fields.is_reward_model(config):
       from jaxrl_llm.run.reward_model.training import describe_training as describe_run
@@ -299,12 +303,17 @@ def dry_run(config: ConfigDict) -> int:
     try:
       print(xla_flags.set_flags())
       hosts.join_processes()
-      print(describe_run(config))
+      print(described := describe_run(config))
+      doubts = sum(line.startswith(CAREFUL) for line in described.splitlines())
+    except DoesNotFitError as error:
+      print(error.description)
+      messages = [str(error)]
     except (MissingPackageError, ValueError) as error:
       messages = str(error).splitlines()
   for line in messages:
     print(f"error: {line}", file=sys.stderr)
-  print(f"{len(messages)} problem(s) found" if messages else "no problem found")
+  rest = f"nothing prevents the run, but look at {doubts} line(s) above: {CAREFUL}..." if doubts else "no problem found"
+  print(f"{len(messages)} problem(s) found" if messages else rest)
   return USAGE_ERROR if messages else 0
 
 

@@ -15,9 +15,10 @@ from jaxrl_llm.rollouts import pipelining
 from jaxrl_llm.run import collecting, warm_starts
 from jaxrl_llm.run.ahead import make_ahead
 from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
+from jaxrl_llm.run.grading import assess, judge_metrics
 from jaxrl_llm.run.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.out_of_memory import explained
-from jaxrl_llm.run.sample import assess, evaluate, judge_metrics, refill
+from jaxrl_llm.run.sample import evaluate, refill
 from jaxrl_llm.run.start import Run, start_run
 from jaxrl_llm.run.stopping import end_step, position, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations

@@ -8,6 +8,7 @@ off, because the files of one run would affect the next; JAX_COMPILATION_CACHE_D
 XLA's costlier optimizations are off, unless XLA_FLAGS sets them.
 """
 
+import ctypes
 import gc
 import os
 import pathlib
@@ -17,6 +18,7 @@ import tempfile
 from importlib import metadata
 
 NUM_DEVICES = 8
+LARGE_MB = 800
 
 # JAX reads these settings once, when it is imported.
 assert "jax" not in sys.modules, "jax was imported before tests/conftest.py could set its flags"
@@ -108,6 +110,27 @@ def pytest_collection_finish():
   gc.collect()
   gc.freeze()
   gc.set_threshold(10_000, 10, 10)
+
+
+@pytest.hookimpl(trylast=True)  # After the fixtures of the file.
+def pytest_runtest_teardown(item, nextitem):
+  """Frees the compiled programs of a file's tests once the process has grown large.
+
+  Other files hardly ever run the same ones, which would add up to several gigabytes. Without the
+  trim, the allocator would keep the pages.
+  """
+  if (nextitem is None or nextitem.path != item.path) and _resident_mb() > LARGE_MB:
+    jax.clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_mb() -> float:
+  """Returns the memory of this process in MB; 0 if its C library cannot give back any."""
+  if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"):
+    return 0.0
+  pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+  return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 @pytest.fixture(scope="module")

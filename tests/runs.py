@@ -24,6 +24,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from jaxrl_llm import tasks, train
+from jaxrl_llm.config.fields import unread_defaults
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.run import learn
 from jaxrl_llm.workdir.metrics import read_rows
@@ -36,10 +37,11 @@ VARIED = {"reward.overlong_buffer": 16}
 
 
 def tiny_config(name: str = "gspo", overrides: dict[str, Any] | None = None) -> ConfigDict:
-  """Returns `configs/NAME.py:tiny` with other values for some fields."""
+  """Returns `configs/NAME.py:tiny` with other values for some fields, as the command line sets them."""
   config = importlib.import_module(f"configs.{name}").get_config("tiny")
-  config.log.num_table_rows = 0
-  config.update_from_flattened_dict(overrides or {})
+  config.log.num_table_rows, overrides = 0, overrides or {}
+  config.update_from_flattened_dict(overrides)
+  config.update_from_flattened_dict({path: value for path, value in unread_defaults(config).items() if path not in overrides})
   return config
 
 

@@ -254,6 +254,20 @@ def test_dry_run_shows_everything_and_writes_nothing(capsys, tmp_path):
     assert part in out, part
 
 
+def test_dry_run_says_what_is_left_out_of_a_file(capsys, tmp_path):
+  chat = lambda i: [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{i}+1="}]
+  rows = [{"prompt": chat(i), "reward_model": {"ground_truth": str(i + 1) if i % 9 else None}} for i in range(30)]
+  (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+  args = ["task.name=file", "task.levels=None", "warm_start.num_steps=0", "rollout.prompt_buckets=(16,)"]
+  with quick():
+    status = main.main(["main", TINY, "--dry_run", *(f"--config.{x}" for x in (*args, f"task.path={tmp_path}/rows.jsonl"))])
+  out = capsys.readouterr().out
+  assert status == 0 and "no problem found" not in out and "look at 1 line(s) above" in out
+  columns = "columns: question 'prompt' (chats), answer 'reward_model.ground_truth'; the prompt is '{question}'\n"
+  assert "data: 30 problems read, 26 kept; 4 dropped: 4 reward_model.ground_truth is null\n" in out and columns in out
+  assert f"ground_truth is null: {tmp_path / 'rows.jsonl'}:1\n" in out and "careful: 4 of 30 rows are left out\n" in out
+
+
 @pytest.mark.parametrize(
   ("args", "count"), [(["--config.rollout.group_size=0", "--config.task.name=x"], 2), (["--config.rollout.prompt_buckets=(4,)"], 1)]
 )

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "jaxrl_llm"
 # reasons.
 ALLOWED = {
   "rewards/sandbox/asker.py": {"exec"},  # The program under test, inside the sandbox.
-  "rewards/sandbox/callee.py": {"exec"},  # The same.
+  "rewards/sandbox/prelude.py": {"exec"},  # The same.
   # The chat program of the installed package verifiers, which has it as a text.
   "rollouts/environments/hub/program.py": {"exec"},
   # Reads a pipe of its own parent process, since json would slow the start.

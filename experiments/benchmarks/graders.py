@@ -5,6 +5,11 @@
 Answers are graded in this process, and in the pool of killable workers, once as new answers and
 once as remembered ones. The three methods take turns. Each repeat has answers of its own, so that
 only the last method can remember them. The benchmark uses no accelerator and no JAX.
+
+  python -m experiments.benchmarks.graders --against=../other_checkout
+
+With `--against` only the CPU time of each reward per 10,000 answers is measured, beside that of
+another checkout (`grader_times`).
 """
 
 import argparse
@@ -14,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from experiments.benchmarks import grader_times
 from experiments.benchmarks.reporting import between, lines, spread, write_json
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import sandbox
@@ -163,6 +169,20 @@ def measure_programs(*, count: int, repeats: int) -> dict[str, dict[str, float] 
   return rates_by_sandbox
 
 
+def report_times(against: pathlib.Path, *, count: int, repeats: int) -> dict:
+  """Measures the rewards beside those of another checkout, and prints a line for each."""
+  result = grader_times.compare([grader_times.ROOT, against.resolve()], count=count, repeats=repeats)
+  rows = {}
+  for name, (here, there) in result.items():
+    ratios = [a / b for a, b in zip(here["seconds"], there["seconds"], strict=True)]
+    rows[name] = (
+      f"{between(spread(here['seconds']), '.2f')} s per 10,000 answers, there {between(spread(there['seconds']), '.2f')}, "
+      f"{between(spread(ratios), '.2f')} times"
+    )
+  print(lines(rows))
+  return result
+
+
 def main(argv: Sequence[str] | None = None) -> None:
   """Measures, prints and, if a file is given, writes the results."""
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -172,8 +192,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--hangs", type=int, default=100, help="number of calls that never return")
   parser.add_argument("--timeout", type=float, default=0.05, help="deadline of these calls, in seconds")
   parser.add_argument("--programs", type=int, default=10, help="number of programs per round; 0 for none")
+  parser.add_argument("--against", type=pathlib.Path, default=None, help="root of another checkout to compare each reward with")
   parser.add_argument("--json", type=pathlib.Path, default=None, help="file for the results")
   flags = parser.parse_args(argv)
+  if flags.against is not None:
+    write_json(flags.json, report_times(flags.against, count=flags.count, repeats=flags.repeats))
+    return
   result = dict(workers=flags.workers, answers={}, hangs={}, programs={})
   started = time.perf_counter()
   with open_pool({"maths": MATHS}, num_workers=flags.workers) as pool:

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import runpy
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -153,9 +152,7 @@ def load_file(path: str) -> dict[str, Any]:
     hint = did_you_mean(Path(file).name, [path.name for path in there], "; did you mean experiments/sweeps/{}?")
     names = ", ".join(map(str, there)) or "none in experiments/sweeps"
     raise SweepError(f"--sweep: found no file {file!r}, expected a Python file; available: {names}{hint}")
-  root = str(Path(file).resolve().parent.parent)
-  if root not in sys.path:  # A config imports `configs.common` from any working directory.
-    sys.path.append(root)
+  command_line.make_importable(file)
   return call(path, lambda: runpy.run_path(file))
 
 

@@ -13,21 +13,26 @@ from jaxrl_llm import advantages as adv
 class Evidence(NamedTuple):
   """Inputs for the advantages of a rollout batch.
 
-  A batch has N sequences, G consecutive ones per prompt, with R response slots each.
+  A batch has N sequences, G consecutive ones per prompt, with R response slots each. Some of them
+  may not be learned from (`mask`), such as truncated ones. They are part of every statistic all the
+  same (`valid`, `written`, `step_ends`): leaving them out would change what others are compared
+  with.
 
   Attributes:
     rewards: Total reward of each sequence.
-    parts: Each of the K rewards separately, weighted as in the total.
-    mask: 1 if a slot holds a token that counts.
-    valid: True for a sequence that has a reward. A sequence without one is left out of its group's
+    parts: Each of the K rewards separately, unweighted.
+    mask: 1 if a slot holds a token that is learned from.
+    valid: True for a sequence that has a reward. A sequence without one is left out of all
       statistics. None if all are valid.
+    weights: Weight of each of the K rewards in the total; None if all are 1.
+    written: 1 if a slot holds a token that the policy wrote, learned from or not; None if all such
+      tokens are learned from.
     kl: Estimated divergence from the reference at each token, in nats; None if the reward has no
       such term.
     kl_coef: Reward lost per nat of `kl`.
     values: Critic's value of the state before each token; None without a critic.
-    step_rewards: Reward of the step that ends at each token; None if the task has no verifier of
-      steps.
-    step_ends: True if a step ends at the token.
+    step_rewards: Reward of the step that ends at each token; None if the estimator reads no steps.
+    step_ends: True if a step ends at the token, whether or not the token is learned from.
     old_entropy: Entropy of the policy that drew the tokens at each of them, in nats; None if the
       estimator does not read it.
     role_baselines: Baseline of each role before this batch; None if the estimator has no roles.
@@ -37,6 +42,8 @@ class Evidence(NamedTuple):
   parts: Float[Array, "K N"]
   mask: Float[Array, "N R"]
   valid: Bool[Array, " N"] | None = None
+  weights: Float[Array, " K"] | None = None
+  written: Float[Array, "N R"] | None = None
   kl: Float[Array, "N R"] | None = None
   kl_coef: Float[Array, ""] | float = 0.0
   values: Float[Array, "N R"] | None = None
@@ -70,6 +77,7 @@ class Estimator(NamedTuple):
     defaults: Settings of the estimator, with their default values.
     needs: Optional fields of `Evidence` that the estimator reads.
     takes_kl: Whether the reward may contain a divergence term.
+    from_zero: Whether rewards must be 0 or more.
     whole_groups: Whether the estimator compares whole groups, so that a group counts only if all of
       its samples have a reward.
     compares_groups: Whether the estimator compares the samples of one prompt, so that a group of
@@ -82,9 +90,24 @@ class Estimator(NamedTuple):
   defaults: dict[str, Any]
   needs: frozenset[str] = frozenset()
   takes_kl: bool = True
+  from_zero: bool = False
   whole_groups: bool = False
   compares_groups: bool = True
   carry: Callable[..., Array] | None = None
+
+
+def _compared(evidence: Evidence, group_size: int) -> Evidence:
+  """Returns the evidence that statistics are made of, whose mask holds sequences that have a reward.
+
+  They are valid in whole groups of `group_size`.
+  """
+  valid, ends = evidence.valid, evidence.step_ends
+  mask = evidence.mask if evidence.written is None else evidence.written
+  if valid is not None:
+    valid = jnp.repeat(jnp.all(jnp.asarray(valid).reshape(-1, group_size), axis=1), group_size)
+    mask = jnp.where(valid[:, None], mask, 0)
+    ends = None if ends is None else jnp.asarray(ends) & valid[:, None]
+  return evidence._replace(mask=mask, valid=valid, step_ends=ends)
 
 
 def _penalised(evidence: Evidence) -> Float[Array, " N"]:
@@ -124,12 +147,17 @@ def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
 
 
 def _per_reward(evidence, group_size, *, normalize_std):
-  weights = jnp.ones(len(evidence.parts))  # The parts are already weighted.
+  weights = jnp.ones(len(evidence.parts)) if evidence.weights is None else evidence.weights
   return adv.per_reward_advantages(evidence.parts, weights, group_size, normalize_std=normalize_std, valid=evidence.valid), None
 
 
+def _of_steps(evidence: Evidence) -> tuple[Array, Array, Array]:
+  """Returns the rewards of steps, their ends, and a mask in which all of them end."""
+  return evidence.step_rewards, evidence.step_ends, jnp.where(evidence.step_ends, 1, evidence.mask)
+
+
 def _steps(evidence, group_size, *, normalize_std):
-  return adv.step_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, group_size, normalize_std=normalize_std), None
+  return adv.step_advantages(*_of_steps(evidence), group_size, normalize_std=normalize_std), None
 
 
 def _gtpo(evidence, group_size, *, entropy_share, right_above):
@@ -139,7 +167,7 @@ def _gtpo(evidence, group_size, *, entropy_share, right_above):
 
 def _roles(evidence, *, num_roles, decay, zero_sum):
   baselines = jnp.zeros(num_roles) if evidence.role_baselines is None else evidence.role_baselines
-  return adv.role_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, baselines, decay=decay, zero_sum=zero_sum)
+  return adv.role_advantages(*_of_steps(evidence), baselines, decay=decay, zero_sum=zero_sum)
 
 
 def _rae(evidence, group_size, **settings):
@@ -174,7 +202,7 @@ ESTIMATORS = {
   # RLOO-N: a group of fewer rewards is left out.
   "rloo_n": Estimator(_rloo_n, {"min_valid": 3}),
   # MaxRL: relative to the group's mean. A divergence would make rewards of 0 negative.
-  "maxrl": Estimator(_maxrl, {}, takes_kl=False),
+  "maxrl": Estimator(_maxrl, {}, takes_kl=False, from_zero=True),
   # Lite PPO, ScaleRL: the group's mean, the batch's standard deviation.
   "batch_scaled": Estimator(_batch_scaled, {}),
   # Pass@k Training: the reward of the best of k.
@@ -218,12 +246,17 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
     estimator: Key of `ESTIMATORS`.
     group_size: Number of samples per prompt (G).
     whiten: Whether to subtract the batch's mean from the advantages and divide by its standard
-      deviation, over all counted tokens.
+      deviation, over all tokens that the policy wrote.
     **settings: Settings of the estimator. Omitted ones have their defaults.
 
   Returns:
     The function. If there is a critic, its only metric is `critic/vf_explained_var`, from before
     this batch's updates.
+
+  Note:
+    Which sequences are learned from changes no advantage of the others. Some implementations take
+    one mask for both, so that truncated responses that are left out move the advantages of their
+    group (OpenRLHF#1239, verl#6452).
 
   Example:
     >>> credit = make_credit("leave_one_out", 2)(Evidence(jnp.array([1., 0.]), jnp.ones((1, 2)), jnp.array([[1., 1.], [1., 0.]])))
@@ -234,19 +267,21 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
   settings = chosen.defaults | settings
 
   def credit(evidence: Evidence) -> Credit:
-    mask = evidence.mask
-    advantages, returns = chosen.estimate(evidence, group_size, **settings)
+    compared = _compared(evidence, group_size if chosen.whole_groups else 1)
+    learned = (evidence.mask > 0) & (compared.mask > 0)
+    advantages, returns = chosen.estimate(compared, group_size, **settings)
     if advantages.ndim == 1:
-      advantages = jnp.broadcast_to(advantages[:, None], mask.shape)
+      advantages = jnp.broadcast_to(advantages[:, None], learned.shape)
     if whiten:
-      advantages = adv.whiten(advantages, mask)
+      advantages = adv.whiten(advantages, compared.mask)
     metrics = {}
     if returns is not None:
-      metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, mask)
+      returns = jnp.where(learned, returns, 0)
+      metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, learned)
     carried = None
     if chosen.carry is not None:
-      carried = chosen.carry(evidence, group_size, **settings)
+      carried = chosen.carry(compared, group_size, **settings)
       metrics |= {f"critic/baseline/role_{role}": x for role, x in enumerate(carried)}
-    return Credit(jnp.where(mask > 0, advantages, 0), returns, metrics, carried)
+    return Credit(jnp.where(learned, advantages, 0), returns, metrics, carried)
 
   return jax.jit(credit)

@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.inputs import at_least_zero, divide
 def maxrl_advantages(rewards: ArrayLike, group_size: int, *, valid: ArrayLike | None = None) -> Float[Array, " N"]:
   """Returns each reward's distance from the mean reward of its prompt, in units of that mean.
 
-  A_i = (R_i − mean R) / mean R, over the G consecutive samples of one prompt; 0 if mean R ≤ 0
+  A_i = (R_i − mean R) / mean R, over the G consecutive samples of one prompt; 0 if mean R = 0
 
   For rewards of 0 and 1, R_i / mean R alone has the expected gradient of Σ_k (1/k)·pass@k with k
   from 1 to G, a truncation of the log-likelihood of a right answer: a hard prompt weighs more than
@@ -19,14 +19,15 @@ def maxrl_advantages(rewards: ArrayLike, group_size: int, *, valid: ArrayLike | 
   none.
 
   Args:
-    rewards: Reward of each sample, [N], such as 1 for a right answer and 0 for a wrong one. The
-      samples of one prompt are consecutive.
+    rewards: Reward of each sample, [N], such as 1 for a right answer and 0 for a wrong one; a
+      negative one counts as 0. The samples of one prompt are consecutive.
     group_size: Number of samples per prompt, G.
     valid: True for a sample that has a reward, [N], as in `group_advantages`. None if all are
       valid.
 
   Returns:
-    The advantages. A group of equal rewards gets exact zeros. A NaN stays in its group.
+    The advantages, from −1 to G − 1. A group of equal rewards gets exact zeros. A NaN stays in its
+    group.
 
   Raises:
     ValueError: If the rewards do not fall into whole groups.
@@ -39,16 +40,16 @@ def maxrl_advantages(rewards: ArrayLike, group_size: int, *, valid: ArrayLike | 
     Maximum Likelihood Reinforcement Learning (MaxRL), arXiv:2602.02710, 2026.
 
   Note:
-    The paper's rewards are 0 or 1. The scale means nothing for rewards that are negative, so a
-    group whose mean is not above 0 teaches nothing.
+    The paper's rewards are 0 or 1. Beside negative rewards a mean can be as close to 0 as one likes,
+    and the advantages without bound. A run refuses them (`Estimator.from_zero`).
   """
-  centred, count = centred_groups(rewards, group_size, valid)
-  groups = by_group(rewards, group_size)
+  groups = jnp.maximum(by_group(rewards, group_size), 0)
+  centred, count = centred_groups(groups.reshape(-1), group_size, valid)
   if valid is not None:
     groups = jnp.where(jnp.asarray(valid).reshape(groups.shape), groups, 0)
   mean = jnp.sum(groups, axis=1, keepdims=True) / jnp.maximum(count, 1)
   # A comparison selects the groups that are left out: a NaN is not among them and stays.
-  return jnp.where(mean <= 0, 0, divide(centred, mean)).reshape(-1)
+  return jnp.where(mean == 0, 0, divide(centred, mean)).reshape(-1)
 
 
 def batch_scaled_advantages(

@@ -189,9 +189,6 @@ def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
     if environments.holds_problems(config.environment.name) and config.task.name != "environment":
       expected = f"'environment', because {config.environment.name} has problems of its own"
       wrong.append(Problem("task.name", repr(config.task.name), expected))
-  else:
-    own = ("action", "reset", "observation_field", "sessions", "harness", "settings", "teacher", "lessons")
-    wrong += unused(config, [f"environment.{name}" for name in own], "environment.name is None")
   yield from map(in_config, [*wrong, *from_config.reward_problems(config)])
 
 
@@ -256,11 +253,16 @@ def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
 
   Reads the headers of a checkpoint, and its tokenizer.
   """
+  from jaxrl_llm.advantages.estimators import ESTIMATORS
   from jaxrl_llm.rewards import model
 
   path = config.reward.model_path
   if config.environment.name is not None:
     yield Problem("config.reward.model_path", repr(path), "None: a reward model reads one response, and environment.name is set")
+  estimator = config.advantage.estimator
+  if estimator in ESTIMATORS and ESTIMATORS[estimator].from_zero:
+    why = f"its output can be negative, and advantage.estimator={estimator!r} takes rewards of 0 or more"
+    yield Problem("config.reward.model_path", repr(path), f"None: {why}")
   budget = max(config.rollout.prompt_buckets or (0,)) + config.rollout.max_new_tokens
   yield from model.folder_problems(path, chat=config.task.chat, budget=budget)
 

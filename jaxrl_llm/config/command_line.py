@@ -141,10 +141,7 @@ def load(path: str) -> ConfigDict:
   if not Path(file).is_file():
     hint = did_you_mean(Path(file).name, [path.name for path in config_files()], "; did you mean configs/{}?")
     raise UsageError(f"--config: found no file {file!r}, expected a config file; available: {available()}{hint}")
-  root = str(Path(file).resolve().parent.parent)
-  # Lets a config import `configs.common` from any working directory.
-  if root not in sys.path:
-    sys.path.append(root)
+  make_importable(file)
   try:
     config = runpy.run_path(file)["get_config"](*argument)
   except Exception as error:  # The file is Python: anything can fail.
@@ -162,15 +159,34 @@ def load(path: str) -> ConfigDict:
   return config
 
 
+def make_importable(file: str) -> None:
+  """Lets a file import its package, as in `from configs import common`, from any working directory.
+
+  The root of the package is appended to `sys.path`. A folder inside of it would offer the package's
+  other folders under the names of installed modules, such as `verifiers`.
+  """
+  folder = Path(file).resolve().parent
+  while (folder.parent / "__init__.py").is_file():
+    folder = folder.parent
+  if (root := str(folder.parent)) not in sys.path:
+    sys.path.append(root)
+
+
 def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
   """Writes the command line's values into a config and returns it.
 
+  The file's values of fields that nothing reads any more are dropped, with a line. A field that the
+  command line sets although nothing reads it is refused here if it has its default already, and by
+  the checks of the config if not.
+
   Raises:
-    UsageError: If a field is unknown or a value has the wrong type. One line for each.
+    UsageError: If a field is unknown, a value has the wrong type, or nothing reads it. One line for
+      each.
   """
   wrong = check.unknown_fields([field for field in overrides if field not in renamed.RENAMED], config)
   known, table = fields.flatten(config), fields.table_of(config)
   before = fields.given(config.objective) if "objective" in config else {}
+  unread_before = fields.unread_defaults(config, table)
   for field, texts in overrides.items():
     if field not in known:
       continue
@@ -189,8 +205,17 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
       wrong.append(f"config.{field}: found {written}, expected {expected}; the file has {shown(known[field])}")
   # After the other fields, on which the new value depends.
   wrong += [str(renamed.problem(field, texts[-1], config)) for field, texts in overrides.items() if field in renamed.RENAMED]
+  wrong += [
+    f"config.{field}: found {overrides[field][-1]}, expected no such flag, because {why}"
+    for field, why in fields.unread(config, table).items()
+    if field in overrides and overrides[field][-1] != "None" and fields.flatten(config)[field] == known[field] == table[field].default
+  ]
   if wrong:
     raise UsageError("\n".join(wrong))
+  unread = {field: value for field, value in fields.unread_defaults(config, table).items() if field not in {*overrides, *unread_before}}
+  if unread:
+    print(f"dropped what nothing reads any more: {', '.join(f'{field}={known[field]}' for field in unread)}")
+    config.update_from_flattened_dict(unread)
   # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would
   # silently ruin GRPO.
   if before and config.objective.name != before.get("name"):

@@ -6,6 +6,7 @@ what it configures (for `objective.*`, the paper's). Config files import this mo
 imports jax.
 """
 
+import contextlib
 import difflib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,10 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference
 
+from jaxrl_llm.config.conditions import (  # isort: skip
+  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CONTAINER, ENVIRONMENT, FILE_OF_PAIRS, KEPT_WARM_START, KL_IN_REWARD, PRESET, PROGRAMS, REWARD_MODEL,
+  SAMPLERS, SERVICE, SHOTS, SPIKES, TRACE, Condition,
+)  # fmt: skip
 from jaxrl_llm.config.values import (  # isort: skip
   ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
   SCHEDULE, SEED, SHARE, SILENCE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, names_path, one_of, or_none, texts,
@@ -27,11 +32,14 @@ class Field(NamedTuple):
     default: Value in the laptop job.
     check: Check of the legal values.
     sentence: Meaning, for `--help_fields`.
+    read_if: Condition on which the field is read; None for a field that is always read, or whose
+      readers are checked elsewhere. Otherwise it must have its default.
   """
 
   default: Any
   check: Check
   sentence: str
+  read_if: Condition | None = None
 
   @property
   def takes_none(self) -> bool:
@@ -69,6 +77,8 @@ SECTIONS = {
 # fmt: off
 FIELDS: dict[str, Field] = {
   "seed": Field(0, SEED, "Seed of all random draws."),
+  "memory_gb": Field(None, ABOVE_ZERO,
+    "Memory of a device in GB. A run that is predicted not to fit does not start; a larger number starts it. None: what the device has."),
   "num_steps": Field(40, NATURAL, "RL steps, 0 for none; a step is a rollout batch and learner.updates_per_rollout optimizer updates."),
 
   "objective.name": Field("", TEXT, "A key of `objectives.OBJECTIVES`."),
@@ -132,11 +142,11 @@ FIELDS: dict[str, Field] = {
   "critic.value_warmup_steps": Field(None, NATURAL, "RL steps that train the critic alone."),
 
   "kl.target": Field(None, ABOVE_ZERO, "Divergence from the reference to keep, in nats per token."),
-  "kl.horizon": Field(None, COUNT, "Sequences over which the coefficient may change by its own size."),
+  "kl.horizon": Field(None, COUNT, "Sequences over which the coefficient may change by its own size.", ADAPTIVE_KL),
 
   "entropy.target": Field(None, ABOVE_ZERO,
     "Entropy of the policy to keep, in nats per token; objective.entropy_coef is the first coefficient."),
-  "entropy.step": Field(None, ABOVE_ZERO, "Change of the coefficient per RL step. None: 0.005."),
+  "entropy.step": Field(None, ABOVE_ZERO, "Change of the coefficient per RL step. None: 0.005.", ADAPTIVE_ENTROPY),
 
   "correction.tis": Field(None, judged(float), "Cap of the truncated importance weights."),
   "correction.mis": Field(None, judged(float), "Largest importance weight; weights above it are 0."),
@@ -169,7 +179,7 @@ FIELDS: dict[str, Field] = {
     "Divisor of the teacher's logits, and with gkd_coef of the policy's beside them."),
   "teacher.dtype": Field(None, DTYPE, "Type of the teacher's weights and products. None: model.dtype."),
 
-  "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights; read if model.path is None."),
+  "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights.", PRESET),
   "model.path": Field(None, TEXT, "A checkpoint: a folder in Hugging Face's format, a .gguf file, or package:NAME."),
   "model.dtype": Field("float32", DTYPE, "Type of activations and matrix products in the learner."),
   "model.param_dtype": Field("float32", DTYPE, "Type of the weights as they are held and trained."),
@@ -215,21 +225,21 @@ FIELDS: dict[str, Field] = {
   "task.shots": Field(0, NATURAL, "Solved training problems in front of every prompt."),
   "task.vary_shots": Field(False, SWITCH,
     "Draws the solved problems for each prompt, from the training problems of its level. "
-    "False: every prompt has the same ones, and they are not trained on."),
+    "False: every prompt has the same ones, and they are not trained on.", SHOTS),
   "task.shot_template": Field("{prompt}{solution}\n", LINES,
-    "Text of a solved problem, with columns in braces; {solution} is its demonstration, or its answer if there is none."),
+    "Text of a solved problem, with columns in braces; {solution} is its demonstration, or its answer if there is none.", SHOTS),
   "task.path": Field(None, TEXT, "Task file: a .jsonl, .json, .csv, .tsv (or .gz of these) or .parquet file."),
   "task.test_path": Field(None, TEXT, "Task file: problems to test on. None: test_fraction of task.path is held out."),
   "task.test_fraction": Field(None, INSIDE, "Tasks file and environment: share of the problems that is held out."),
-  "task.question_column": Field(None, TEXT, "Task file: column of the questions."),
-  "task.answer_column": Field(None, TEXT, "Task file: column of the answers."),
+  "task.question_column": Field(None, TEXT, "Task file: column of the questions, texts or chats; a.b is b within a. None: a known one."),
+  "task.answer_column": Field(None, TEXT, "Task file: column of the answers, as in reward_model.ground_truth. None: a known one."),
   "task.level_column": Field(None, TEXT, "Task file: column of the levels."),
-  "task.response_column": Field(None, TEXT, "Task file: column of solutions to imitate in the warm start."),
+  "task.response_column": Field(None, TEXT, "Task file: column of solutions to imitate in the warm start. None: the ends of chats."),
   "task.id_column": Field(None, TEXT, "Task file: column of the problems' names."),
-  "task.images_column": Field(None, TEXT, "Task file: column of the pictures, paths relative to the file or bytes, one or a list."),
+  "task.images_column": Field(None, TEXT, "Task file: column of the pictures, paths relative to the file, bytes or base64, one or a list."),
   "task.prompt_template": Field(None, LINES, "Tasks file, environment: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
   "task.reward": Field(None, TEXT,
-    "Task file: a key of `rewards.REWARDS`, MODULE:FUNCTION or judge:RUBRIC. None: final_number, choice or final_text, by the answers."),
+    "Task file: a key of `rewards.REWARDS`, MODULE:FUNCTION or judge:RUBRIC. None: the one that suits the answers."),
   "task.source": Field(None, TEXT, "Published sets: file or folder of the original set. None: download it."),
   "task.config": Field(None, TEXT, "Published sets: variant."),
   "task.mode": Field(None, TEXT, "Tasks zebralogic and mathvision: variant."),
@@ -247,18 +257,18 @@ FIELDS: dict[str, Field] = {
   "reward.verifier_weight": Field(1.0, NOT_NEGATIVE, "Weight of the task's own verifier; at 0 it is logged, and evaluations still use it."),
   "reward.at_random": Field(None, UNIT,
     "A control from which nothing can be learned: the reward of each sample is random, 1 with this probability, "
-    "else 0."),
+    "else 0. All other rewards are only logged."),
   "reward.form_weight": Field(0.0, NOT_NEGATIVE, "Weight of a reward for the form of an answer, right or wrong, if the task has one."),
   "reward.overlong_filter": Field(False, SWITCH,
-    "Learn nothing from responses cut at the budget; their rewards stay in their groups' statistics."),
+    "Learn nothing from responses cut at the budget; their rewards, and what they lose by reward.kl_coef, stay in all statistics."),
   "reward.overlong_buffer": Field(0, NATURAL, "Tokens below the budget over which DAPO's soft penalty grows; 0: no penalty."),
   "reward.kl_coef": Field(0.0, NOT_NEGATIVE,
     "Reward subtracted per nat of divergence from the reference; objective.kl_coef is the one in the loss."),
-  "reward.kl_estimator": Field(None, TEXT, "A key of `penalties.KL_VALUES`. None: k1."),
+  "reward.kl_estimator": Field(None, TEXT, "A key of `penalties.KL_VALUES`. None: k1.", KL_IN_REWARD),
   "reward.model_path": Field(None, TEXT,
     "Folder of a reward model, whose output is a term of the reward. None: no reward model."),
-  "reward.model_weight": Field(1.0, ABOVE_ZERO, "Weight of that term, beside the task's own verifier with weight 1."),
-  "reward.model_only": Field(False, SWITCH, "Learn from the reward model alone: the verifier has weight 0, and evaluations still use it."),
+  "reward.model_weight": Field(1.0, ABOVE_ZERO, "Weight of that term, beside the task's own verifier with weight 1.", REWARD_MODEL),
+  "reward.model_only": Field(False, SWITCH, "Learn from the reward model alone: the verifier has weight 0, and evaluations still use it.", REWARD_MODEL),
   "reward.workers": Field(None, WORKERS, "Processes for rewards that may hang or crash. None: one per processor."),
   "reward.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one such call; a response beyond it has no reward and is not learned from."),
   "reward.max_chars": Field(20_000, COUNT, "Characters at the end of a response that such a reward sees."),
@@ -268,36 +278,40 @@ FIELDS: dict[str, Field] = {
 
   "environment.name": Field(None, TEXT, "A key of `environments.ENVIRONMENTS`, openenv:URL, verifiers:ID, or MODULE:FUNCTION."),
   "environment.max_turns": Field(4, COUNT,
-    "Maximum number of the policy's turns; a conversation that is not done by then counts as truncated."),
+    "Maximum number of the policy's turns; a conversation that is not done by then counts as truncated.", ENVIRONMENT),
   "environment.max_turn_tokens": Field(None, COUNT,
-    "Tokens that the policy may write in a turn. None: the rest of the budget."),
-  "environment.timeout_s": Field(60.0, ABOVE_ZERO, "Limit on one reply; a response beyond it has no reward and is not learned from."),
-  "environment.weight": Field(1.0, NOT_NEGATIVE, "Weight of the environment's rewards for turns, beside the task's; 0 leaves them out."),
-  "environment.call_reward": Field(None, NOT_NEGATIVE, "Environment calculator: reward of a turn whose result is the right answer."),
+    "Tokens that the policy may write in a turn. None: the rest of the budget.", ENVIRONMENT),
+  "environment.timeout_s": Field(60.0, ABOVE_ZERO, "Limit on one reply; a response beyond it has no reward and is not learned from.", ENVIRONMENT),
+  "environment.weight": Field(1.0, NOT_NEGATIVE, "Weight of the environment's rewards for turns, beside the task's; 0 leaves them out.", ENVIRONMENT),
+  "environment.call_reward": Field(None, NOT_NEGATIVE, "Environment calculator: reward of a turn whose result is the right answer.", ENVIRONMENT),
   "environment.action": Field(None, LINES,
     "Environment openenv:URL: the action as a JSON object, with {text} where the policy's turn goes. None: the turn in "
-    "the action's only field, or a JSON object in the turn."),
-  "environment.reset": Field(None, LINES, "Environment openenv:URL: settings of each reset as a JSON object, besides the seed."),
+    "the action's only field, or a JSON object in the turn.", ENVIRONMENT),
+  "environment.reset": Field(None, LINES, "Environment openenv:URL: settings of each reset as a JSON object, besides the seed.", ENVIRONMENT),
   "environment.observation_field": Field(None, TEXT,
-    "Environment openenv:URL: field that the policy reads, as in result.data. None: a single text, or all fields as JSON."),
+    "Environment openenv:URL: field that the policy reads, as in result.data. None: a single text, or all fields as JSON.", ENVIRONMENT),
   "environment.sessions": Field(None, COUNT,
     "Environments openenv:URL and verifiers:ID: sessions open at once, in each process. None: as many as the server allows, at most 8; "
-    "all conversations of a batch."),
+    "all conversations of a batch.", ENVIRONMENT),
   "environment.harness": Field(None, TEXT,
-    "Environment verifiers:ID: id of a harness. None: that of the environment, or else verifiers' chat program in this process."),
-  "environment.settings": Field(None, LINES, "Environment verifiers:ID: settings of its own config as a JSON object."),
+    "Environment verifiers:ID: id of a harness. None: that of the environment, or else verifiers' chat program in this process.", ENVIRONMENT),
+  "environment.settings": Field(None, LINES, "Environment verifiers:ID: settings of its own config as a JSON object.", ENVIRONMENT),
   "environment.teacher": Field(None, TEXT,
-    "Environment verifiers:ID: MODULE:FUNCTION that plays the training problems for the warm start, (messages, tools, seed) -> text."),
+    "Environment verifiers:ID: MODULE:FUNCTION that plays the training problems for the warm start, (messages, tools, seed) -> text.", ENVIRONMENT),
   "environment.lessons": Field(None, COUNT,
-    "Environment verifiers:ID: number of times that the teacher plays each problem, with other seeds. None: 1."),
+    "Environment verifiers:ID: number of times that the teacher plays each problem, with other seeds. None: 1.", ENVIRONMENT),
 
   "sandbox.backend": Field("off", TEXT, "A key of `sandbox.BACKENDS`, 'auto', or 'off': refuse to run programs."),
-  "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none."),
-  "sandbox.total_s": Field(60.0, ABOVE_ZERO, "Limit on all tests of a program."),
-  "sandbox.memory_gb": Field(1.0, ABOVE_ZERO, "Memory of a program."),
-  "sandbox.time_scale": Field(2.0, ABOVE_ZERO, "Multiple of a problem's own time limit that a program is given."),
-  "sandbox.image": Field("python:3.12-slim", TEXT, "Image for the back end docker."),
-  "sandbox.url": Field("", TEXT, "Address of the back ends sandbox_fusion and piston."),
+  "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none.", PROGRAMS),
+  "sandbox.total_s": Field(60.0, ABOVE_ZERO, "Limit on all tests of a program.", PROGRAMS),
+  "sandbox.memory_gb": Field(1.0, ABOVE_ZERO, "Memory of a program.", PROGRAMS),
+  "sandbox.output_mb": Field(4.0, ABOVE_ZERO, "Output of a program; never less than twice the expected output.", PROGRAMS),
+  "sandbox.imports": Field(True, SWITCH,
+    "Give programs the names that LiveCodeBench's judge imports, such as heappush and inf. Prompts of HumanEval have their own.", PROGRAMS),
+  "sandbox.recursion_limit": Field(50_000, COUNT, "Recursion limit of a program, as in LiveCodeBench's judge.", PROGRAMS),
+  "sandbox.time_scale": Field(2.0, ABOVE_ZERO, "Multiple of a problem's own time limit that a program is given.", PROGRAMS),
+  "sandbox.image": Field("python:3.12-slim", TEXT, "Image for the back end docker.", CONTAINER),
+  "sandbox.url": Field("", TEXT, "Address of the back ends sandbox_fusion and piston.", SERVICE),
 
   "warm_start.num_steps": Field(450, NATURAL, "Optimizer updates, 0 for none."),
   "warm_start.batch_size": Field(80, COUNT, "Demonstrations per update."),
@@ -307,8 +321,8 @@ FIELDS: dict[str, Field] = {
   "warm_start.schedule": Field("linear", SCHEDULE, "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
   "warm_start.cache": Field(True, SWITCH, "Take the weights of an equal earlier run, and keep those of this one for later runs."),
   "warm_start.cache_dir": Field(None, TEXT,
-    "Folder of kept warm starts. None: $JAXRL_LLM_WARM_STARTS, or jaxrl_llm/warm_starts in $XDG_CACHE_HOME or ~/.cache."),
-  "warm_start.cache_gb": Field(10.0, ABOVE_ZERO, "Size of that folder; the weights that were used least recently are deleted first."),
+    "Folder of kept warm starts. None: $JAXRL_LLM_WARM_STARTS, or jaxrl_llm/warm_starts in $XDG_CACHE_HOME or ~/.cache.", KEPT_WARM_START),
+  "warm_start.cache_gb": Field(10.0, ABOVE_ZERO, "Size of that folder; the weights that were used least recently are deleted first.", KEPT_WARM_START),
 
   "rollout.num_prompts": Field(64, COUNT, "Prompts per RL step."),
   "rollout.group_size": Field(8, COUNT, "Samples per prompt."),
@@ -338,15 +352,15 @@ FIELDS: dict[str, Field] = {
   "rollout.samplers": Field(0, NATURAL,
     "Processes that draw (python -m jaxrl_llm.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
     "0: this process draws."),
-  "rollout.sampler_timeout_s": Field(60.0, SILENCE, "Seconds after which a silent sampler process is lost; others redo its requests."),
+  "rollout.sampler_timeout_s": Field(60.0, SILENCE, "Seconds after which a silent sampler process is lost; others redo its requests.", SAMPLERS),
   "rollout.sampler_host": Field("127.0.0.1", TEXT,
     "Address on which the learner waits for sampler processes. 127.0.0.1 lets in those of this machine alone, 0.0.0.0 those of others, "
-    "all of which must know the secret in WORKDIR/samplers.json."),
+    "all of which must know the secret in WORKDIR/samplers.json.", SAMPLERS),
   "rollout.spare_prompts": Field(0, NATURAL,
     "Prompts in the sampler beyond num_prompts. A step ends once num_prompts groups are complete; the others continue in the next."),
   "rollout.max_refills": Field(0, NATURAL,
-    "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups whose "
-    "samples differ in reward. Other groups then fill the rest."),
+    "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups that the estimator "
+    "gives advantages, penalties for length left out. Other groups then fill the rest."),
   "rollout.report_every": Field(0, NATURAL,
     "Decoding steps between reports of finished responses, which are graded while the rest is drawn; 0: one report "
     "at the end. Conversations on the decoding engine: above 0, each is graded once it has ended."),
@@ -426,7 +440,7 @@ FIELDS: dict[str, Field] = {
     "Write while the run continues. None: yes on accelerators, no on CPU, where the two share the cores."),
 
   "alarms.window": Field(128, at_least(16, "fewer steps do not show what is usual"),
-    "RL steps that a spike is measured against."),
+    "RL steps that a spike is measured against.", SPIKES),
   "alarms.spike_sigmas": Field(None, or_none(ABOVE_ZERO),
     "Deviations, by median and MAD, beyond which a loss or a gradient norm is a spike."),
   "alarms.reward_sigmas": Field(3.0, or_none(ABOVE_ZERO),
@@ -438,7 +452,7 @@ FIELDS: dict[str, Field] = {
     "Lower limit of the entropy, as a fraction of the run's first."),
   "alarms.truncation_above": Field(None, or_none(UNIT), "Upper limit of the share of responses cut at their budget."),
   "alarms.no_signal_above": Field(None, or_none(UNIT),
-    "Upper limit of the share of groups whose samples have equal rewards."),
+    "Upper limit of the share of groups without a signal, whose samples get no advantages."),
 
   "watchdog.seconds": Field(3600.0, ABOVE_ZERO,
     "Limit on a phase; beyond it the run is stalled, and the process writes its stacks and exits with status 42."),
@@ -446,7 +460,7 @@ FIELDS: dict[str, Field] = {
     "Time from SIGTERM until the process ends in any phase but a save; pods get 30 s."),
 
   "profile.start": Field(None, COUNT, "First RL step of a trace in WORKDIR/profile, from 1. None: no trace."),
-  "profile.num_steps": Field(1, COUNT, "Number of RL steps to trace."),
+  "profile.num_steps": Field(1, COUNT, "Number of RL steps to trace.", TRACE),
 
   "log.samples_every": Field(10, COUNT, "RL steps between tables of sample rollouts."),
   "log.num_samples": Field(16, NATURAL, "Rollouts written to samples.jsonl each time."),
@@ -479,9 +493,9 @@ REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED}
   "model.tokenizer": Field(None, TEXT, "'bytes' for an exported policy of this package. None: the folder's own."),
   "task.name": Field("arithmetic", TEXT, "arithmetic or file."),
   "task.path": Field(None, TEXT, "Task file: pairs as JSON lines, JSON, CSV or Parquet."),
-  "task.prompt_column": Field("prompt", TEXT, "Task file: column of prompts; '' if chosen and rejected are whole conversations."),
-  "task.chosen_column": Field("chosen", COLUMN, "Task file: column of the better responses."),
-  "task.rejected_column": Field("rejected", COLUMN, "Task file: column of the worse responses."),
+  "task.prompt_column": Field("prompt", TEXT, "Task file: column of prompts; '' if chosen and rejected are whole conversations.", FILE_OF_PAIRS),
+  "task.chosen_column": Field("chosen", COLUMN, "Task file: column of the better responses.", FILE_OF_PAIRS),
+  "task.rejected_column": Field("rejected", COLUMN, "Task file: column of the worse responses.", FILE_OF_PAIRS),
   "task.margin_column": Field(None, TEXT, "Task file: column of a number for each pair, which replaces objective.margin."),
   "task.max_tokens": Field(30, COUNT, "Tokens of a prompt with its response; longer ones are bad rows."),
   "learner.batch_pairs": Field(64, COUNT, "Pairs per update."),
@@ -532,14 +546,14 @@ def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
   return ConfigDict(fields).lock()
 
 
-def table_of(config: ConfigDict) -> Mapping[str, Field]:
+def table_of(config: Mapping[str, Any] | ConfigDict) -> Mapping[str, Field]:
   """Returns the table of a config: a reward model's, or that of all other experiments."""
   return REWARD_MODEL_FIELDS if is_reward_model(config) else FIELDS
 
 
-def is_reward_model(config: ConfigDict) -> bool:
+def is_reward_model(config: Mapping[str, Any] | ConfigDict) -> bool:
   """Returns whether a config trains a reward model, as configs/reward_model.py does."""
-  return "objective" in config and config.objective.get("name") == REWARD_MODEL_FIELDS["objective.name"].default
+  return flatten(config).get("objective.name") == REWARD_MODEL_FIELDS["objective.name"].default
 
 
 def describe_fields(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> str:
@@ -552,7 +566,7 @@ def describe_fields(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> st
     >>> print(describe_fields("profile.num"))
     profile: A trace of the devices.
       config.profile.num_steps = 1; expects a whole number of at least 1, below 2**31
-          Number of RL steps to trace.
+          Number of RL steps to trace. Read only if profile.start is set.
   """
   prefix = prefix.removeprefix("config.")
   lines = []
@@ -561,7 +575,8 @@ def describe_fields(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> st
     if rows and section:
       lines.append(f"{section}: {SECTIONS[section]}")
     for path in rows:
-      default, check, sentence = table[path]
+      default, check, sentence, read_if = table[path]
+      sentence += "" if read_if is None else f" Read only if {read_if.words}."
       lines.append(f"  config.{path} = {default!r}; expects {check.words}" + (", or None" if table[path].takes_none else ""))
       lines += textwrap.wrap(sentence, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
   if not lines:
@@ -640,4 +655,36 @@ def unused(config: ConfigDict, paths: Mapping[str, Any] | Iterable[str], why: st
     'config.eval.every: found 10, expected None, because nothing reads it'
   """
   values, unset = flatten(config), paths if isinstance(paths, Mapping) else dict.fromkeys(paths)
-  return [Problem(f"config.{path}", repr(values[path]), f"{x}, because {why}") for path, x in unset.items() if values[path] != x]
+  return [Problem(f"config.{path}", repr(values[path]), f"{x!r}, because {why}") for path, x in unset.items() if values[path] != x]
+
+
+def unread(config: Mapping[str, Any] | ConfigDict, table: Mapping[str, Field] = FIELDS) -> dict[str, str]:
+  """Returns the fields whose condition does not hold, with the reason that nothing reads them.
+
+  Args:
+    config: Config, by section or by path; missing fields have their defaults.
+    table: Fields of the config.
+
+  Example:
+    >>> config = base()
+    >>> config.model.path, config.model.preset = "a folder", "nano"
+    >>> unread(config)["model.preset"]
+    'it is read only if model.path is None'
+  """
+  values, reasons = {path: field.default for path, field in table.items()} | flatten(config), {}
+  for path, field in table.items():
+    with contextlib.suppress(TypeError):  # A value of another type, which its own check reports.
+      if field.read_if is not None and not field.read_if.holds(values):
+        reasons[path] = f"it is read only if {field.read_if.words}"
+  return reasons
+
+
+def unread_defaults(config: Mapping[str, Any] | ConfigDict, table: Mapping[str, Field] = FIELDS) -> dict[str, Any]:
+  """Returns the defaults of the fields of `unread` that have another value.
+
+  Example:
+    >>> unread_defaults({"model": {"path": "a folder", "preset": "nano"}})
+    {'model.preset': 'tiny'}
+  """
+  values = flatten(config)
+  return {path: table[path].default for path in unread(config, table) if path in values and values[path] != table[path].default}

@@ -8,8 +8,9 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator
-from jaxrl_llm.config.fields import flatten, given, unused
+from jaxrl_llm.config.fields import FIELDS, flatten, given, unread, unused
 from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.rewards.terms import parse_terms
 from jaxrl_llm.types import Objective
 
 SEQUENCE_BAND = 0.05
@@ -74,9 +75,24 @@ def has_teacher(c: ConfigDict) -> bool:
   return c.teacher.path is not None or c.teacher.paths is not None
 
 
-def _keeps_warm_start(c: ConfigDict) -> bool:
-  """Returns whether a run takes its warm start from an equal one, or keeps it."""
-  return c.warm_start.cache and c.warm_start.num_steps > 0
+def _rewards(c: ConfigDict) -> bool:
+  """Returns whether some term of the reward has a weight."""
+  section, is_environment = c.reward, c.task.name == "environment"
+  of_task = section.verifier_weight * (c.environment.weight if is_environment else 1.0)
+  of_turns = c.environment.weight if c.environment.name is not None and not is_environment else 0.0
+  others = any((section.model_path, section.form_weight, section.overlong_buffer, *parse_terms(section.terms).values()))
+  return bool(of_task or of_turns or others) or section.at_random is not None
+
+
+def _learns_nothing(c: ConfigDict) -> bool:
+  """Returns whether RL steps have neither a reward nor a teacher, nor replies to learn."""
+  return c.num_steps > 0 and not _rewards(c) and not has_teacher(c) and not c.learner.echo_coef
+
+
+def _setting(c: ConfigDict, x: Chosen, name: str) -> Any:
+  """Returns a setting of the estimator, its default if the config does not set it; None for others."""
+  given_here = c.advantage[name]
+  return x.estimator.defaults.get(name) if given_here is None or name not in x.estimator.defaults else given_here
 
 
 def _named_paths(c: ConfigDict) -> list[tuple[str, str]]:
@@ -105,28 +121,17 @@ _IGNORES_LAG = (
   "correction.tis, mis or icepop"
 )
 
+_FROM_ZERO = ", because this advantage.estimator divides by the mean of a group's rewards, none of which may be negative"
+_NO_REWARD = ", or another reward (reward.terms, for example) or a teacher: there is nothing to learn from"
+
 # fmt: off
 REFUSALS: tuple[Refusal, ...] = (
   Refusal("num_steps", lambda c, x: c.num_steps > 0 and x.objective.imitates,
     "0, because this objective reads no reward: RL steps would learn nothing"),
-  Refusal("warm_start.cache_dir", lambda c, x: c.warm_start.cache_dir is not None and not _keeps_warm_start(c),
-    "None, because warm_start.cache is False or warm_start.num_steps is 0: nothing is kept"),
-  Refusal("warm_start.cache_gb", lambda c, x: c.warm_start.cache_gb != 10.0 and not _keeps_warm_start(c),
-    "10.0, because warm_start.cache is False or warm_start.num_steps is 0: nothing is kept"),
-  Refusal("task.vary_shots", lambda c, x: c.task.vary_shots and not c.task.shots,
-    "False, because task.shots=0: no prompt begins with solved problems"),
   Refusal("task.curriculum", lambda c, x: c.task.curriculum is not None and c.task.name == "mixture",
     "None, because the parts of a mixture have fixed weights"),
-  Refusal("environment.max_turn_tokens", lambda c, x: c.environment.name is None and bool(c.environment.max_turn_tokens),
-    "None, because environment.name is None"),
-  Refusal("environment.call_reward", lambda c, x: c.environment.name is None and bool(c.environment.call_reward),
-    "None, because environment.name is None"),
   Refusal("task.name", lambda c, x: c.task.name == "environment" and c.environment.name is None,
     "another one, because environment.name is None, and these are the problems of an environment"),
-  Refusal("reward.model_weight", lambda c, x: c.reward.model_path is None and c.reward.model_weight != 1.0,
-    "1.0, because reward.model_path is None: there is no reward model"),
-  Refusal("reward.model_only", lambda c, x: c.reward.model_path is None and c.reward.model_only,
-    "False, because reward.model_path is None: there is no reward model"),
   Refusal("teacher.path", lambda c, x: c.teacher.path is not None and not (c.teacher.opd_coef or c.teacher.gkd_coef),
     "None, or teacher.opd_coef or teacher.gkd_coef above 0: nothing would be learned from it"),
   Refusal("teacher.path", lambda c, x: c.teacher.path is not None and c.num_steps == 0,
@@ -181,17 +186,18 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("reward.kl_coef", lambda c, x: c.reward.kl_coef > 0 and not x.estimator.takes_kl,
     "0, because this advantage.estimator cannot use a divergence in the reward; objective.kl_coef puts it in the "
     "loss"),
-  Refusal("reward.kl_estimator", lambda c, x: c.reward.kl_estimator is not None and c.reward.kl_coef == 0,
-    "None, because reward.kl_coef is 0: there is no divergence to estimate"),
+  Refusal("reward.overlong_buffer", lambda c, x: c.reward.overlong_buffer > 0 and x.estimator.from_zero, "0" + _FROM_ZERO),
+  Refusal("reward.terms", lambda c, x: x.estimator.from_zero and min(parse_terms(c.reward.terms).values(), default=0) < 0,
+    "weights above 0" + _FROM_ZERO),
+  Refusal("reward.verifier_weight", lambda c, x: c.reward.verifier_weight == 0 and _learns_nothing(c), "above 0" + _NO_REWARD),
+  Refusal("environment.weight", lambda c, x: c.reward.verifier_weight > 0 and _learns_nothing(c), "above 0" + _NO_REWARD),
   Refusal("kl.target", lambda c, x: c.kl.target is not None and not x.penalised and c.reward.kl_coef == 0,
     "None, because neither objective.kl_coef nor reward.kl_coef is above 0: there is nothing to adapt"),
-  Refusal("kl.horizon", lambda c, x: c.kl.horizon is not None and c.kl.target is None, "None, because kl.target is None"),
   Refusal("kl.horizon",
     lambda c, x: c.kl.target is not None and (c.kl.horizon or 10_000) <= 0.2 * c.rollout.num_prompts * c.rollout.group_size,
     "more than 0.2 x rollout.num_prompts x rollout.group_size, or one step could flip the coefficient's sign"),
   Refusal("entropy.target", lambda c, x: c.entropy.target is not None and "entropy" not in x.objective.needs,
     "None, because objective.entropy_coef is not above 0: there is no coefficient to start from"),
-  Refusal("entropy.step", lambda c, x: c.entropy.step is not None and c.entropy.target is None, "None, because entropy.target is None"),
   Refusal("advantage.estimator", lambda c, x: x.reads_values and x.objective.value_loss is None,
     "another one, or an objective with a critic ({critic_objectives}, with objective.value_coef), because this estimator reads values and "
     "this objective trains none"),
@@ -203,12 +209,12 @@ REFUSALS: tuple[Refusal, ...] = (
     lambda c, x: c.rollout.group_size < 2 and x.estimator.compares_groups
     and not (c.teacher.path is not None and c.reward.verifier_weight == 0),
     "2 or more, because this advantage.estimator compares the samples of one prompt; 1 is for critics, and for a teacher without a reward"),
-  Refusal("advantage.min_valid",
-    lambda c, x: "min_valid" in x.estimator.defaults
-    and (c.advantage.min_valid or x.estimator.defaults["min_valid"]) > c.rollout.group_size,
+  Refusal("advantage.min_valid", lambda c, x: (_setting(c, x, "min_valid") or 0) > c.rollout.group_size,
     "at most rollout.group_size (None is 3), or no group would be learned from"),
-  Refusal("advantage.pass_k", lambda c, x: c.advantage.pass_k is not None and c.advantage.pass_k > c.rollout.group_size,
-    "at most rollout.group_size"),
+  Refusal("advantage.pass_k", lambda c, x: (_setting(c, x, "pass_k") or 0) >= c.rollout.group_size,
+    "less than rollout.group_size (None is 2): there is one best of all samples, and every advantage would be 0"),
+  Refusal("advantage.decay", lambda c, x: _setting(c, x, "decay") == 0,
+    "above 0: a game's own reward would be its baseline, and every advantage 0"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
     "False, because a response without an advantage has a gradient here (a divergence, entropy, a teacher, the critic, a pull to the old "
     "policy or a router's own loss), or its advantage is not known before the learner's pass"),
@@ -246,8 +252,6 @@ REFUSALS: tuple[Refusal, ...] = (
     "0, or rollout.queue=True, because only the queue hands requests to other processes"),
   Refusal("mesh.sampler", lambda c, x: c.rollout.samplers > 0 and c.mesh.sampler > 0,
     "0, because with rollout.samplers above 0 other processes draw, with devices of their own"),
-  Refusal("rollout.sampler_host", lambda c, x: c.rollout.samplers == 0 and c.rollout.sampler_host != "127.0.0.1",
-    "'127.0.0.1', because rollout.samplers is 0: no process joins"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.rollout.queue,
     "0, because with rollout.queue=True later steps' groups are drawn beside the longest of this one: rollout.staleness has their place"),
   Refusal("moe.replay", lambda c, x: c.moe.replay == "R3" and c.rollout.update_in_flight == "recompute",
@@ -289,8 +293,6 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, because mesh.fsdp and mesh.expert are 1: every device has all experts"),
   Refusal("profile.start", lambda c, x: (c.profile.start or 0) > c.num_steps,
     "at most num_steps, the last RL step: nothing would be traced"),
-  Refusal("profile.num_steps", lambda c, x: c.profile.num_steps > 1 and c.profile.start is None,
-    "1, because profile.start is None: nothing is traced"),
   Refusal("checkpoint.every_minutes", lambda c, x: c.rollout.staleness > 0 and c.checkpoint.every_minutes is not None,
     "None, because with rollout.staleness above 0 rollouts are in flight at the end of every step that does not save "
     "anyway; lower checkpoint.every"),
@@ -305,8 +307,8 @@ REFUSALS: tuple[Refusal, ...] = (
 def refusals(config: ConfigDict) -> Iterator[str]:
   """Yields a line for each row of the table that applies and for each setting without effect.
 
-  A setting has no effect if the chosen estimator does not read it, or if it belongs to a missing
-  critic.
+  A setting has no effect if its condition in the table of fields does not hold, if the chosen
+  estimator does not read it, or if it belongs to a missing critic.
 
   Args:
     config: Config whose fields are legal by themselves.
@@ -320,8 +322,10 @@ def refusals(config: ConfigDict) -> Iterator[str]:
   for row in REFUSALS:
     if row.applies(config, chosen):
       yield f"config.{row.field}: found {values[row.field]!r}, expected {row.expected.format(**names)}"
-  unread = [f"advantage.{name}" for name in config.advantage if name not in ("estimator", "whiten", *chosen.estimator.defaults)]
-  yield from map(str, unused(config, unread, f"the estimator {estimator!r} does not read it"))
+  for path, why in unread(config).items():
+    yield from map(str, unused(config, {path: FIELDS[path].default}, why))
+  of_others = [f"advantage.{name}" for name in config.advantage if name not in ("estimator", "whiten", *chosen.estimator.defaults)]
+  yield from map(str, unused(config, of_others, f"the estimator {estimator!r} does not read it"))
   if not chosen.reads_values:
     yield from map(str, unused(config, [f"critic.{name}" for name in config.critic], f"advantage.estimator={estimator!r} has no critic"))
 

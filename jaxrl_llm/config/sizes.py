@@ -18,7 +18,7 @@ TEACHER_SIZES = ("teacher.row_tokens", "teacher.row_buckets")
 """Fields that `choose_sizes` fills in for a teacher with a prompt of its own if they are None."""
 
 _SLOTS_STEP = 8
-_CHEAP = 128  # Slots of a row whose attention costs little in any model.
+CHEAP = 128  # Slots of a row whose attention costs little in any model.
 _STRETCH = 1.25  # Factor by which a row may exceed its cheap length if it then holds a whole group.
 _ROWS_FOR_CHOICE = 8  # Fewer rows leave the smaller buckets nothing to save.
 _MANY_SLOTS = 2**20  # The padding of such updates costs a run more than two further programs.
@@ -36,6 +36,7 @@ class Lengths(NamedTuple):
       the largest of them; empty without any.
     privileged: Length of each training problem's prompt for the teacher; empty unless it has its
       own.
+    demonstrated: Length of the prompt of each demonstration.
   """
 
   prompts: Sequence[int]
@@ -43,6 +44,7 @@ class Lengths(NamedTuple):
   demonstrations: Sequence[int] = ()
   pictures: Sequence[tuple[int, int, int]] = ()
   privileged: Sequence[int] = ()
+  demonstrated: Sequence[int] = ()
 
 
 class Bounds(NamedTuple):
@@ -238,7 +240,7 @@ def row_tokens(config: ConfigDict, bounds: Bounds) -> int:
   groups, unit = _groups(config), _unit(config)
   slots = groups * (unit if config.learner.share_prompts else unit * config.rollout.group_size)
   useful = slots // (_ROWS_FOR_CHOICE * bounds.shards * (config.learner.rows_per_device or 1))
-  cheap = max(bounds.d_model, _CHEAP)
+  cheap = max(bounds.d_model, CHEAP)
   # A group that just exceeds its row would leave the next one half empty.
   if cheap < unit <= _STRETCH * cheap:
     cheap = unit

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_llm.rewards import REWARDS, RewardSpec, WeightedReward, extractor
+from jaxrl_llm.rewards import REWARDS, RewardSpec, WeightedReward, extractor, question_of
 from jaxrl_llm.text_types import Completion
 
 
@@ -48,8 +48,7 @@ def answer_reader(verifier: WeightedReward) -> AnswerFn | None:
     return None
 
   def read(completion: Completion, example: Mapping[str, Any]) -> Answer | None:
-    del example
-    text = extract(completion.text) if completion.stopped and not completion.failed else None
+    text = extract(completion.text, question=question_of(example)) if completion.stopped and not completion.failed else None
     return Answer(text, REWARDS[spec.name].vote(text)) if text else None
 
   return read

@@ -42,6 +42,12 @@ _FORWARD = 0.35  # Fraction of a layer's activations alive at once without a bac
 _GROUPED = 4.0  # Arrays of all experts' tokens in the backward pass of a batched grouped product.
 _FILLED = 0.9  # Fraction of a device's memory that rows may fill.
 
+OVERESTIMATE = 1.3
+"""Largest estimate divided by the memory of what XLA compiled.
+
+It was up to 1.6 for experts on several devices and for pictures.
+"""
+
 
 class Footprint(NamedTuple):
   """Memory of each device, in bytes.

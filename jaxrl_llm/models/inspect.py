@@ -14,10 +14,10 @@ from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.families import architecture
 from jaxrl_llm.models.files.hf_folder import read_json
 from jaxrl_llm.models.files.loading import check_tensors, open_source
-from jaxrl_llm.models.files.saving import TOKENIZER_FILES
 from jaxrl_llm.models.files.tensor_names import num_active_params, num_params
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.pretrained import where
+from jaxrl_llm.pretrained.tokenizer_files import TOKENIZER_FILES
 
 
 def describe_checkpoint(path: str) -> str:

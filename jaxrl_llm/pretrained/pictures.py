@@ -183,13 +183,42 @@ def _values(config: PictureConfig) -> Float[np.ndarray, "3 256"]:
   return (scaled - mean) / std
 
 
-def rgb(picture: Any) -> UInt8[np.ndarray, "H W 3"]:
-  """Converts a picture of Pillow's to an array; transparent parts become white."""
+def rgb(picture: Any, *, source: Any = None) -> UInt8[np.ndarray, "H W 3"]:
+  """Converts a picture of Pillow's to an array; transparent parts become white.
+
+  Grey of up to 16 bits is scaled by the range of its bits, as Pillow does with colours: of 16 bits
+  the upper 8 remain. The reference cuts such values at 255 instead.
+
+  Args:
+    picture: Picture of Pillow's.
+    source: Picture as it was opened, which still has its format and its tags; None is the picture.
+
+  Raises:
+    BadPicture: If the values are of 32 bits or floats, whose range a file does not say.
+  """
   image = _pillow().Image
+  if picture.mode == "F" or picture.mode.startswith("I"):
+    grey = _grey(picture, picture if source is None else source)
+    return np.repeat(grey[:, :, None], 3, axis=2)
   if "A" in picture.getbands() or picture.info.get("transparency") is not None:
     picture = picture.convert("RGBA")
     picture = image.alpha_composite(image.new("RGBA", picture.size, (255, 255, 255, 255)), picture)
   return np.array(picture.convert("RGB"))
+
+
+def _grey(picture: Any, source: Any) -> UInt8[np.ndarray, "H W"]:
+  """Returns the upper 8 bits of a grey picture of more."""
+  tags = getattr(source, "tag_v2", {})
+  bits = int(np.max(tags.get(_BITS, 16)))
+  # Pillow scales PGM, and older versions of it open grey PNG, as 16 bits within 32.
+  if picture.mode == "F" or (picture.mode == "I" and source.format not in ("PNG", "PPM")) or bits > 16:
+    kind = "floats" if picture.mode == "F" else "whole numbers of 32 bits"
+    raise BadPicture("picture of an unknown range", f"{kind}, expected 8 or 16 bits a channel; convert it")
+  values = np.clip(np.asarray(picture).astype(np.int32), 0, 2**bits - 1)
+  clear = picture.info.get("transparency")
+  grey = values >> (bits - 8) if bits >= 8 else values << (8 - bits)
+  grey = 255 - grey if tags.get(_PHOTOMETRIC) == 0 else grey  # White is zero.
+  return np.where(False if clear is None else values == clear, 255, grey).astype(np.uint8)
 
 
 def open_picture(source: bytes | str | os.PathLike, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "H W 3"]:
@@ -213,7 +242,9 @@ def open_picture(source: bytes | str | os.PathLike, *, max_pixels: int = MAX_PIX
   """
   with _opened(source, max_pixels) as picture:
     try:
-      return rgb(_pillow().ImageOps.exif_transpose(picture))
+      return rgb(_pillow().ImageOps.exif_transpose(picture), source=picture)
+    except BadPicture:
+      raise
     except Exception as error:  # The readers of damaged files raise almost anything.
       raise BadPicture("broken picture", one_line(error)) from error
 
@@ -238,7 +269,7 @@ def size_of(source: bytes | str | os.PathLike, *, max_pixels: int = MAX_PIXELS) 
 
 
 _OPENING = threading.Lock()
-_ORIENTATION = 0x0112
+_ORIENTATION, _BITS, _PHOTOMETRIC = 0x0112, 0x0102, 0x0106
 _ON_ITS_SIDE = (5, 6, 7, 8)
 
 

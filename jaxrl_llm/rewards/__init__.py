@@ -28,7 +28,7 @@ from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.rewards.answer_form import answer_form
 from jaxrl_llm.rewards.choice import choice, chosen_letter
 from jaxrl_llm.rewards.exact_match import exact_match
-from jaxrl_llm.rewards.extraction import answer_at, stated_answers
+from jaxrl_llm.rewards.extraction import answer_at, question_of, stated_answers
 from jaxrl_llm.rewards.final_answer import final_answer, hashed_answer
 from jaxrl_llm.rewards.final_number import final_number, number_text
 from jaxrl_llm.rewards.final_text import ending, final_text
@@ -50,14 +50,15 @@ __all__ = [
   "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key", "attempt",
   "build_reward", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer",
   "final_number",
-  "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "running_sum", "soft_overlong", "stated_answers",
+  "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "question_of", "running_sum", "soft_overlong",
+  "stated_answers",
   "tags", "weighted",
 ]  # fmt: skip
 
 REWARDS: dict[str, Reward] = {
   "answer_form": Reward(answer_form, is_factory=False, is_safe=True),
   "choice": Reward(choice, extract=chosen_letter),
-  "code_tests": Reward(code_tests, deadline_s=code_deadline_s, section="sandbox"),
+  "code_tests": Reward(code_tests, deadline_s=code_deadline_s, section="sandbox", imports=("markdown_it",)),
   "cosine_length": Reward(cosine_length),
   "exact_match": Reward(exact_match, extract=answer_at),
   "final_answer": Reward(final_answer, is_factory=False, extract=hashed_answer, is_safe=True),
@@ -111,8 +112,8 @@ def build_reward(spec: RewardSpec) -> RewardFn:
   return make(spec.name, **spec.settings)
 
 
-def extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
-  """Returns the function that extracts the answer from a response's text.
+def extractor(spec: RewardSpec) -> Callable[..., str | None] | None:
+  """Returns the function that extracts the answer from a response's text, `(text, question)`.
 
   Returns:
     The function, or None if the reward does not judge an answer.
@@ -124,10 +125,12 @@ def extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
   reward = REWARDS.get(spec.name)
   if reward is None or reward.extract is None:
     return None
-  settings, own = {}, inspect.signature(reward.judge).parameters
-  for name in list(inspect.signature(reward.extract).parameters)[1:]:
-    settings[name] = spec.settings.get(name, own[name].default)
-  return functools.partial(reward.extract, **settings)
+  extract, own = reward.extract, inspect.signature(reward.judge).parameters
+  names = list(inspect.signature(extract).parameters)[1:]
+  settings = {name: spec.settings.get(name, own[name].default) for name in names if name != "question"}
+  if "question" not in names:
+    return lambda text, question=None: extract(text, **settings)
+  return functools.partial(extract, **settings)
 
 
 def weighted(name: str, spec: RewardSpec, weight: float = 1.0, *, shapes: bool = False) -> WeightedReward:

@@ -2,22 +2,23 @@
 
 import numbers
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxrl_llm.rewards.extraction import place
+from jaxrl_llm.rewards.extraction import place, question_of, stated
 from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def exact_match(
-  *, answer_in: str = "stated", strip: bool = True, ignore_case: bool = False, nfkc: bool = True, field: str = "answer",
+  *, answer_in: str = "stated", strip: bool = True, ignore_case: bool = False, nfkc: bool = True,
+  field: str = "answer",
   require_stop: bool = True,
 ) -> RewardFn:
   """Makes a reward that is 1 if the answer is spelt like the correct one, else 0.
 
   Args:
-    answer_in: Location of the answer: `whole`, `last_line`, `stated` (in a box, after `####`,
-      "Answer:"), `tag` (`<answer>...</answer>`), or `after ` and a marker. Several different
+    answer_in: Location of the answer: `whole`, `last_line`, `stated` (in one of the forms of
+      `forms.FORMS`), `tag` (`<answer>...</answer>`), or `after ` and a marker. Several different
       answers are a hedge and earn 0.
     strip: Whether to strip surrounding whitespace and collapse runs of whitespace.
     ignore_case: Whether to ignore case.
@@ -40,22 +41,30 @@ def exact_match(
   """
   find = place(answer_in)
 
+  def answers(text: str, question: str) -> list[Iterable[str]]:
+    if answer_in == "stated":
+      return [statement.readings() for statement in stated(text, question)]
+    answer = find(text, question)
+    return [] if answer is None else [[answer]]
+
   def plain(text: str) -> str:
     text = unicodedata.normalize("NFKC", text) if nfkc else text
     text = " ".join(text.split()) if strip else text
     return text.casefold() if ignore_case else text
 
-  return spelt("exact_match", find, plain, field=field, require_stop=require_stop)
+  return spelt("exact_match", answers, plain, field=field, require_stop=require_stop)
 
 
 def spelt(
-  reward: str, find: Callable[[str], str | None], plain: Callable[[str], str], *, field: str, require_stop: bool
+  reward: str, find: Callable[[str, str], list[Iterable[str]]], plain: Callable[[str], str], *, field: str,
+  require_stop: bool
 ) -> RewardFn:
   """Makes a reward that is 1 if a response's answer is spelt like the correct one, else 0.
 
   Args:
     reward: Name of the reward, for error messages.
-    find: Function from a response's text to its answer; None if there is none.
+    find: Function from a response and its question to the readings of each of its statements. Each
+      statement must have the correct one.
     plain: Function from an answer to the spelling that is compared.
     field: Field of the example with the correct answer.
     require_stop: Whether a response that was cut off earns 0.
@@ -65,8 +74,8 @@ def spelt(
     gold = text_of(example, field, reward)
     if require_stop and not completion.stopped:
       return 0.0
-    answer = find(completion.text)
-    return float(answer is not None and plain(answer) == plain(gold))
+    right, statements = plain(gold), find(completion.text, question_of(example))
+    return float(bool(statements) and all(any(plain(reading) == right for reading in each) for each in statements))
 
   return spelt_reward
 

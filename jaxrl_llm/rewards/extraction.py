@@ -1,7 +1,11 @@
 """Extraction of answers from responses, in time linear in the text's length; judges nothing."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from jaxrl_llm.rewards.decoration import mathematics, readings, undecorated, without_remark
+from jaxrl_llm.rewards.forms import Form, statements, tagged
 
 MAX_CHARS = 20_000
 """Number of characters read, from the end of a response.
@@ -9,144 +13,117 @@ MAX_CHARS = 20_000
 The answer is at the end, and the work on hostile text stays bounded.
 """
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}+\{|[{}]|\\[\\{}]")
-_HASHES = re.compile(r"####[ \t]*+([^\n#]*+)")
-# At the start of a line, optionally in bold: "Answer: 5", "**Final answer:** 5".
-_LINE = re.compile(
-  r"^[ \t>*_#-]{0,8}+(?:the[ ]+)?(?:final[ ]+)?answer[ \t]{0,4}+[*_]{0,2}+[ \t]{0,4}+:[*_]{0,2}+([^\n]*+)", re.IGNORECASE | re.MULTILINE
-)
-_SENTENCE = re.compile(r"\banswer\s{1,4}+(?:is|was)\b[ \t]{0,4}+:?+(?=([^\n]{0,300}+))", re.IGNORECASE)
-_END = re.compile(r"[.!?;](?=\s|$)")
-_TAG = re.compile(r"<answer>|</answer>", re.IGNORECASE)
-_VALUE = re.compile(r"[\s*$({\[]{0,8}+(?:[-+\u2212]?+[\d\\.]|[A-Za-z](?![A-Za-z]))")
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'), ("\u201c", "\u201d"))
+_REASONING = re.compile(r"<(/?)(?:think(?:ing)?|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE)
 
 
 def answer_part(text: str) -> str:
-  """Returns the last `MAX_CHARS` characters of a response, without the reasoning before `</think>`.
+  """Returns the end of a response, without its reasoning.
+
+  The reasoning ends at the last `</think>`, and what follows a `<think>` that is never closed is
+  reasoning too. At most the last `MAX_CHARS` characters are returned.
 
   Example:
-    >>> answer_part("<think>perhaps 4</think>It is 5.")
-    'It is 5.'
+    >>> answer_part("<think>perhaps 4</think>It is 5."), answer_part("<think>It is 4.")
+    ('It is 5.', '')
   """
-  return text[-MAX_CHARS:].rpartition("</think>")[2]
+  start, end = 0, len(text)
+  if ("<" in text and ">" in text) or "THINK]" in text:
+    for match in _REASONING.finditer(text):
+      if "/" in match[0]:
+        start, end = match.end(), len(text)
+      else:
+        end = min(end, match.start())
+  if end - start <= MAX_CHARS:
+    return text[start:end]
+  return text[end - MAX_CHARS : end].lstrip("0123456789,.")  # It may be the second half of a number.
 
 
-def stated_answers(text: str) -> list[str]:
-  """Returns each distinct final answer stated in a response, in order; more than one is a hedge.
+def question_of(example: Mapping[str, Any]) -> str:
+  """Returns the question of a row, whose boxes are not the response's; empty if it has none."""
+  question = example.get("question") or example.get("prompt") or ""
+  return question if isinstance(question, str) else ""
 
-  Only the first of these forms that occurs is read: `\\boxed{}`, `####`, lines that begin with
-  "Answer:", "the answer is".
+
+class Statement(NamedTuple):
+  """An answer as a response states it.
+
+  Attributes:
+    text: All that is stated, as it stands in the response. It is empty if it cannot be read, such as
+      a last box that is never closed.
+    form: Form of the statement.
+  """
+
+  text: str
+  form: Form
+
+  def answer(self) -> str:
+    """Returns the answer without decoration, lead-in ("clearly") and remark ("because ...")."""
+    return undecorated(self.text) if self.form.is_closed else without_remark(self.text)
+
+  def readings(self) -> Iterable[str]:
+    """Returns what the answer may be as a text, the shortest first; see `decoration.readings`."""
+    return [undecorated(self.text)] if self.form.is_closed else readings(self.text)
+
+
+def stated(text: str, question: str | None = None) -> list[Statement]:
+  """Returns each final answer stated in a response, in order.
+
+  Only the strongest form of `forms.FORMS` that occurs is read.
+
+  Args:
+    text: Response.
+    question: Question, whose boxes a response may quote; None if unknown.
+
+  Example:
+    >>> [statement.answer() for statement in stated("The answer is clearly $5$, because 2 + 3 = 5.")]
+    ['5']
+  """
+  bodies, form = statements(answer_part(text), question or "")
+  return [Statement(body, form) for body in bodies]
+
+
+def stated_answers(text: str, question: str | None = None) -> list[str]:
+  """Returns each distinct final answer stated in a response, as mathematics; several are a hedge.
+
+  Args:
+    text: Response.
+    question: Question, whose boxes a response may quote; None if unknown.
 
   Returns:
-    The answers without decoration (dollar signs, bold, a full stop). Empty if none is stated.
+    The answers without decoration, labels of options and words behind a formula. Empty if none is
+    stated, or one cannot be read.
 
   Example:
     >>> stated_answers(r"So \\boxed{3} or $\\boxed{\\frac{1}{2}}$, and \\boxed{3}.")
     ['3', '\\\\frac{1}{2}']
-    >>> stated_answers("Let me see.\\n**Answer:** $5$.")
+    >>> stated_answers("Let me see.\\n**Answer:** $5$ apples are left.")
     ['5']
   """
-  text = answer_part(text)
-  answers = boxed(text) if "\\boxed" in text or "\\fbox" in text else []
-  answers = answers or _HASHES.findall(text) or [_sentence(match) for match in _LINE.findall(text)] or _said(text)
-  return [answer for answer in dict.fromkeys(undecorated(answer) for answer in answers) if answer]
+  distinct = dict.fromkeys(stated(text, question))
+  answers = [mathematics(statement.answer()) for statement in distinct]
+  return list(dict.fromkeys(answers)) if all(answers) else []
 
 
-def boxed(text: str) -> list[str]:
-  """Returns the content of each `\\boxed{}`, with balanced braces.
-
-  Of nested boxes only the innermost ones are returned. Boxes that are never closed are skipped.
-
-  Example:
-    >>> boxed(r"\\boxed{\\{1, 2\\}} and \\boxed{3")
-    ['\\\\{1, 2\\\\}']
-  """
-  contents, opened, latest = [], [], -1
-  for match in _BOX.finditer(text):
-    token = match[0]
-    if token == "}" and opened:
-      start = opened.pop()
-      if start is not None and start > latest:  # No box is nested in this one.
-        contents.append(text[start : match.start()])
-        latest = start
-    elif token == "{" or token.startswith(("\\boxed", "\\fbox")):
-      opened.append(None if token == "{" else match.end())
-  return contents
-
-
-def tagged(text: str) -> list[str]:
-  """Returns the content of each `<answer>...</answer>`, in order, and skips unpaired tags.
-
-  Example:
-    >>> tagged("<answer> 5 </answer>")
-    ['5']
-  """
-  text, contents, start = answer_part(text), [], None
-  for match in _TAG.finditer(text):
-    if match[0][1] != "/":
-      start = match.end()
-    elif start is not None:
-      contents.append(text[start : match.start()].strip())
-      start = None
-  return contents
-
-
-def undecorated(answer: str) -> str:
-  """Strips surrounding spaces, dollar signs, quotes, bold and a full stop from an answer.
-
-  Example:
-    >>> undecorated(" **$5$.** ")
-    '5'
-  """
-  answer = answer.strip()
-  for _ in range(4):
-    before = answer
-    if answer.endswith((".", ",", ";")) and not answer.endswith("\\,"):
-      answer = answer[:-1].rstrip()
-    for left, right in _WRAPPERS:
-      if len(answer) >= len(left) + len(right) and answer.startswith(left) and answer.endswith(right):
-        inner = answer[len(left) : -len(right)]
-        answer = answer if left in inner else inner.strip()
-    if answer == before:
-      break
-  return answer
-
-
-def _said(text: str) -> list[str]:
-  """Returns what follows each "the answer is".
-
-  Before the last match, prose such as "the answer is the sum of" is ignored.
-  """
-  answers = [_sentence(match) for match in _SENTENCE.findall(text)]
-  return [answer for answer in answers[:-1] if _VALUE.match(answer)] + answers[-1:]
-
-
-def _sentence(text: str) -> str:
-  end = _END.search(text)
-  return text[: end.start()] if end else text
+def answer_at(text: str, answer_in: str, question: str | None = None) -> str | None:
+  """Returns the answer at a location named as in `place`, or None if there is none."""
+  return place(answer_in)(text, question)
 
 
 def _only(answers: list[str]) -> str | None:
   """Returns the answer if all are equal, and None if there are none or several different ones."""
-  return answers[0] if len(set(answers)) == 1 else None
+  return answers[0] or None if len(set(answers)) == 1 else None
 
 
-def answer_at(text: str, answer_in: str) -> str | None:
-  """Returns the answer at a location named as in `place`, or None if there is none."""
-  return place(answer_in)(text)
-
-
-PLACES: dict[str, Callable[[str], str | None]] = {
-  "whole": lambda text: text,
-  "last_line": lambda text: text.rstrip().rpartition("\n")[2],
-  "stated": lambda text: _only(stated_answers(text)),
-  "tag": lambda text: _only(tagged(text)),
+PLACES: dict[str, Callable[[str, str | None], str | None]] = {
+  "whole": lambda text, question=None: text,
+  "last_line": lambda text, question=None: answer_part(text).rstrip().rpartition("\n")[2],
+  "stated": lambda text, question=None: _only([statement.answer() for statement in stated(text, question)]),
+  "tag": lambda text, question=None: _only(tagged(answer_part(text))),
 }
-"""Locations of an answer: `(response) -> answer`, or None if there are none or several."""
+"""Locations of an answer: `(response, question) -> answer`, or None if there are none or several."""
 
 
-def place(name: str) -> Callable[[str], str | None]:
+def place(name: str) -> Callable[[str, str | None], str | None]:
   """Returns the function that finds an answer at a location.
 
   Args:
@@ -164,10 +141,12 @@ def place(name: str) -> Callable[[str], str | None]:
     return PLACES[name]
   marker = name.removeprefix("after ").strip()
   if not name.startswith("after ") or not marker:
-    raise ValueError(f"answer_in: found {name!r}, expected one of {', '.join(PLACES)}, or 'after ' and a marker such as 'after ####'")
+    raise ValueError(
+      f"answer_in: found {name!r}, expected one of {', '.join(PLACES)}, or 'after ' and a marker such as 'after ####'"
+    )
 
-  def after(text: str) -> str | None:
-    _, separator, rest = text.rpartition(marker)
+  def after(text: str, question: str | None = None) -> str | None:
+    _, separator, rest = answer_part(text).rpartition(marker)
     return rest.partition("\n")[0].strip() if separator else None
 
   return after

@@ -12,7 +12,7 @@ from jaxrl_llm.rewards.rubric import judge_terms, path_of, read_rubric, rubric_p
 from jaxrl_llm.rewards.terms import parse_settings, parse_terms
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.mixture import routed
-from jaxrl_llm.tasks.sets.environment import REWARD, environment_reward
+from jaxrl_llm.tasks.sets.environment import REWARD, environment_reward, turn_steps
 
 
 def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
@@ -29,7 +29,10 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
     terms = [WeightedReward("verifier", routed({term.name: term.fn for term in terms}), routes=tuple(terms))]
   terms = [term._replace(weight=section.verifier_weight) for term in terms]
   if REWARD in task.rewards:  # The verifier is the environment itself, whose reward counts once.
-    terms = [term._replace(weight=term.weight * config.environment.weight) for term in terms]
+    terms = [term._replace(weight=term.weight * config.environment.weight, steps=turn_steps) for term in terms]
+  elif task.step_rewards is not None and config.environment.name is None:
+    steps = task.step_rewards
+    terms[0] = terms[0]._replace(steps=lambda completion, example: steps(example, completion.token_ids))
   if section.model_path is not None:
     # Still logged, and used by evaluations.
     terms = [term._replace(weight=0.0) if section.model_only else term for term in terms]
@@ -37,7 +40,7 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
     options = dict(tokenizer=task.tokenizer, max_tokens=budget, dtype=config.model.dtype, chat=config.task.chat)
     terms.append(model.reward_model_term(section.model_path, weight=section.model_weight, **options))
   if config.environment.name is not None and config.environment.weight and REWARD not in task.rewards:
-    terms.append(WeightedReward(REWARD, environment_reward, config.environment.weight))
+    terms.append(WeightedReward(REWARD, environment_reward, config.environment.weight, steps=turn_steps))
   for name, weight in parse_terms(section.terms).items():
     if (path := path_of(name)) is not None:
       judged = judge_terms(path, weight=weight)

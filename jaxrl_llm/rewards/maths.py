@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import logging
 import re
 import signal
@@ -9,12 +10,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jaxrl_llm.rewards.decoration import undecorated
 from jaxrl_llm.rewards.exact_match import text_of
 from jaxrl_llm.rewards.expression_limits import MAX_CHARS, too_large
-from jaxrl_llm.rewards.extraction import stated_answers, undecorated
-from jaxrl_llm.rewards.plain_numbers import plain_verdict, unified
+from jaxrl_llm.rewards.extraction import question_of, stated_answers
+from jaxrl_llm.rewards.notation import is_formula, terms_around_dots, unified
+from jaxrl_llm.rewards.plain_numbers import plain_verdict
 from jaxrl_llm.text_types import Completion, RewardFn
 
+_NUMBER = re.compile(r"[0-9]++(?:[.,][0-9]++)*+")
 _MAX_ANSWERS = 8  # Distinct final answers of one response; each may cost a parse.
 
 
@@ -66,7 +70,7 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
     gold = gold_answer(example, field)
     if require_stop and not completion.stopped:
       return 0.0
-    answers = stated_answers(completion.text)
+    answers = stated_answers(completion.text, question_of(example))
     if not 1 <= len(answers) <= _MAX_ANSWERS:
       return 0.0
     with deadline(seconds):
@@ -78,14 +82,14 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
   return maths_reward
 
 
-def maths_answer(text: str) -> str:
+def maths_answer(text: str, question: str | None = None) -> str:
   """Returns the final answers that a response states, as one text; empty if it states none.
 
   Example:
     >>> maths_answer(r"\\boxed{1} and \\boxed{2}")
     '1, 2'
   """
-  return ", ".join(stated_answers(text))
+  return ", ".join(stated_answers(text, question))
 
 
 def gold_answer(example: Mapping[str, Any], field: str) -> str:
@@ -129,19 +133,43 @@ def equivalent(gold: str, answer: str) -> bool:
   verdict = plain_verdict(gold, answer)
   if verdict is not None:
     return verdict
+  if (verdict := _verdict_of_dots(gold, answer)) is not None:
+    return verdict
   answer_is_large, gold_is_large = too_large(answer), too_large(gold)
   if answer_is_large and gold_is_large:
     raise ValueError(f"maths: found the right answer {gold[:60]!r}, expected at most {MAX_CHARS} characters and no huge numbers")
   if answer_is_large or gold_is_large:
     return False
+  if not is_formula(gold) or not is_formula(answer):
+    return False
   if not (right := _parsed_gold(gold)):
     raise ValueError(f"maths: found the right answer {gold[:60]!r}, expected mathematics that math-verify can read")
-  return bool(_math_verify()[0].verify(right, _parsed(answer), timeout_seconds=None))
+  return any(_equal(*pair) for pair in itertools.product(right, _parsed(answer)))
+
+
+def _verdict_of_dots(gold: str, answer: str) -> bool | None:
+  """Compares "1, 2, \\ldots, n" with another list term by term; None if neither has dots."""
+  left, right = terms_around_dots(gold), terms_around_dots(answer)
+  if left is None and right is None:
+    return None
+  if left is None or right is None or list(map(len, left)) != list(map(len, right)):
+    return False
+  pairs = zip(itertools.chain(*left), itertools.chain(*right), strict=True)
+  return all(a == b or (any(map(str.isalnum, a)) and equivalent(a, b)) for a, b in pairs)
+
+
+def _equal(gold: Any, answer: Any) -> bool:
+  """Returns whether two parsed expressions are equal: math-verify's verdict, confirmed exactly."""
+  math_verify, confirmation, _ = _algebra()
+  gold, answer = confirmation.aligned(gold, answer)
+  return math_verify.verify(gold, answer, timeout_seconds=None) and confirmation.confirmed(gold, answer)
 
 
 def _parsed(answer: str) -> list:
-  math_verify, targets = _math_verify()
-  return math_verify.parse(f"\\boxed{{{answer}}}", targets, parsing_timeout=None)
+  math_verify, _, targets = _algebra()
+  # In a text that is no formula, the last target takes the last number: "5, 6]" would be 6.
+  several = len(_NUMBER.findall(answer)) > 1
+  return math_verify.parse(f"\\boxed{{{answer}}}", targets[:-1] if several else targets, parsing_timeout=None)
 
 
 # The samples of a group share their correct answer.
@@ -149,14 +177,16 @@ _parsed_gold = functools.lru_cache(maxsize=1024)(_parsed)
 
 
 @functools.cache
-def _math_verify() -> tuple[Any, list]:
+def _algebra() -> tuple[Any, Any, list]:
   try:
     import math_verify
+
+    from jaxrl_llm.rewards import confirmation  # Imports sympy, which comes with math-verify.
   except ImportError as error:
     raise ValueError("the reward 'maths' needs the package math-verify: pip install 'jaxrl-llm[tasks]'") from error
   # math-verify logs whole answers, and warns that its timeouts are off.
   logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-  return math_verify, [math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig()]
+  return math_verify, confirmation, [math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig()]
 
 
 def _is_several(gold: str) -> bool:

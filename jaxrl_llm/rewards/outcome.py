@@ -83,6 +83,8 @@ class WeightedReward(NamedTuple):
       `Graded.parts`, costs no response its reward.
     service: Service that judges the responses; it begins before other terms are called. None for a
       term that is a function.
+    steps: Function `(completion, example) -> [(index of a step's last token, reward), ...]` that
+      divides the term among the steps of a response; None for a term of the response as a whole.
   """
 
   name: str
@@ -94,6 +96,7 @@ class WeightedReward(NamedTuple):
   batch_fn: Callable[[Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]] | None = None
   monitors: bool = False
   service: Service | None = None
+  steps: Callable[[Completion, Mapping[str, Any]], list[tuple[int, float]]] | None = None
 
 
 class Graded(NamedTuple):

@@ -29,7 +29,8 @@ class Reward(NamedTuple):
     is_factory: Whether `judge` is a factory.
     extract: Function `(text, ...) -> answer` that returns the answer `judge` compares, for a
       majority vote. It returns None or "" if the text states no answer. Its further parameters are
-      settings of the reward, by name. None for a reward that does not judge an answer.
+      `question`, if it reads the row's question, and settings of the reward, by name. None for a
+      reward that does not judge an answer.
     vote: Function `(answer) -> key`. Answers with the same key are votes for the same answer.
     is_safe: Whether a call can neither hang nor crash on any response. All other rewards are called
       in processes that may be killed.

@@ -28,6 +28,8 @@ class Batch(NamedTuple):
       unknown, if the sampler returned a non-finite log-probability for it, or if it was truncated
       and truncated sequences are skipped.
     advantages: Advantage of each response token; None until computed.
+    signal: True for groups that carry a signal (`dynamic_sampling.with_signal`); None until
+      computed.
   """
 
   rollouts: Rollouts
@@ -37,6 +39,7 @@ class Batch(NamedTuple):
   group_size: int
   counted: Bool[np.ndarray, " N"]
   advantages: Float[np.ndarray, "N R"] | None = None
+  signal: Bool[np.ndarray, " n"] | None = None
 
   @property
   def finite(self) -> Bool[np.ndarray, " N"]:
@@ -80,7 +83,7 @@ def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[
   Args:
     batch: Batch from `assess`.
     skips_truncated: Whether to skip responses that did not end by themselves (DAPO's overlong
-      filter). Their rewards stay in their groups' statistics.
+      filter). Their rewards stay in all statistics.
     whole_groups: Whether to skip a whole group if the reward of one of its samples is unknown.
   """
   counts = batch.graded.valid
@@ -100,7 +103,6 @@ def metrics(batch: Batch) -> dict[str, Any]:
   rollouts = batch.rollouts
   graded, valid = batch.graded, batch.graded.valid
   known = graded.totals[valid] if np.any(valid) else np.zeros(1, np.float32)
-  groups = graded.totals.reshape(-1, batch.group_size)
   advantages = batch.advantages[written_mask(rollouts) & batch.counted[:, None]]
   advantages = advantages if len(advantages) else np.zeros(1, np.float32)
   values = {"critic/rewards": known, "critic/advantages": advantages, "response_length": rollouts.mask.sum(axis=1)}
@@ -119,7 +121,7 @@ def metrics(batch: Batch) -> dict[str, Any]:
   row |= {
     "response_length/clip_ratio": float(1 - np.mean(rollouts.stopped)),
     "prompt_length/mean": float(rollouts.prompt_mask.sum(axis=1).mean()),
-    "group/frac_reward_zero_std": float(np.mean(groups.max(axis=1) == groups.min(axis=1))),
+    "group/frac_reward_zero_std": float(1 - np.mean(batch.signal)),
     "rollout/tokens_sha256": hashlib.sha256(rollouts.tokens.tobytes() + rollouts.mask.tobytes()).hexdigest(),
   }
   return row

@@ -1,33 +1,45 @@
-"""Dynamic sampling: an RL step learns only from groups whose samples earned different rewards.
+"""Dynamic sampling: an RL step learns only from groups that carry a signal.
 
 If all samples of a prompt earn the same reward, every group-relative advantage is zero and nothing
 is learned from them. A step therefore draws again, with new prompts, until its batch is full of
-mixed groups or the maximum number of rounds is reached. Groups without a difference then fill the
-rest, so that the batch size never changes.
+groups with a signal or the maximum number of rounds is reached. Other groups then fill the rest, so
+that the batch size never changes.
+
+A group carries a signal if the run's own estimator gives one of its samples an advantage other than
+0 (`with_signal`). Dynamic sampling asks this of the rewards without the terms that only shape them:
+a group of wrong answers stays one, whatever their lengths. `group/frac_reward_zero_std` asks it of
+all rewards. A divergence in the reward is left out of both, because it tells every two samples
+apart.
+
+The groups that fill the rest are learned from as in a run without dynamic sampling. If a term
+shapes the reward, that term alone then moves their samples.
 
 References:
   DAPO: an open-source LLM reinforcement learning system at scale, arXiv:2503.14476, 2025, section
   3.2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jaxrl_llm.advantages.estimators import Credit, Evidence
 from jaxrl_llm.rewards.outcome import mapped
+from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.rollouts.batch import Batch
 from jaxrl_llm.types import Rollouts
 
 
-def differs(verdicts: Float[np.ndarray, " N"], valid: Bool[np.ndarray, " N"], *, group_size: int) -> Bool[np.ndarray, " n"]:
+def differs(rewards: Float[np.ndarray, " N"], valid: Bool[np.ndarray, " N"], *, group_size: int) -> Bool[np.ndarray, " n"]:
   """Returns whether the samples of each group earned different rewards.
 
   Rewards are compared exactly, not by a deviation above some threshold.
 
   Args:
-    verdicts: Reward of each sample without shaping terms; G consecutive ones per prompt.
+    rewards: Reward of each sample; G consecutive ones per prompt.
     valid: True for samples that have a reward. The others are not compared.
     group_size: Number of samples per prompt (G).
 
@@ -35,24 +47,42 @@ def differs(verdicts: Float[np.ndarray, " N"], valid: Bool[np.ndarray, " N"], *,
     >>> differs(np.float32([0.1, 0.1, 0.1, 0, 1, 0]), np.ones(6, bool), group_size=3).tolist()
     [False, True]
   """
-  highest = np.where(valid, verdicts, -np.inf).reshape(-1, group_size).max(axis=1)
-  lowest = np.where(valid, verdicts, np.inf).reshape(-1, group_size).min(axis=1)
+  highest = np.where(valid, rewards, -np.inf).reshape(-1, group_size).max(axis=1)
+  lowest = np.where(valid, rewards, np.inf).reshape(-1, group_size).min(axis=1)
   return highest > lowest
 
 
-def fill(batches: Sequence[Batch], *, num_groups: int) -> tuple[Batch, dict[str, float]]:
-  """Selects the groups that differ, in the order drawn; others only fill up the batch.
+def with_signal(batch: Batch, compare: Callable[[Evidence], Credit] | None, *, shaped: bool, **options: Any) -> Bool[np.ndarray, " n"]:
+  """Returns which groups of a batch carry a signal.
+
+  Args:
+    batch: Batch that says which sequences are learned from.
+    compare: Credit assignment of the run's estimator, without whitening; None for an estimator that
+      does not compare the samples of a prompt, for which their rewards are compared.
+    shaped: Whether to include the terms that only shape the reward.
+    **options: Other arguments of `trajectories.evidence`.
+  """
+  evidence = trajectories.evidence(batch, shaped=shaped, **options)
+  if compare is None:
+    return differs(evidence.rewards, evidence.valid, group_size=batch.group_size)
+  advantages = np.asarray(compare(evidence).advantages)
+  return np.any(advantages.reshape(-1, batch.group_size * advantages.shape[1]) != 0, axis=1)
+
+
+def fill(batches: Sequence[Batch], signals: Sequence[Bool[np.ndarray, " n"]], *, num_groups: int) -> tuple[Batch, dict[str, float]]:
+  """Selects the groups that carry a signal, in the order drawn; others only fill up the batch.
 
   Args:
     batches: Rounds of one step, drawn by one policy.
+    signals: Groups of each round that carry a signal.
     num_groups: Number of groups that the step learns from; the rounds have at least as many.
 
   Returns:
     The batch, and the counters `group/rounds`, `group/drawn`, `group/mixed` and `group/filled_up`
-    (groups in the batch without a difference).
+    (groups in the batch without a signal).
   """
   group_size = batches[0].group_size
-  mixed = np.concatenate([differs(batch.graded.verdicts, batch.graded.valid, group_size=group_size) for batch in batches])
+  mixed = np.concatenate(signals)
   others = np.flatnonzero(~mixed)[: max(num_groups - int(mixed.sum()), 0)]
   chosen = np.sort(np.concatenate([np.flatnonzero(mixed)[:num_groups], others]))
   counters = {"rounds": len(batches), "drawn": len(mixed), "mixed": int(mixed.sum()), "filled_up": len(others)}

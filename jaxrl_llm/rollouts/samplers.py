@@ -1,7 +1,9 @@
 """The samplers of a run: settings from the config, a memory check, and compilation per shape."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,6 +35,8 @@ from jaxrl_llm.sampler import (
 )
 from jaxrl_llm.sampler.begin import num_rows
 from jaxrl_llm.text_types import Tokenizer
+
+_CONTROL_GROUPS = [pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
 
 
 class Samplers(NamedTuple):
@@ -216,7 +220,7 @@ def check_engine_fits(config: ConfigDict, model: Model, *, limit: int | None = N
   columns = engine_columns(config, model.mesh)
   needed = num_bytes(model.config, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=columns, dtype=dtype)
   needed //= min(model.mesh.shape["tensor"], model.config.num_kv_heads)
-  limit = memory_limit(model.mesh.local_devices[0], model.mesh.local_mesh.size) if limit is None else limit
+  limit = limit_of(config, model.mesh) if limit is None else limit
   if limit is not None and needed > limit:
     raise ValueError(
       f"config.rollout.slots={config.rollout.slots}: the {dtype} cache of {rows} conversations of {columns} tokens needs "
@@ -253,7 +257,7 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
       dtype,
     )
   name, (needed, prompts, rows, dtype) = max(sizes.items(), key=lambda item: item[1][0])
-  limit = memory_limit(mesh.local_devices[0], mesh.local_mesh.size) if limit is None else limit
+  limit = limit_of(config, mesh) if limit is None else limit
   if limit is not None and needed > limit:
     raise ValueError(
       f"config.{name}={prompts}: the {dtype} cache of {prompts} prompts of {max(section.prompt_buckets)} tokens and "
@@ -282,14 +286,28 @@ def engine_columns(config: ConfigDict, mesh: Mesh) -> int:
   return sum(column_blocks(engine_sizes(config)["context"], platform))
 
 
+def limit_of(config: ConfigDict, mesh: Mesh) -> int | None:
+  """Returns the memory of each device of a mesh in bytes, as the config or the device says."""
+  if config.memory_gb is not None:
+    return int(config.memory_gb * 1e9)
+  return memory_limit(mesh.local_devices[0], mesh.local_mesh.size)
+
+
 def memory_limit(device: jax.Device, num_sharing: int) -> int | None:
   """Returns the memory of a device in bytes; None if unknown.
 
-  On a CPU, the `num_sharing` devices of the process share the machine's memory.
+  On a CPU, the `num_sharing` devices of the process share the memory of the machine or container.
   """
   stats = device.memory_stats() or {}
   if "bytes_limit" in stats:
     return stats["bytes_limit"]
   if device.platform == "cpu" and hasattr(os, "sysconf"):
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_sharing
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_container_limits()]) // num_sharing
   return None
+
+
+def _container_limits() -> Iterator[int]:
+  """Yields the memory that Linux allows the control group of this process, if it is limited."""
+  for path in _CONTROL_GROUPS:
+    with contextlib.suppress(OSError, ValueError):  # No such file, or the word "max".
+      yield int(path.read_text())

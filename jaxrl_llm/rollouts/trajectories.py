@@ -15,15 +15,13 @@ from jaxrl_llm.rollouts.rollout import written_mask
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 
-StepRewards = Callable[[Mapping[str, Any], Sequence[int]], list[tuple[int, float]]]
-
 
 def evidence(
   batch: Batch,
   *,
   rewards: Sequence[WeightedReward],
-  step_rewards: StepRewards | None = None,
-  turn_weight: float | None = None,
+  shaped: bool = True,
+  by_steps: bool = False,
   kl: Callable[[Float[np.ndarray, "N R"], Float[np.ndarray, "N R"]], Float[Array, "N R"]] | None = None,
   kl_coef: float = 0.0,
   old_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
@@ -38,61 +36,81 @@ def evidence(
   Args:
     batch: Batch from `assess`.
     rewards: Reward terms that the batch was graded with.
-    step_rewards: The task's step verifier, if the estimator reads steps.
-    turn_weight: Weight of the turns' rewards in conversations, whose turns are then the steps. All
-      other reward belongs to the last turn.
+    shaped: Whether to include the terms that only shape the reward.
+    by_steps: Whether the estimator reads the rewards of steps; see `steps_of`.
     kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, if it is part of the reward.
     kl_coef: Penalty per nat of divergence.
     old_logprobs, ref_logprobs: Values of log π_old and log π_ref at each sequence's tokens, prompt
-      included; required by `kl`.
+      included; `kl` requires the latter. Without the former it takes the sampler's log-probabilities.
+      A sequence in which one of these is not finite then has no known reward.
     values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
     old_entropy: Entropy of the policy at each sequence's tokens, prompt included, if it is read.
   """
-  mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
-  parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards if not reward.monitors])
-  counted = written & batch.counted[:, None]
+  mask, written, known = batch.rollouts.mask, written_mask(batch.rollouts), batch.graded.valid
+  terms = [reward for reward in rewards if not reward.monitors]
+  # A weight of 0 in place of a missing part, so that programs are compiled for one number of parts.
+  terms = [reward._replace(weight=0.0) if reward.shapes and not shaped else reward for reward in terms]
+  sampled = np.where(mask & np.isfinite(batch.rollouts.logprobs), batch.rollouts.logprobs, 0)
+  if kl is not None and old_logprobs is None:
+    known = known & batch.finite
   inputs = Evidence(
-    batch.graded.totals, parts, counted.astype(np.float32), batch.graded.valid, kl_coef=np.float32(kl_coef)
+    batch.graded.totals if shaped else batch.graded.verdicts,
+    parts=np.stack([batch.graded.parts[reward.name] for reward in terms]),
+    mask=(written & batch.counted[:, None]).astype(np.float32),
+    valid=known,
+    weights=np.float32([reward.weight for reward in terms]),
+    written=(written & known[:, None]).astype(np.float32),
+    kl_coef=np.float32(kl_coef),
   )
   if kl is not None:
     # The padded layout has a constant shape, so nothing compiles after the first step.
-    inputs = inputs._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
+    old = sampled if old_logprobs is None else _responses(old_logprobs, mask)
+    inputs = inputs._replace(kl=np.asarray(kl(old, _responses(ref_logprobs, mask))))
   if values is not None:
     inputs = inputs._replace(values=_responses(values, mask))
   if old_entropy is not None:
     inputs = inputs._replace(old_entropy=_responses(old_entropy, mask))
-  if step_rewards is not None or turn_weight is not None:
+  if by_steps:
     gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
-    for row, (completion, example) in enumerate(zip(batch.completions, batch.examples, strict=True)):
-      if turn_weight is None:
-        steps = step_rewards(example, completion.token_ids)
-      else:
-        steps = turn_rewards(completion, float(batch.graded.totals[row]), turn_weight)
-      for end, reward in steps:
-        gains[row, end], ends[row, end] = reward, True
+    for row, own in enumerate(map(np.flatnonzero, written)):
+      if len(own):
+        steps = steps_of(batch.completions[row], batch.examples[row], inputs.parts[:, row].tolist(), terms=terms, last=int(own[-1]))
+        gains[row, [*steps]], ends[row, [*steps]] = [*steps.values()], True
     inputs = inputs._replace(step_rewards=gains, step_ends=ends)
   return inputs
 
 
-def turn_rewards(completion: Completion, total: float, weight: float) -> list[tuple[int, float]]:
-  """Returns the rewards of a conversation's turns at their last tokens.
+def steps_of(
+  completion: Completion, example: Mapping[str, Any], parts: Sequence[float], *, terms: Sequence[WeightedReward], last: int
+) -> dict[int, float]:
+  """Returns the rewards of a response's steps by the index of their last tokens.
 
-  A turn's reward is the environment's times `weight`; the last turn also gets the rest of `total`.
+  The steps are the turns of a conversation, or those that a term divides itself among; a response
+  without either is a single step. The last step also gets all terms of the response as a whole.
 
   Args:
-    completion: Completion with its turns.
-    total: Reward of the whole conversation.
-    weight: Weight of the environment's rewards in the total.
+    completion: The response.
+    example: Its row.
+    parts: Unweighted reward of each term.
+    terms: Terms of the reward.
+    last: Index of the response's last token.
 
   Example:
     >>> from jaxrl_llm.text_types import Turn
-    >>> turns = (Turn("<<2*3=", "6>>", 0.5, 5), Turn("#6", "", 0.0, 11))
-    >>> turn_rewards(Completion("#6", (), 8, True, turns), 1.25, 0.5)
-    [(5, 0.25), (11, 1.0)]
+    >>> talk = Completion("#6", (), 8, True, (Turn("<<2*3=", "6>>", 0.5, 5), Turn("#6", "", 0.0, 11)))
+    >>> turns = WeightedReward("tool", None, 0.5, steps=lambda talk, example: [(turn.end, turn.reward) for turn in talk.turns])
+    >>> steps_of(talk, {}, [1.0, 0.5], terms=[WeightedReward("right", None), turns], last=11)
+    {5: 0.25, 11: 1.0}
   """
-  rewards = [(turn.end, weight * turn.reward) for turn in completion.turns]
-  end, last = rewards[-1]
-  return [*rewards[:-1], (end, last + total - sum(reward for _, reward in rewards))]
+  steps, whole = {turn.end: 0.0 for turn in completion.turns}, 0.0
+  for term, part in zip(terms, parts, strict=True):
+    if term.steps is None:
+      whole += term.weight * part
+    else:
+      for end, reward in term.steps(completion, example):
+        steps[end] = steps.get(end, 0.0) + term.weight * reward
+  last = max(steps, default=last)
+  return steps | {last: steps.get(last, 0.0) + whole}
 
 
 def _responses(sequences: Sequence[Float[np.ndarray, "..."]], mask: Bool[np.ndarray, "N R"]) -> Float[np.ndarray, "N R"]:

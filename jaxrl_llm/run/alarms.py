@@ -48,7 +48,8 @@ class Limits(NamedTuple):
     entropy_below: Lower limit of the entropy, in nats per token.
     entropy_fraction: Lower limit of the entropy, as a fraction of the run's first.
     truncation_above: Upper limit of the share of responses cut at their budget.
-    no_signal_above: Upper limit of the share of groups whose samples all have the same reward.
+    no_signal_above: Upper limit of the share of groups without a signal, whose samples get no
+      advantages.
   """
 
   window: int = 128
@@ -173,7 +174,7 @@ def _rules(state: State, row: Mapping[str, Any], limits: Limits) -> dict[str, st
     reasons["entropy_collapse"] = why
   for name, metric, what in (
     ("truncation", "response_length/clip_ratio", "of the responses were cut at their budget"),
-    ("no_signal", "group/frac_reward_zero_std", "of the groups have samples of equal reward, which teach nothing"),
+    ("no_signal", "group/frac_reward_zero_std", "of the groups have samples without advantages, which teach nothing"),
   ):
     limit, value = getattr(limits, f"{name}_above"), _number(row, metric)
     if limit is not None and value is not None:

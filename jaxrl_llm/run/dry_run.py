@@ -5,9 +5,8 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config import sizes
 from jaxrl_llm.learner import memory
 from jaxrl_llm.rollouts.gallery import KEPT
-from jaxrl_llm.rollouts.samplers import memory_limit
 from jaxrl_llm.run.experiment import build_experiment
-from jaxrl_llm.run.out_of_memory import advice, footprint
+from jaxrl_llm.run.out_of_memory import DoesNotFitError, footprint, shortage
 from jaxrl_llm.tasks.files import report
 from jaxrl_llm.tasks.pipeline import prompt_notes
 
@@ -16,10 +15,13 @@ def describe_run(config: ConfigDict) -> str:
   """Describes mesh, model, chosen sizes and estimated memory of each device, for `--dry_run`.
 
   It allocates nothing and raises what `build_experiment` raises.
+
+  Raises:
+    DoesNotFitError: If the run is predicted not to fit.
   """
   experiment = build_experiment(config)
   open_rows = "learner.row_buckets" in sizes.open_sizes(config)
-  chosen, config = sizes.describe_sizes(config, experiment.config, experiment.lengths), experiment.config
+  chosen, config = [*sizes.describe_sizes(config, experiment.config, experiment.lengths), *experiment.left_out], experiment.config
   rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
   meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})
   model = experiment.learner.model
@@ -38,10 +40,11 @@ def describe_run(config: ConfigDict) -> str:
     each = f"up to {config.model.image_tokens} image tokens each, {kind} of {kept:,} in the memory of each process"
     lines.append(f"pictures: {each}, {kept * gallery.bytes_of_picture / 1e6:,.1f} MB")
   if experiment.task.report is not None:
-    lines.append(f"data: {report.in_words(experiment.task.report)}")
+    lines += report.lines(experiment.task.report, rows=True)
   lines += prompt_notes(experiment.task.train, experiment.task.tokenizer)
-  limit = memory_limit(experiment.mesh.local_devices[0], experiment.mesh.local_mesh.size)
-  if limit is not None and estimate.peak > limit:
-    lines += [f"the peak exceeds the {limit / 1e9:,.2f} GB of a device; what would lower it most:"]
-    lines += advice(config, model.config.vocab_size, open_rows=open_rows)
+  try:
+    lines += shortage(config, estimate, experiment.mesh, vocab_size=model.config.vocab_size, open_rows=open_rows)
+  except DoesNotFitError as error:
+    error.description = "\n".join(lines)
+    raise
   return "\n".join(lines)

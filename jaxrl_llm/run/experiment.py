@@ -15,10 +15,11 @@ from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
-from jaxrl_llm.advantages.estimators import Credit, Evidence, make_credit
-from jaxrl_llm.config import policy, sizes
+from jaxrl_llm.advantages.estimators import ESTIMATORS, Credit, Evidence, make_credit
+from jaxrl_llm.config import outliers, policy, sizes
 from jaxrl_llm.config.check import environment_settings, given, row_problems, size_problems, task_settings
 from jaxrl_llm.config.fields import flatten
+from jaxrl_llm.config.outliers import NO_LIMITS, Limits
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.engine.fleet import make_engines
@@ -30,6 +31,7 @@ from jaxrl_llm.models import Model, ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rewards.at_random import random_terms
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
@@ -40,7 +42,7 @@ from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
 from jaxrl_llm.rollouts.run_engine import RunEngine
-from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, make_samplers, memory_limit, room_in_prompts
+from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, limit_of, make_samplers, room_in_prompts
 from jaxrl_llm.rollouts.singles import Singles
 from jaxrl_llm.rollouts.turns import Talks
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
@@ -92,17 +94,21 @@ class Experiment(NamedTuple):
   Attributes:
     config: Config with every size set; see `config.sizes`.
     lengths: Lengths of the task's texts.
+    left_out: Lines that describe the problems that are left out because of their size.
     task: Problems, demonstrations and tokenizer.
     mesh: Devices of the learner.
     sampler_mesh: Devices of the sampler: the learner's, or others.
     sync: Transfer of weights from `mesh` to `sampler_mesh`; None if they are the same.
     objective: Objective that RL minimises.
     rewards: Terms of the training reward.
+    verifier: The task's verifier, by which evaluations judge.
     init: Function `(key) -> state` that makes a sharded state at step 0 of the warm start.
     talk: Rules of conversations with an environment; None for single-turn responses.
     needs: Optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop
       computes these and no others.
     credit: Function from rewards and log-probabilities to advantages and value targets.
+    compare: The same without whitening; None if the estimator does not compare the samples of a
+      prompt.
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
     sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
     eval_draw: Function `(weights on sampler_mesh, version) -> DrawFn` for the samples of an
@@ -117,16 +123,19 @@ class Experiment(NamedTuple):
 
   config: ConfigDict
   lengths: sizes.Lengths
+  left_out: list[str]
   task: Task
   mesh: Mesh
   sampler_mesh: Mesh
   sync: WeightSync | None
   objective: Objective
   rewards: list[WeightedReward]
+  verifier: WeightedReward
   talk: Rules | None
   init: Callable[[PRNGKeyArray], TrainState]
   needs: frozenset[str]
   credit: Callable[[Evidence], Credit]
+  compare: Callable[[Evidence], Credit] | None
   learner: Programs
   sampler: Samplers
   eval_draw: Callable[[Params, int], DrawFn]
@@ -153,30 +162,37 @@ class Experiment(NamedTuple):
     return None if self.talk is None else self.talk.environment.replies
 
 
-def load_task(config: ConfigDict) -> Task:
+def load_task(config: ConfigDict, *, limits: Limits = NO_LIMITS, shots: int | None = None) -> Task:
   """Loads the task that a config names, without problems longer than its sizes or its model allow.
+
+  Args:
+    config: Checked config.
+    limits: Sizes above which problems are left out in any case.
+    shots: Number of solved problems in front of every prompt; None is the config's.
 
   Raises:
     MissingPackageError: If a dataset must be built and the package that generates it is missing.
     ValueError: If problems or files cannot be used. One line, with the fix.
   """
   widest, budget = _prompt_limit(config), config.rollout.max_new_tokens
+  least = lambda *values: min((value for value in values if value is not None), default=None)
   task = tasks.make(
     config.task.name,
     levels=config.task.levels,
     data_dir=config.task.data_dir,
     tokenizer=policy.tokenizer(config),
     bad_rows=config.task.bad_rows,
-    max_prompt_tokens=widest,
-    max_tokens=None if widest is None else widest + budget,
+    max_prompt_tokens=least(widest, limits.prompt),
+    max_tokens=least(None if widest is None else widest + budget, limits.demonstration),
+    max_answer_tokens=budget,
     test_name=config.task.test_name,
     test_source=config.task.test_source,
     test_levels=config.task.test_levels,
-    shots=config.task.shots,
+    shots=config.task.shots if shots is None else shots,
     shot_template=config.task.shot_template,
     vary_shots=config.task.vary_shots,
     pictures=picture_settings(config),
-    max_pictures=config.rollout.prompt_images,
+    max_pictures=least(config.rollout.prompt_images, limits.pictures),
     problems=partial(environment_problems, config) if config.task.name == "environment" else None,
     columns=columns_of_teachers(config),
     **task_settings(config),
@@ -187,6 +203,34 @@ def load_task(config: ConfigDict) -> Task:
       f"task.test_name={task.name!r}"
     )
   return task
+
+
+def load_measured(config: ConfigDict, *, replies: str | None = None) -> tuple[Task, sizes.Lengths, list[str]]:
+  """Loads the task that a config names and measures it.
+
+  If sizes follow from the data, problems that all others would pay for are left out and counted;
+  see `outliers.find_limits`.
+
+  Args:
+    config: Checked config.
+    replies: Pattern of what is not imitated; see `Environment`.
+
+  Returns:
+    The task, the lengths of its texts, and lines that describe what is left out.
+  """
+  shape, shots = policy.model_config(config, vocab_size=1), config.task.shots
+  if config.rollout.prompt_buckets is not None and (shape.vision is None or config.rollout.prompt_images is not None):
+    task = load_task(config)
+    return task, measure_lengths(task, config, replies=replies), []
+  # Solved problems would carry a long text into other prompts.
+  task = load_task(config, shots=0)
+  lengths = measure_lengths(task, config, replies=replies, shown=bool(shots))
+  limits = NO_LIMITS if task.report is None else outliers.find_limits(config, lengths, sizes.Bounds(d_model=shape.d_model))
+  lines = outliers.describe_limits(limits, lengths)
+  if shots or limits != NO_LIMITS:
+    task = load_task(config, limits=limits)
+    lengths = measure_lengths(task, config, replies=replies)
+  return task, lengths, lines
 
 
 def columns_of_teachers(config: ConfigDict) -> tuple[str, ...]:
@@ -222,16 +266,14 @@ def _prompt_limit(config: ConfigDict) -> int | None:
   return None if most is None else max(most - config.rollout.max_new_tokens, 1)
 
 
-def measure_lengths(
-  task: Task, config: ConfigDict, *, replies: str | None = None, privileged: PrivilegedFn | None = None
-) -> sizes.Lengths:
-  """Measures the texts of a task: the prompts, and for a warm start the demonstrations.
+def measure_lengths(task: Task, config: ConfigDict, *, replies: str | None = None, shown: bool = False) -> sizes.Lengths:
+  """Measures the texts of a task: the prompts, and the demonstrations that are imitated.
 
   Args:
     task: Task to measure.
     config: Checked config.
     replies: Pattern of what is not imitated; see `Environment`.
-    privileged: Function that encodes the prompts of a teacher; None if it reads the policy's.
+    shown: Whether to measure demonstrations without a warm start too.
 
   Raises:
     ValueError: If a warm start has no demonstrations. One line, with the fix.
@@ -241,11 +283,12 @@ def measure_lengths(
   warm_steps = config.warm_start.num_steps
   if warm_steps and not len(task.demonstrations):
     raise ValueError(f"config.warm_start.num_steps={warm_steps}: task {task.name} has no demonstrations to imitate, expected 0")
-  shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies, pictures=settings) if warm_steps else ()
+  imitated = task.demonstrations if warm_steps or shown else ()
+  shown = encode_demonstrations(imitated, task.tokenizer, replies=replies, pictures=settings)
   of_rows = zip([*task.train, *task.test], [*prompts, *held_out], strict=True)
   with_pictures = [(length, len(row[IMAGES]), max(image_tokens(row, settings))) for row, length in of_rows if row.get(IMAGES)]
-  of_teacher = [] if privileged is None else [len(privileged(row)) for row in task.train]
-  return sizes.Lengths(prompts, held_out, [len(x.prompt) + len(x.response) for x in shown], with_pictures, of_teacher)
+  lengths = [len(x.prompt) + len(x.response) for x in shown]
+  return sizes.Lengths(prompts, held_out, lengths, with_pictures, demonstrated=[len(x.prompt) for x in shown])
 
 
 def make_rules(config: ConfigDict) -> Rules | None:
@@ -303,11 +346,12 @@ def build_experiment(config: ConfigDict) -> Experiment:
   shards = (mesh_lib.num_row_shards(mesh), mesh_lib.num_row_shards(sampler_mesh))
   if problems := list(row_problems(config, *shards, context=mesh.shape["context"])):
     raise ValueError("\n".join(problems))
-  task = load_task(config)
-  shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   talk = make_rules(config)
+  task, lengths, left_out = load_measured(config, replies=talk and talk.environment.replies)
+  shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   privileged = None if config.teacher.privileged is None else privileged_prompts(task, config.teacher.privileged)
-  lengths = measure_lengths(task, config, replies=talk and talk.environment.replies, privileged=privileged)
+  if privileged is not None:
+    lengths = lengths._replace(privileged=[len(privileged(row)) for row in task.train])
   is_cpu = mesh_lib.platform_of(mesh) == "cpu"
   bounds = sizes.Bounds(shards[0], mesh.shape["context"], shape.d_model, 16 if is_cpu else 128, shape.max_positions)
   config = sizes.choose_sizes(config, lengths, bounds)
@@ -336,17 +380,11 @@ def build_experiment(config: ConfigDict) -> Experiment:
     raise ValueError(f"config.environment.name: {config.environment.name} needs the decoding engine, but {why_not}")
   if problems := list(batch_problems(config, why_not)):
     raise ValueError("\n".join(problems))
-  limit = memory_limit(sampler_mesh.local_devices[0], sampler_mesh.local_mesh.size)
+  limit = limit_of(config, sampler_mesh)
   if config.rollout.slots is None and not is_cpu and limit is not None:
     estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns, teachers=taught)
     fitting = dict(limit=limit, engine_columns=columns)
     config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, **fitting)
-  if "step_rewards" in needs and task.step_rewards is None and talk is None:
-    raise ValueError(
-      f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
-      f"{task.name} has no step verifier"
-    )
-
   learner = make_programs(config, mesh, shape, objective, needs=needs, teachers=taught)
   abstract_params, model = learner.abstract_state.params, learner.model
   make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
@@ -370,22 +408,34 @@ def build_experiment(config: ConfigDict) -> Experiment:
   eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, talking=talking, **placing)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
+  if "step_rewards" in needs and talk is None and not any(term.steps for term in terms):
+    raise ValueError(
+      f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
+      f"{task.name} has no step verifier"
+    )
+  estimator = dict(estimator=config.advantage.estimator, group_size=config.rollout.group_size)
+  settings = given(config.advantage, "estimator", "whiten")
+  credit = make_credit(**estimator, **settings, whiten=config.advantage.whiten)
+  compare = make_credit(**estimator, **settings) if config.advantage.whiten else credit
   return Experiment(
     config=config,
     lengths=lengths,
+    left_out=left_out,
     task=task,
     mesh=mesh,
     sampler_mesh=sampler_mesh,
     sync=sync,
     objective=objective,
-    rewards=terms,
+    rewards=terms if config.reward.at_random is None else random_terms(terms),
+    verifier=terms[0],
     talk=talk,
     eval_draw=eval_draw,
     init=lambda key: learner.start(make_params(key)),
     learner=learner,
     sampler=sampler,
     needs=needs,
-    credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
+    credit=credit,
+    compare=compare if ESTIMATORS[config.advantage.estimator].compares_groups else None,
     gallery=gallery,
     talking=talking,
     why_not_engine=why_not,

@@ -21,6 +21,7 @@ from jaxrl_llm.objectives.penalties import adapted_coef, adapted_entropy_coef, k
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories, versions
 from jaxrl_llm.rollouts.rollout import Examples, written_mask
+from jaxrl_llm.run.grading import with_signal
 from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.run.teaching import add_teacher_advantages, teacher_params, with_teachers_prompts
@@ -78,7 +79,6 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   """
   mesh, phases, num_updates = run.experiment.mesh, run.phases, run.config.learner.updates_per_rollout
   phases.begin("old_logprobs")
-  batch = exclude_sequences(run, batch)
   credit = compute_credit(run, batch, {}) if run.config.learner.skip_zero_advantages else None
   taken = trained_sequences(credit, len(batch.counted), num_updates)
   gallery = run.experiment.gallery
@@ -103,12 +103,15 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
     shares = [[np.full(len(x.tokens), x_share) for x, x_share in zip(*of, strict=True)] for of in zip(minibatches, shares, strict=True)]
     laid = [packing.lay(share, layout) for share, layout in zip(shares, layouts, strict=True)]
     packed = [x._replace(importance=importance) for x, importance in zip(packed, laid, strict=True)]
-  computed = [with_logprobs(run, place_tokens(mesh, minibatch), step) for minibatch in packed]
-  placed, route_metrics = [batch for batch, _ in computed], [metrics for _, metrics in computed]
+  bare = [place_tokens(mesh, minibatch) for minibatch in packed]
+  computed = [with_logprobs(run, x, step) for x in with_written_mask(run, batch, bare, layouts)]
+  placed, route_metrics = [x._replace(mask=own.mask) for (x, _), own in zip(computed, bare, strict=True)], [of for _, of in computed]
+  # The sampler's log-probabilities have kept their place, unless the learner computed others.
+  reads = read_by_credit(run, recomputed=placed[0].old_logprobs is not bare[0].old_logprobs)
   between()
 
   phases.begin("advantages")
-  batch, placed, credited = add_credit(run, batch, layouts, placed, taken, credit)
+  batch, placed, credited = add_credit(run, batch, layouts, placed, taken, reads, credit)
   placed, teacher_metrics, of_teachers = add_teacher_advantages(run, placed, minibatches, layouts, examples)
   between()
 
@@ -133,10 +136,40 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   return Learned(batch, taken, layouts, placed, updates, metrics, sum(len(sequence.tokens) for sequence in sequences))
 
 
-def exclude_sequences(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
-  """Excludes sequences from learning; they stay in the batch, but none of their tokens counts."""
-  skips, whole = run.config.reward.overlong_filter, ESTIMATORS[run.config.advantage.estimator].whole_groups
-  return batch._replace(counted=batch_lib.counted(batch, skips_truncated=skips, whole_groups=whole))
+def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBatch], jax.Array]]:
+  """Returns the learner's outputs from which advantages are computed, by name.
+
+  `recomputed` says whether log π_old is the learner's rather than the sampler's.
+  """
+  reads = {}
+  if run.config.reward.kl_coef > 0:
+    reads |= {"old_logprobs": lambda x: x.old_logprobs} if recomputed else {}
+    reads["ref_logprobs"] = lambda x: x.ref_logprobs
+  if run.critic is not None:
+    reads["values"] = lambda x: x.old_values
+  if "old_entropy" in ESTIMATORS[run.config.advantage.estimator].needs:
+    reads["old_entropy"] = lambda x: x.old_entropy
+  return reads
+
+
+def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], layouts: list[packing.Layout]) -> list[TrainBatch]:
+  """Returns mini-batches for the learner's pass, in which sequences that no update learns from count.
+
+  Statistics of the batch read its outputs for them too. Without such statistics the mini-batches
+  are returned as they are.
+
+  Args:
+    run: RL run.
+    batch: Graded batch.
+    bare: The mini-batches on the devices.
+    layouts: Places of all sequences of the batch, since no update leaves out a sequence whose outputs
+      are read.
+  """
+  if np.all(batch.counted) or not read_by_credit(run, recomputed=True):
+    return bare
+  written = trajectories.whole_sequences(written_mask(batch.rollouts).astype(np.float32), batch.rollouts)
+  laid = map(packing.lay, packing.split(written, len(bare)), layouts)
+  return [x._replace(mask=place_tokens(run.experiment.mesh, mask)) for x, mask in zip(bare, laid, strict=True)]
 
 
 def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
@@ -294,8 +327,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
   evidence = trajectories.evidence(
     batch,
     rewards=experiment.rewards,
-    step_rewards=experiment.task.step_rewards if "step_rewards" in needs and experiment.talk is None else None,
-    turn_weight=config.environment.weight if "step_rewards" in needs and experiment.talk is not None else None,
+    by_steps="step_rewards" in needs,
     kl=partial(kl_estimate, estimator=config.reward.kl_estimator or "k1") if in_reward else None,
     kl_coef=coef if in_reward else 0.0,
     **learned,
@@ -303,7 +335,8 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
   if run.record.role_baselines is not None:
     evidence = evidence._replace(role_baselines=np.float32(run.record.role_baselines))
   if in_reward:
-    mean = float(np.sum(evidence.kl * evidence.mask) / max(np.sum(evidence.mask), 1))
+    # Of all responses that lose reward by it, learned from or not: `adapt_kl` moves its coefficient.
+    mean = float(np.sum(evidence.kl * evidence.written) / max(np.sum(evidence.written), 1))
     metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
   credit = jax.device_get(experiment.credit(evidence))
   return credit._replace(metrics=metrics | {name: float(x) for name, x in credit.metrics.items()})
@@ -315,6 +348,7 @@ def add_credit(
   layouts: list[packing.Layout],
   placed: list[TrainBatch],
   taken: Bool[np.ndarray, " N"],
+  reads: Mapping[str, Callable[[TrainBatch], jax.Array]],
   credit: Credit | None,
 ) -> tuple[batch_lib.Batch, list[TrainBatch], Credit]:
   """Adds advantages and value targets to the rollout batch and its packed mini-batches.
@@ -325,19 +359,12 @@ def add_credit(
     layouts: Places of the sequences of each mini-batch.
     placed: The mini-batches on the devices.
     taken: True for the sequences of the batch that are in the mini-batches.
-    credit: Credit from `compute_credit`; None computes it here, from the learner's outputs in
-      `placed`.
+    reads: What the credit is computed from, of `placed`; see `read_by_credit`.
+    credit: Credit from `compute_credit`; None computes it here.
 
   Returns:
     The batch, the mini-batches, and the credit.
   """
-  reads = {}
-  if run.config.reward.kl_coef > 0:
-    reads |= {"old_logprobs": lambda x: x.old_logprobs, "ref_logprobs": lambda x: x.ref_logprobs}
-  if run.critic is not None:
-    reads["values"] = lambda x: x.old_values
-  if "old_entropy" in ESTIMATORS[run.config.advantage.estimator].needs:
-    reads["old_entropy"] = lambda x: x.old_entropy
 
   def lifted(read):
     """Returns a packed array of every mini-batch, unpacked to one array per sequence."""
@@ -356,7 +383,7 @@ def add_credit(
   placed = [x._replace(advantages=values) for x, values in zip(placed, laid(credit.advantages), strict=True)]
   if credit.returns is not None:
     placed = [x._replace(returns=values) for x, values in zip(placed, laid(credit.returns), strict=True)]
-  return batch._replace(advantages=credit.advantages), placed, credit
+  return batch._replace(advantages=credit.advantages, signal=with_signal(run, batch, shaped=True)), placed, credit
 
 
 def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:

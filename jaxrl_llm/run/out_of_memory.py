@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config import check, policy, sizes
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
+from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.head import chunk_tokens
-from jaxrl_llm.rollouts.samplers import engine_columns
+from jaxrl_llm.rollouts.samplers import engine_columns, limit_of
 from jaxrl_llm.run.experiment import build_experiment, why_not_engine
 from jaxrl_llm.run.phases import PHASES, Phase
 from jaxrl_llm.run.teacher import find_teachers
@@ -23,6 +25,44 @@ NUM_SETTINGS = 3
 
 class OutOfMemoryError(RuntimeError):
   """Failure of a run that exceeds a device's memory; the message holds the lines to show."""
+
+
+class DoesNotFitError(ValueError):
+  """Refusal of a run whose predicted peak exceeds a device's memory.
+
+  Attributes:
+    description: Lines that describe the run, for `--dry_run`.
+  """
+
+  description: str = ""
+
+
+def shortage(config: ConfigDict, estimate: memory.Footprint, mesh: Mesh, *, vocab_size: int, open_rows: bool) -> list[str]:
+  """Returns that a run is predicted not to fit, and what would help, as lines; empty if it fits.
+
+  Args:
+    config: Config whose sizes are set.
+    estimate: Prediction for it.
+    mesh: Mesh of the learner.
+    vocab_size: Number of ids of the model.
+    open_rows: Whether the buckets of rows were chosen; see `advice`.
+
+  Raises:
+    DoesNotFitError: If the prediction is so far above the memory that it would have to be wrong by
+      more than it has been where it was measured. One line.
+  """
+  limit, needed = limit_of(config, mesh), max((estimate.peak, estimate.largest), (sum(estimate.of_sampler.values()), "sampling"))
+  if limit is None or needed[0] <= limit:
+    return []
+  needed, program = needed
+  peak, fixes = f"a predicted peak of {needed / 1e9:,.1f} GB in {program}", advice(config, vocab_size, open_rows=open_rows)
+  if needed > memory.OVERESTIMATE * limit:
+    helps = "; ".join(line.strip() for line in fixes)
+    start = f"--config.memory_gb={needed / 1e9 + 0.1:.1f} starts the run in spite of it"
+    raise DoesNotFitError(
+      str(Problem("config.memory_gb", f"{peak} on a device of {limit / 1e9:,.1f} GB", f"a run that fits: {helps}; {start}"))
+    )
+  return [f"careful: {peak} exceeds the {limit / 1e9:,.1f} GB of a device, if it is right; what would lower it most:", *fixes]
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.evaluation import answer_reader, estimate
 from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.run.grading import assess, with_signal
 from jaxrl_llm.run.learn import end_imitation, learn_from
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.progress import duration, visible
-from jaxrl_llm.run.sample import assess, launch, move_weights, wait
+from jaxrl_llm.run.sample import launch, move_weights, wait
 from jaxrl_llm.run.start import Run, start_run
 from jaxrl_llm.workdir.summary import peak_memory_gb
 
@@ -29,7 +30,7 @@ class Findings(NamedTuple):
   Attributes:
     passed: Mean reward of the task's verifier, with the ends of its 95 % interval over problems.
     num_groups: Number of groups drawn.
-    mixed: Fraction of the groups whose samples differ in reward, which RL learns from.
+    mixed: Fraction of the groups that carry a signal, which RL learns from.
     solved: Fraction of the groups whose samples are all right.
     hopeless: Fraction of the groups whose samples are all wrong.
     stated: Fraction that state an answer that the verifier can read; None if it reads none.
@@ -121,12 +122,11 @@ def compute_findings(
   run: Run, batches: list[batch_lib.Batch], *, sampling: float, learning: float, compiling: float
 ) -> Findings:
   """Computes what a pilot tells of its rollouts; the times are those of a step, in seconds."""
-  group_size, verifier = batches[0].group_size, run.experiment.rewards[0]
+  group_size, verifier = batches[0].group_size, run.experiment.verifier
   joined = lambda read: np.concatenate([read(x) for x in batches])
   valid = joined(lambda x: x.graded.valid)
   verdicts = np.where(valid, joined(lambda x: x.graded.parts[verifier.name]), np.nan).reshape(-1, group_size)
-  totals = joined(lambda x: x.graded.totals).reshape(-1, group_size)
-  mixed = totals.max(axis=1) > totals.min(axis=1)
+  mixed = joined(lambda x: with_signal(run, x, shaped=True))
   reader, stated = answer_reader(verifier), None
   if reader is not None:
     stated = float(np.mean([reader(*x) is not None for batch in batches for x in zip(batch.completions, batch.examples, strict=True)]))
@@ -134,7 +134,7 @@ def compute_findings(
   accuracy = estimate(f"avg@n:n={group_size}", verdicts)
   return Findings(
     passed=(accuracy.value, accuracy.low, accuracy.high),
-    num_groups=len(totals),
+    num_groups=len(mixed),
     mixed=float(mixed.mean()),
     solved=float(np.mean(~mixed & np.all(verdicts >= 1, axis=1))),
     hopeless=float(np.mean(~mixed & np.all(verdicts <= 0, axis=1))),

@@ -1,8 +1,5 @@
 """The sampler's part of a run: weight sync, rollouts and evaluation of the policy."""
 
-import json
-import zlib
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +17,7 @@ from jaxrl_llm.rollouts import partial as partial_lib
 from jaxrl_llm.rollouts.gathering import drawn_of, gather, wait_for
 from jaxrl_llm.rollouts.playing import sequence_seeds
 from jaxrl_llm.rollouts.weight_sync import check_version
+from jaxrl_llm.run.grading import assess, curriculum_metrics, with_signal
 from jaxrl_llm.run.saved_state import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.tasks.image_prompts import prompt_text
@@ -222,44 +220,8 @@ def grading(run: Run) -> dict[str, Any]:
   return dict(rewards=run.experiment.rewards, call=run.grader) if run.config.rollout.report_every else {}
 
 
-def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
-  """Returns the batch of drawn rollouts with their rewards.
-
-  Raises:
-    NoRewardError: If more than `reward.max_failed_fraction` of the responses, or all, have no
-      reward.
-  """
-  batch = batch_lib.assess(
-    drawn.rollouts, drawn.responses, drawn.examples, rewards=run.experiment.rewards, graded=drawn.graded, call=run.grader
-  )
-  limit, graded = run.config.reward.max_failed_fraction, batch.graded
-  held_out.refuse_failures("rewards", graded.failed, graded.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
-  if run.config.task.curriculum is not None:
-    verdicts = np.clip(graded.parts[run.experiment.rewards[0].name], 0, 1)
-    run.prompts.observe(batch.examples, np.where(graded.valid, verdicts, np.nan).tolist())
-  return batch if run.config.reward.at_random is None else rewarded_at_random(run, batch)
-
-
-def judge_metrics(run: Run) -> dict[str, float]:
-  """Returns the counts of the judges since the last step, over all processes."""
-  if not run.grader.services:
-    return {}
-  counts = Counter()
-  for text in hosts.gather_text(json.dumps(run.grader.metrics())):
-    counts.update(json.loads(text))
-  return dict(counts)
-
-
-def rewarded_at_random(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
-  """Replaces the rewards of a batch by draws, which a resumed run repeats."""
-  seed = (run.config.seed, run.record.rl_steps, zlib.crc32(batch.rollouts.tokens.tobytes()))
-  draws = np.random.default_rng(seed).random(len(batch.completions)) < run.config.reward.at_random
-  totals = draws.astype(np.float32)
-  return batch._replace(graded=batch.graded._replace(totals=totals, verdicts=totals))
-
-
 def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch, dict[str, float]]:
-  """Draws again, with new prompts and the same weights, until enough groups have differing samples.
+  """Draws again, with new prompts and the same weights, until enough groups carry a signal.
 
   It stops after `rollout.max_refills` refills.
 
@@ -269,30 +231,18 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
   section, batches = run.config.rollout, [batch]
   if not section.max_refills:
     return batch, curriculum_metrics(run)
-  mixed = lambda x: int(np.sum(dynamic_sampling.differs(x.graded.verdicts, x.graded.valid, group_size=x.group_size)))
-  num_mixed = mixed(batch)
-  while num_mixed < section.num_prompts and len(batches) <= section.max_refills:
+  signals = [with_signal(run, batch, shaped=False)]
+  while np.sum(signals) < section.num_prompts and len(batches) <= section.max_refills:
     if run.config.rollout.queue:
       begin_queued(run, step, draw=len(batches))
       drawn, _ = wait_queued(run, step, draw=len(batches))
     else:
       drawn, _ = wait(run, launch(run, step, draw=len(batches)))
     batches.append(assess(run, drawn))
-    num_mixed += mixed(batches[-1])
-  batch, counters = dynamic_sampling.fill(batches, num_groups=section.num_prompts)
+    signals.append(with_signal(run, batches[-1], shaped=False))
+  batch, counters = dynamic_sampling.fill(batches, signals, num_groups=section.num_prompts)
   drawn_tokens = float(sum(np.sum(x.rollouts.mask) for x in batches))
   return batch, counters | {"group/response_tokens_drawn": drawn_tokens} | curriculum_metrics(run)
-
-
-def curriculum_metrics(run: Run) -> dict[str, float]:
-  """Returns the number of problems that the curriculum has measured, and their pass rate.
-
-  The result is empty without a curriculum.
-  """
-  if run.config.task.curriculum is None:
-    return {}
-  tried, passed = run.prompts.rates.tried, run.prompts.rates.passed
-  return {"curriculum/measured": float(len(tried)), "curriculum/pass_rate": sum(passed.values()) / max(sum(tried.values()), 1e-9)}
 
 
 def evaluate(run: Run, step: int) -> float:
@@ -305,14 +255,14 @@ def evaluate(run: Run, step: int) -> float:
     [experiment.task.test[i] for i in held_out.choose(len(experiment.task.test), config.eval.num_prompts, seed=TEST_SET)],
     jax.random.fold_in(jax.random.fold_in(run.key, EVAL), step),
     batch_prompts=config.eval.batch_prompts,
-    verifier=experiment.rewards[0],
+    verifier=experiment.verifier,
     call=run.grader,
   )
   row = held_out.eval_metrics(evaluated, config.eval.metrics)
   if config.eval.save_samples and hosts.is_main():
     folder = run.workdir / "evaluations"
     folder.mkdir(exist_ok=True)
-    tokenizer, verifier = experiment.task.tokenizer, experiment.rewards[0].name
+    tokenizer, verifier = experiment.task.tokenizer, experiment.verifier.name
     rows = held_out.sample_rows(
       evaluated, verifier=verifier, decode=partial(prompt_text, tokenizer=tokenizer), seed=config.seed, model=str(run.workdir), step=step
     )

@@ -22,7 +22,7 @@ from jaxrl_llm.run import alarms
 from jaxrl_llm.run.crewing import use_samplers
 from jaxrl_llm.run.experiment import Experiment, build_experiment, kl_coef_in_loss, make_grader
 from jaxrl_llm.run.opening import Opened, first_record, open_outputs, open_workdir, restore_iterator
-from jaxrl_llm.run.out_of_memory import explained, footprint
+from jaxrl_llm.run.out_of_memory import explained, footprint, shortage
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
@@ -107,22 +107,25 @@ def start_run(
 
   Raises:
     ValueError: If a dataset or checkpoint is damaged, the mesh does not fit the devices or the
-      model, or a part of the run does not support several processes.
+      model, the run is predicted not to fit into memory, or a part of it does not support several
+      processes.
     OutOfMemoryError: If the devices are too small for the first state.
   """
   refuse_several_processes(config, jax.process_count())
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
   with explained(config, lambda: "start"):
     asked, experiment = config, build_experiment(config)
-    chosen, config = sizes.describe_sizes(config, experiment.config, experiment.lengths), experiment.config
+    chosen, config = [*sizes.describe_sizes(config, experiment.config, experiment.lengths), *experiment.left_out], experiment.config
     data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
     own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef)
     entropy_coef = None if config.entropy.target is None else config.objective.entropy_coef
     own |= dict(entropy_coef=entropy_coef, entropy_coef_began=entropy_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
     own["role_baselines"] = first_baselines(config.advantage.estimator, **given(config.advantage, "estimator"))
     own["teacher"] = fingerprint(experiment.teachers)
-    predicted = footprint(config, experiment.learner.model.config.vocab_size).peak / 1e9
-    first = first_record(config, command, experiment.task, predicted_memory_gb=predicted, **own)
+    vocab_size, open_rows = experiment.learner.model.config.vocab_size, "learner.row_buckets" in sizes.open_sizes(asked)
+    predicted = footprint(config, vocab_size)
+    chosen += shortage(config, predicted, experiment.mesh, vocab_size=vocab_size, open_rows=open_rows)
+    first = first_record(config, command, experiment.task, predicted_memory_gb=predicted.peak / 1e9, **own)
     opened = open_workdir(config, workdir, first, abstract_arrays(experiment), iterators=Data._fields, data="problems")
     record = opened.record
     if opened.arrays is None:
@@ -144,7 +147,7 @@ def start_run(
   samples.resume(record.phase_steps)
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
-  first_lines = [] if experiment.task.report is None else [f"data: {report.in_words(experiment.task.report)}"]
+  first_lines = [] if experiment.task.report is None else report.lines(experiment.task.report)
   first_lines += [*prompt_notes(experiment.task.train, experiment.task.tokenizer), *chosen, *experiment.drawn_by()]
   writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   if config.rollout.samplers:

@@ -184,6 +184,7 @@ def make(
   bad_rows: str = "drop",
   max_prompt_tokens: int | None = None,
   max_tokens: int | None = None,
+  max_answer_tokens: int | None = None,
   shots: int = 0,
   shot_template: str = SHOT_TEMPLATE,
   vary_shots: bool = False,
@@ -210,6 +211,8 @@ def make(
       limit. Generated tasks ignore it.
     max_tokens: Maximum length of a demonstration with its prompt, in tokens; a longer one is
       a bad row, but only its demonstration is left out. None is no limit.
+    max_answer_tokens: Maximum length of an answer that a response must spell, in tokens with the
+      end token; problems with longer ones are bad rows. None is no limit.
     shots: Number of solved problems in front of every prompt; see `shots.with_shots`. A test with
       other problems (`test_name`, `test_levels`) shows solved problems of its own kind, and none if
       it has no training problems.
@@ -242,7 +245,8 @@ def make(
   for problem in task_problems(name, settings):
     raise ValueError(problem)
   others = (pictures, max_pictures, problems, columns)
-  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots, *others)
+  limits = (max_prompt_tokens, max_tokens, max_answer_tokens)
+  setup = Setup(levels, data_dir, tokenizer, bad_rows, *limits, shots, shot_template, vary_shots, *others)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
     if name == "mixture":  # Its parts have shots of their own.

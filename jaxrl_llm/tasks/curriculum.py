@@ -122,11 +122,19 @@ class CurriculumStream:
       raise ValueError(f"found batches of {batch_size} from {len(source)} rows, expected at least 1 and at most all")
     self._source, self._batch_size, self._seed = source, batch_size, seed
     self._by, self._group_size, self._floor = by, group_size, floor
-    names = [key_of(row, by) for row in source]
+    keys: dict[str, str] = {}
+    # Several problems may have one question, and prompts that differ in another column.
+    self._shared = {key for row in source if keys.setdefault(key := key_of(row, by), row.get("prompt", "")) != row.get("prompt", "")}
+    self._shared = self._shared if by == "problem" else set()
+    names = [self._key(row) for row in source]
     self._names, self._keys, counts = np.unique(names, return_inverse=True, return_counts=True)
     # A row's share of its key's weight; otherwise large levels would weigh more.
     self._share = 1.0 / counts
     self._step, self.rates = 0, PassRates()
+
+  def _key(self, row: Row) -> str:
+    key = key_of(row, self._by)
+    return key if key not in self._shared else hashlib.blake2b(f"{key}\0{row['prompt']}".encode(), digest_size=8).hexdigest()
 
   def __iter__(self) -> "CurriculumStream":
     return self
@@ -146,7 +154,7 @@ class CurriculumStream:
 
   def observe(self, rows: Sequence[Row], passed: Sequence[float]) -> None:
     """Adds each sample's row and outcome to the rates; see the function `observe`."""
-    self.rates = observe(self.rates, [key_of(row, self._by) for row in rows], passed)
+    self.rates = observe(self.rates, list(map(self._key, rows)), passed)
 
   def get_state(self) -> dict[str, Any]:
     """Returns the position and the rates as a JSON-serialisable dict."""

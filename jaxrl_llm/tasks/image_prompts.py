@@ -1,11 +1,15 @@
-"""Prompts of problems with pictures, as ids."""
+"""Prompts of problems as ids: texts, chats and pictures."""
 
 from collections.abc import Sequence
 
 from jaxrl_llm.pretrained import pictures as pictures_lib
-from jaxrl_llm.pretrained.image_prompts import collapse, expand
+from jaxrl_llm.pretrained.chat_messages import opening_ids
+from jaxrl_llm.pretrained.chat_template import render
+from jaxrl_llm.pretrained.image_prompts import MARK, collapse, expand, parts
 from jaxrl_llm.pretrained.pictures import BadPicture, PictureConfig
+from jaxrl_llm.tasks.files.chats import CONVERSATION, messages_of
 from jaxrl_llm.tasks.files.storage import IDS, IMAGES, Row
+from jaxrl_llm.tasks.files.values import Unusable, short
 from jaxrl_llm.text_types import Tokenizer
 
 
@@ -14,6 +18,9 @@ def prompt_ids(row: Row, tokenizer: Tokenizer, pictures: PictureConfig | None = 
 
   Only the headers of the pictures are read.
 
+  The messages of a chat are rendered by the chat template. Without one they are plain texts, a line
+  break between two.
+
   Args:
     row: Problem with its `prompt`, or with ids that it already consists of.
     tokenizer: Tokenizer of the task.
@@ -21,18 +28,45 @@ def prompt_ids(row: Row, tokenizer: Tokenizer, pictures: PictureConfig | None = 
 
   Raises:
     BadPicture: If a picture cannot be used, or the marks in the prompt do not fit the pictures.
+    Unusable: If the chat template refuses the messages of a chat.
     ValueError: If the problem has pictures and the policy reads text alone.
+
+  Example:
+    >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+    >>> chat = '[{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]'
+    >>> ByteTokenizer().decode(prompt_ids({"prompt": "1+1=", "conversation": chat}, ByteTokenizer()))
+    'Add.\\n1+1='
   """
   if IDS in row:
     return list(row[IDS])
   images = row.get(IMAGES, ())
   if not images:
-    ids = tokenizer.encode_prompt(row["prompt"])
+    ids = _chat_ids(row, tokenizer) if row.get(CONVERSATION) else tokenizer.encode_prompt(row["prompt"])
     # In a text for a model that reads text alone, the token's name is a text like any other.
     return ids if pictures is None else expand(ids, getattr(tokenizer, "image_id", None), ())
   if pictures is None:
     raise ValueError(f"found a problem with {len(images)} pictures, expected text alone, which is all that this model reads")
-  return tokenizer.encode_prompt(row["prompt"], image_tokens(row, pictures))
+  slots = image_tokens(row, pictures)
+  return _chat_ids(row, tokenizer, slots) if row.get(CONVERSATION) else tokenizer.encode_prompt(row["prompt"], slots)
+
+
+def _chat_ids(row: Row, tokenizer: Tokenizer, slots: Sequence[int] = ()) -> list[int]:
+  messages, template = messages_of(row, system=getattr(tokenizer, "system", None)), getattr(tokenizer, "chat_template", None)
+  if template is None:
+    return tokenizer.encode_prompt("\n".join(message["content"] for message in messages), slots)
+  try:
+    if not slots:
+      return opening_ids(messages, (), tokenizer)
+    marks = sum(message["content"].count(MARK) for message in messages)
+    if marks != len(slots):
+      raise BadPicture("marks unlike the pictures", f"{marks} marks {MARK} in the chat, but {len(slots)} pictures")
+    content = [parts(message["content"], message["content"].count(MARK)) for message in messages]
+    said = [message | {"content": x} for message, x in zip(messages, content, strict=True)]
+    return expand(tokenizer.encode(render(template, said)), tokenizer.image_id, slots)
+  except BadPicture:
+    raise
+  except ValueError as error:
+    raise Unusable("messages that the chat template refuses", short(str(error))) from error
 
 
 def prompt_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:

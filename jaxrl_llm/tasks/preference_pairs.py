@@ -15,14 +15,15 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.pretrained.chat_template import Message, render
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files import tables, text_files
+from jaxrl_llm.tasks.files.chats import Message, as_json, read
 from jaxrl_llm.tasks.files.columns import Columns, Unusable, read_columns, short, text, usable_rows
 from jaxrl_llm.tasks.files.report import Report, Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.tables import StoredRows
 from jaxrl_llm.tasks.files.text_files import Record
+from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.tasks.problem_set import held_out
 from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.text_types import Tokenizer
@@ -168,9 +169,9 @@ def row_of(record: Record, columns: PairColumns) -> Row:
     >>> texts == row_of({"chosen": [user, *answer("2")], "rejected": [user, *answer("3")]}, PairColumns(prompt=None))
     True
   """
-  prompt = None if columns.prompt is None else _read(record, columns.prompt)
+  prompt = None if columns.prompt is None else read(record, columns.prompt)
   prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-  (before, chosen), (other, rejected) = (_response(_read(record, name), prompt, name) for name in (columns.chosen, columns.rejected))
+  (before, chosen), (other, rejected) = (_response(read(record, name), prompt, name) for name in (columns.chosen, columns.rejected))
   if before != other:
     raise Unusable("chosen and rejected have different prompts")
   if before is None:
@@ -184,8 +185,7 @@ def row_of(record: Record, columns: PairColumns) -> Row:
     raise Unusable("prompt does not end with the user", short(json.dumps(before, ensure_ascii=False)))
   if not before[-1]["content"].strip():
     raise Unusable("prompt is empty")
-  conversation = "" if len(before) == 1 else json.dumps(before, ensure_ascii=False)
-  return {"prompt": before[-1]["content"], "conversation": conversation, "chosen": chosen, "rejected": rejected, "margin": margin}
+  return {"prompt": before[-1]["content"], "conversation": as_json(before), "chosen": chosen, "rejected": rejected, "margin": margin}
 
 
 def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -202,15 +202,9 @@ def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     >>> encode_pair({"prompt": "1", "conversation": "", "chosen": "a", "rejected": "b"}, ByteTokenizer())
     ([257, 49, 97, 258], [257, 49, 98, 258])
   """
-  if not row["conversation"]:
-    prompt = tokenizer.encode_prompt(row["prompt"])
-  elif (template := getattr(tokenizer, "chat_template", None)) is None:
+  if row["conversation"] and getattr(tokenizer, "chat_template", None) is None:
     raise Unusable("several messages, but the tokenizer has no chat template")
-  else:
-    try:
-      prompt = tokenizer.encode(render(template, json.loads(row["conversation"])))
-    except ValueError as error:
-      raise Unusable("messages that the chat template refuses", short(str(error))) from error
+  prompt = prompt_ids(row, tokenizer)
   return tuple([*prompt, *tokenizer.encode(row[name]), tokenizer.eos_id] for name in ("chosen", "rejected"))
 
 
@@ -261,21 +255,6 @@ def _fitting(
     for row in rows:
       digest.update(json.dumps([split, *(row[x] for x in COLUMNS[:5])]).encode())
   return Pairs(**rows_of, report=counts, fingerprint=digest.hexdigest())
-
-
-def _read(record: Record, name: str) -> str | list[Message]:
-  """Returns a column as text or as messages."""
-  value = record.get(name)
-  if not isinstance(value, list):
-    return text(record, name)
-  messages = []
-  for message in value:
-    if not isinstance(message, Mapping) or not all(isinstance(message.get(x), str) for x in ("role", "content")):
-      raise Unusable(f"{name} is no list of messages", "each message needs a role and a content, both text")
-    messages.append({"role": message["role"], "content": message["content"]})
-  if not messages:
-    raise Unusable(f"{name} is empty")
-  return messages
 
 
 def _response(value: str | list[Message], prompt: list[Message] | None, name: str) -> tuple[list[Message] | None, str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from jaxrl_llm.messages import Problem, did_you_mean, shown
 from jaxrl_llm.tasks import prompt_template
 from jaxrl_llm.tasks.files.storage import IDS, IMAGES, Row
+from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.tasks.task import Task
 
 SETTING = "config.teacher.privileged"
@@ -39,19 +40,21 @@ def privileged_prompts(task: Task, template: str) -> PrivilegedFn:
     kind = "pictures" if IMAGES in first else "messages of an environment"
     raise ValueError(Problem(SETTING, shown(template), f"None for task {task.name}, whose prompts have {kind}"))
   prompt_template.check_template(template, sorted(name for name in first if name != "place"), setting=SETTING)
-  responses: dict[str, str] | None = None
+  responses: dict[tuple, str] | None = None
+  # Two problems may share a question; their prompts tell them apart.
+  key_of = lambda row: tuple(row[name] for name in ("question", "prompt") if name in task.demonstrations[0])
   if "response" in prompt_template.fields(template, setting=SETTING):
     responses = {}
     for row in task.demonstrations:
-      responses.setdefault(row["question"], row["response"])
+      responses.setdefault(key_of(row), row["response"])
     for row in task.train:
-      if not responses.get(row["question"]):
+      if not responses or not responses.get(key_of(row)):
         fix = f"a column that every problem of task {task.name} has: {shown(row['question'], limit=60)} has no demonstration"
         raise ValueError(Problem(SETTING, "{response}", fix))
 
   def encode(row: Row) -> list[int]:
-    row = row if responses is None else row | {"response": responses[row["question"]]}
-    return task.tokenizer.encode_prompt(prompt_template.render(template, row))
+    row = row if responses is None else row | {"response": responses[key_of(row)]}
+    return prompt_ids(row | {"prompt": prompt_template.render(template, row)}, task.tokenizer)
 
   return encode
 

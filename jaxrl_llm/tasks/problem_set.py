@@ -1,18 +1,21 @@
 """Construction of tasks from stored rows: prompts, selection of problems and held-out splits."""
 
+import collections
 import hashlib
+import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.image_prompts import with_marks
 from jaxrl_llm.pretrained.pictures import BadPicture, PictureConfig
 from jaxrl_llm.tasks import prompt_template
+from jaxrl_llm.tasks.answers import SPELT, reward_for, unfit
+from jaxrl_llm.tasks.files import chats, report, storage, tables
 from jaxrl_llm.tasks.files import columns as columns_lib
-from jaxrl_llm.tasks.files import report, storage, tables
-from jaxrl_llm.tasks.files.columns import Convert, short
+from jaxrl_llm.tasks.files.chats import CONVERSATION
+from jaxrl_llm.tasks.files.columns import Convert, Unusable, short
 from jaxrl_llm.tasks.files.report import OTHER_DATE, OTHER_LEVEL, Report, Tally
 from jaxrl_llm.tasks.files.storage import IMAGES, Row, picture_digests
 from jaxrl_llm.tasks.files.tables import INDEX, StoredRows
@@ -21,41 +24,11 @@ from jaxrl_llm.tasks.image_prompts import check_reads_pictures, prompt_ids
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import RewardFn, Tokenizer
 
-_NUMBER = re.compile(r"-?[$£€]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
-_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
-ANSWERS = {
-  "final_number": ("number", _NUMBER.fullmatch),
-  "final_answer": ("whole number", _WHOLE_NUMBER.fullmatch),
-  "choice": ("letter", re.compile(r"[(\[]?[A-Za-z][)\].:]{0,2}|[0-9]").fullmatch),
-}
-"""Kind of answer that a reward requires and its test, for rewards that do not accept any text."""
-
-
 SHOT_TEMPLATE = "{prompt}{solution}\n"
 """Text of a solved problem, if no other is set."""
 
 COLUMNS = ("question", "answer", "level", "response", "id", "place")
 """Columns that every stored row has."""
-
-
-_LETTER = re.compile(r"\(?[A-J]\)?")
-_MOST = 0.9
-
-
-def reward_for(answers: Iterable[str]) -> str:
-  """Returns the name of the reward that suits most answers.
-
-  The answers may be numbers, letters of options, or any text.
-
-  Example:
-    >>> reward_for(["12", "-3", "1,200.5"]), reward_for(["A", "(C)"]), reward_for(["Paris", "7"])
-    ('final_number', 'choice', 'final_text')
-  """
-  answers = [answer.strip() for answer in answers]
-  share = lambda fits: sum(bool(fits(answer)) for answer in answers) / max(len(answers), 1)
-  if share(ANSWERS["final_number"][1]) >= _MOST:
-    return "final_number"
-  return "choice" if share(_LETTER.fullmatch) >= _MOST else "final_text"
 
 
 class Setup(NamedTuple):
@@ -69,6 +42,8 @@ class Setup(NamedTuple):
       the first.
     max_prompt_tokens: Maximum length of a prompt, in tokens; None is no limit.
     max_tokens: Maximum length of a demonstration with its prompt, in tokens; None is no limit.
+    max_answer_tokens: Maximum length of an answer that a response must spell, in tokens with the
+      end token; None is no limit.
     shots: Number of solved problems in front of every prompt; see `shots.with_shots`.
     shot_template: Text of a solved problem.
     vary_shots: Whether each prompt has solved problems of its own.
@@ -84,6 +59,7 @@ class Setup(NamedTuple):
   bad_rows: str = "drop"
   max_prompt_tokens: int | None = None
   max_tokens: int | None = None
+  max_answer_tokens: int | None = None
   shots: int = 0
   shot_template: str = SHOT_TEMPLATE
   vary_shots: bool = False
@@ -103,6 +79,7 @@ class Style(NamedTuple):
     verifiers: Reward functions that the task itself provides; see `Task.verifiers`.
     test_fraction: Fraction of the problems held out, by a hash of the question, if the set has no
       test split.
+    options: Number of options that the prompts show; 0 for none. See `reward_for`.
   """
 
   template: str
@@ -110,6 +87,7 @@ class Style(NamedTuple):
   form_reward: str | None = None
   verifiers: Mapping[str, RewardFn] = {}
   test_fraction: float = 0.1
+  options: int = 0
 
   def with_settings(self, prompt_template: str | None = None, reward: str | Sequence[str] | None = None) -> "Style":
     """Returns the style with the user's template and reward names, if they are set."""
@@ -139,10 +117,16 @@ def held_out(question: str) -> float:
   return storage.uniform("split", question)
 
 
-def _draw(row: Row) -> float:
-  """Returns the draw that decides a problem's split, so that no picture is in both splits."""
-  digests = picture_digests(row)
-  return storage.uniform("split", *digests) if digests else held_out(row["question"])
+def _stem(row: Row) -> tuple[str, ...]:
+  """Returns what decides a problem's split: its pictures, or else its question or its turns.
+
+  So no picture is in both splits, and another system message makes no other problem.
+  """
+  if digests := picture_digests(row):
+    return digests
+  if CONVERSATION not in row:
+    return (row["question"],)
+  return (chats.as_json([x for x in json.loads(row[CONVERSATION]) if x["role"] != "system"]) or row["question"],)
 
 
 def make_task(
@@ -154,6 +138,7 @@ def make_task(
   style: Style,
   setup: Setup,
   columns: Sequence[str] = (),
+  shown: Sequence[str] = (),
   choose: Callable[[Row], bool] | None = None,
   bad_rows: str | None = None,
 ) -> Task:
@@ -167,6 +152,7 @@ def make_task(
     style: Prompts and rewards.
     setup: Settings common to all tasks.
     columns: Columns of the rows besides `COLUMNS`.
+    shown: Those of them that tell problems with the same question apart.
     choose: Predicate of the rows to keep; None keeps all.
     bad_rows: Policy for records that are not problems; None is the policy of `setup`.
 
@@ -178,8 +164,9 @@ def make_task(
   if IMAGES in columns:
     check_reads_pictures(name, setup.pictures)
   seen: set[bytes] = set()
+  distinct = {"seen": seen, "identity": columns_lib.identity_of(*shown)}
   generators = {
-    split: lambda tally, read=read: columns_lib.usable_rows(read(), convert, tally, seen=seen)
+    split: lambda tally, read=read: columns_lib.usable_rows(read(), convert, tally, **distinct)
     for split, read in records.items()
   }
   title, bad_rows = name.replace(":", "_"), bad_rows or setup.bad_rows
@@ -188,22 +175,12 @@ def make_task(
   )
   tokenizer = setup.tokenizer or ByteTokenizer()
   if not style.rewards:
-    style = style._replace(rewards=(reward_for(row["answer"] for source in sources.values() for row in StoredRows(source)),))
+    stored = (row["answer"] for source in sources.values() for row in StoredRows(source))
+    style = style._replace(rewards=(reward_for(stored, options=style.options),))
   first = next(iter(StoredRows(next(iter(sources.values())))))
-  prompt_template.check_template(style.template, [column for column in first if column not in ("place", INDEX, IMAGES)])
+  prompt_template.check_template(style.template, [x for x in first if x not in ("place", INDEX, IMAGES, CONVERSATION)])
   tally = Tally(setup.bad_rows)
-  kept, levels, digest = {}, set(), hashlib.blake2b(digest_size=8)
-  for split, source in sources.items():
-    kept[split] = []
-    for index, row in enumerate(StoredRows(source, finish=_prompting(style.template, keep=(INDEX,)))):
-      levels.add(row["level"])
-      if choose is not None and not choose(row):
-        tally.bad(OTHER_DATE, row["place"], row["date"])
-      elif _usable(row, tokenizer, style, setup, tally):
-        imitable = bool(row["response"]) and _imitable(row, tokenizer, setup, tally)
-        digest.update("\0".join((split, row["prompt"], row["answer"], row["response"], *picture_digests(row))).encode())
-        kept[split].append(_Kept(row[INDEX], index, _draw(row), imitable))
-    kept[split].sort()
+  kept, levels, fingerprint = _select(sources, style, tokenizer, setup, tally, choose)
   if setup.levels is not None and not set(setup.levels) & levels:
     known = ", ".join(map(str, sorted(levels)[:12])) + ("" if len(levels) <= 12 else f", ... {max(levels)}")
     raise ValueError(f"task.levels: found {tuple(setup.levels)}, but the problems of task {name} have {known}; None keeps all")
@@ -212,7 +189,7 @@ def make_task(
     if not some:
       raise ValueError(f"task {name}, {split}: found no problem that can be used ({report.in_words(counts)})")
   if "test" not in kept:  # A set without a training split is for tests only.
-    kept = _split(name, kept["train"], style.test_fraction)
+    kept = _split(name, kept["train"], style.test_fraction, report.in_words(counts))
   sources = {"train": sources.get("train", ()), "test": sources.get("test", sources.get("train"))}
 
   def rows(split: str, *, demonstrations: bool = False) -> StoredRows:
@@ -229,7 +206,7 @@ def make_task(
     form_reward=style.form_reward,
     verifiers=style.verifiers,
     report=counts,
-    fingerprint=digest.hexdigest(),
+    fingerprint=fingerprint,
   )
 
 
@@ -242,9 +219,35 @@ class _Kept(NamedTuple):
   imitable: bool
 
 
+def _select(
+  sources: Mapping[str, Sequence], style: Style, tokenizer: Tokenizer, setup: Setup, tally: Tally, choose: Callable[[Row], bool] | None
+) -> tuple[dict[str, list[_Kept]], set[int], str]:
+  """Returns the kept rows of each split in their order, the levels of all rows and a fingerprint."""
+  kept: dict[str, list[_Kept]] = {}
+  levels, digest, draws, shared = set(), hashlib.blake2b(digest_size=8), {}, collections.Counter()
+  for split, source in sources.items():
+    kept[split] = []
+    for index, row in enumerate(StoredRows(source, finish=_prompting(style.template, keep=(INDEX,)))):
+      levels.add(row["level"])
+      stem = _stem(row)
+      shared[hash(stem)] += not row.get(IMAGES)
+      if choose is not None and not choose(row):
+        tally.bad(OTHER_DATE, row["place"], row["date"])
+      elif _usable(row, tokenizer, style, setup, tally):
+        imitable = bool(row["response"]) and _imitable(row, tokenizer, setup, tally)
+        told = (row["prompt"], row["answer"], row["response"], *filter(None, [row.get(CONVERSATION)]))
+        digest.update("\0".join((split, *told, *picture_digests(row))).encode())
+        kept[split].append(_Kept(row[INDEX], index, storage.uniform("split", *stem), imitable))
+        draws[split, index] = hash(stem), storage.uniform("split", *stem, row["prompt"])
+    # A question of several problems, such as "Which is true?", must not decide for all of them.
+    of_split = ((one, *draws[split, one.index]) for one in kept[split])
+    kept[split] = sorted(one._replace(draw=other) if shared[stem] > 1 else one for one, stem, other in of_split)
+  return kept, levels, digest.hexdigest()
+
+
 def _prompting(template: str, *, response: bool = True, keep: Collection[str] = ()) -> Callable[[Row], Row]:
   def finish(row: Row) -> Row:
-    row = {name: value for name, value in row.items() if name != INDEX or name in keep}
+    row = {name: value for name, value in row.items() if (name != INDEX or name in keep) and (name != CONVERSATION or value)}
     row = row if response else row | {"response": ""}
     return row | {"prompt": with_marks(prompt_template.render(template, row), len(row.get(IMAGES, ())))}
 
@@ -252,16 +255,18 @@ def _prompting(template: str, *, response: bool = True, keep: Collection[str] = 
 
 
 def _usable(row: Row, tokenizer: Tokenizer, style: Style, setup: Setup, tally: Tally) -> bool:
-  kind, fits = ANSWERS.get(style.rewards[0], (None, None)) if style.rewards else (None, None)
+  reward, most = style.rewards[0] if style.rewards else "", setup.max_answer_tokens
   try:
     length = len(prompt_ids(row, tokenizer, setup.pictures)) if row["prompt"] else 0
-  except BadPicture as error:
+  except (BadPicture, Unusable) as error:
     tally.bad(error.reason, row["place"], error.detail)
     return False
   if setup.levels is not None and row["level"] not in setup.levels:
     tally.bad(OTHER_LEVEL, row["place"], f"level {row['level']}")
-  elif kind is not None and not fits(row["answer"].strip()):
-    tally.bad(f"answer is no {kind}", row["place"], f"{short(row['answer'])}, but the reward {style.rewards[0]} needs one")
+  elif kind := unfit(row["answer"], reward):
+    tally.bad(f"answer is no {kind}", row["place"], f"{short(row['answer'])}, but the reward {reward} needs one")
+  elif most is not None and reward in SPELT and _tokens_above(row["answer"], most - 1, tokenizer):
+    tally.bad(f"answer longer than {most} tokens", row["place"], f"{short(row['answer'])}; see rollout.max_new_tokens")
   elif not length:
     tally.bad("prompt of zero tokens", row["place"])
   elif setup.max_pictures is not None and len(row.get(IMAGES, ())) > setup.max_pictures:
@@ -273,6 +278,11 @@ def _usable(row: Row, tokenizer: Tokenizer, style: Style, setup: Setup, tally: T
   return False
 
 
+def _tokens_above(text: str, most: int, tokenizer: Tokenizer) -> bool:
+  """Returns whether a text has more tokens than that; a token has at least a byte."""
+  return len(text.encode()) > most and len(tokenizer.encode(text)) > most
+
+
 def _imitable(row: Row, tokenizer: Tokenizer, setup: Setup, tally: Tally) -> bool:
   if setup.max_tokens is None:
     return True
@@ -282,13 +292,13 @@ def _imitable(row: Row, tokenizer: Tokenizer, setup: Setup, tally: Tally) -> boo
   return length <= setup.max_tokens
 
 
-def _split(name: str, rows: list[_Kept], fraction: float) -> dict[str, list[_Kept]]:
+def _split(name: str, rows: list[_Kept], fraction: float, counts: str) -> dict[str, list[_Kept]]:
   """Holds out a fraction of the rows; a split left empty gets the row nearest to the border."""
   if not 0 < fraction < 1:
     raise ValueError(f"task.test_fraction: found {fraction}, expected a number between 0 and 1, such as 0.1")
   if len(rows) < 2:
     expected = "one to train on and one to test; name a file of test problems: task.test_path"
-    raise ValueError(f"task {name}: found one problem in all, expected {expected}")
+    raise ValueError(f"task {name}: found one problem in all, expected {expected} ({counts})")
   draws = sorted(one.draw for one in rows)
   border = min(max(fraction, draws[0] + 2.0**-48), draws[-1])
   return {"train": [one for one in rows if one.draw >= border], "test": [one for one in rows if one.draw < border]}

@@ -10,7 +10,8 @@ from jaxrl_llm.messages import Problem, did_you_mean
 def fields(template: str, *, setting: str = "task.prompt_template") -> tuple[str, ...]:
   """Returns the columns that a template names, each once, in order of first use.
 
-  `{column}` stands for a column's text and `{{` for a brace. Messages name the `setting`.
+  `{column}` stands for a column's text, `{column.key}` for one within it, and `{{` for a brace.
+  Messages name the `setting`.
 
   Raises:
     ValueError: If braces are unbalanced, a field has no name, a field has an attribute, index,
@@ -35,7 +36,7 @@ def fields(template: str, *, setting: str = "task.prompt_template") -> tuple[str
   for _, name, form, conversion in parsed:
     if name is None:
       continue
-    if form or conversion or not name.isidentifier():
+    if form or conversion or not _is_column(name):
       text = "{" + name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "") + "}"
       fix = f"the name of a column in it, such as {{question}}; write {{{{{text[1:-1]}}}}} for a pair of braces"
       raise ValueError(Problem(setting, repr(text), fix))
@@ -65,6 +66,11 @@ def render(template: str, row: Mapping[str, Any]) -> str:
     'What is {1, 2}?\\nAnswer:'
   """
   return "".join(text + ("" if name is None else str(row[name])) for text, name, _, _ in string.Formatter().parse(template))
+
+
+def _is_column(name: str) -> bool:
+  first, *inner = name.split(".")
+  return first.isidentifier() and all((x.isidentifier() and x[0] != "_") or x.isdecimal() for x in inner)
 
 
 def _short(text: str) -> str:

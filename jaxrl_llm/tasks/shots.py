@@ -54,7 +54,7 @@ def with_shots(task: Task, shots: int, template: str, *, vary: bool = False) -> 
     raise ValueError(f"config.task.shots: found {shots} for task {task.name}, whose problems have pictures, expected 0")
   candidates: dict[str, Row] = {}
   for row in task.demonstrations if len(task.demonstrations) else task.train:
-    candidates.setdefault(row["question"], row)
+    candidates.setdefault(row["prompt"], row)
   if len(candidates) <= shots:
     raise ValueError(
       f"config.task.shots: found {shots}, expected fewer than the {len(candidates)} training problems "
@@ -67,12 +67,12 @@ def with_shots(task: Task, shots: int, template: str, *, vary: bool = False) -> 
   if vary:
     prefix, key, left_out = _varied(list(candidates.values()), shots, texts), f"{shots} of {template}", ()
   else:
-    left_out = sorted(candidates, key=lambda question: uniform("shot", question))[:shots]
+    left_out = sorted(candidates, key=lambda prompt: (uniform("shot", candidates[prompt]["question"]), prompt))[:shots]
     key = "".join(texts(map(candidates.get, left_out)))
     prefix = lambda row: key
 
   def prefixed(rows: Sequence[Row], left_out: Sequence[str] = ()) -> PrefixedRows:
-    return PrefixedRows(rows, [i for i, row in enumerate(rows) if row["question"] not in left_out], prefix)
+    return PrefixedRows(rows, [i for i, row in enumerate(rows) if row["prompt"] not in left_out], prefix)
 
   digest = hashlib.blake2b(f"{task.fingerprint}\0{key}".encode(), digest_size=8).hexdigest()
   return task._replace(
@@ -96,8 +96,8 @@ def _varied(pool: Sequence[Row], shots: int, texts: Callable[[Sequence[Row]], li
     while len(chosen) < shots:
       other = rows[int(len(rows) * uniform("shot", question, place))]
       place += 1
-      if other["question"] != question:
-        chosen.setdefault(other["question"], other)
+      if other["prompt"] != row["prompt"]:
+        chosen.setdefault(other["prompt"], other)
     return "".join(texts(list(chosen.values())))
 
   return prefix

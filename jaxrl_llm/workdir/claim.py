@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl_llm.config import changes as changes_lib
 from jaxrl_llm.config import renamed
-from jaxrl_llm.config.fields import flatten
+from jaxrl_llm.config.fields import flatten, table_of, unread_defaults
 
 try:
   import fcntl
@@ -204,8 +204,10 @@ def _both(marker: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
       raise ValueError(f"found a {type(saved).__name__}, expected an object")
   except ValueError as error:
     raise WorkdirError(f"{marker} is not the config of a run ({error}); choose another --workdir") from error
-  # Through JSON, which turns tuples into lists.
-  return flatten(renamed.current(saved)), flatten(json.loads(json.dumps(config)))
+  saved = renamed.current(saved)
+  # Earlier versions kept what nothing reads. Through JSON, which turns tuples into lists.
+  old = flatten(saved) | unread_defaults(saved, table_of(saved))
+  return json.loads(json.dumps(old)), flatten(json.loads(json.dumps(config)))
 
 
 def _refuse_changes(marker: Path, config: Mapping[str, Any], allow_changes: bool) -> None:

@@ -50,7 +50,9 @@ def make_inputs(seed: int, rewards: list[float], second: list[float], role_basel
   return {
     "rewards": rewards,
     "parts": [[round(a - b, 3) for a, b in zip(rewards, second)], second],
+    "weights": [1.0, -0.25],
     "mask": MASK[: len(rewards)],
+    "written": [[1, 1, 1, 0, 1] if i == 3 else row for i, row in enumerate(MASK[: len(rewards)])],
     "kl": array(lambda: 0.2 + 0.4 * normal()),
     "kl_coef": 0.25,
     "values": array(lambda: 0.5 + 0.5 * normal()),
@@ -83,6 +85,8 @@ READS = {
 
 WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "per_reward")
 WITH_KL = ("group", "leave_one_out", "rloo_n", "batch_scaled", "pass_at_k", "returns", "gae")
+PER_TOKEN = ("gtpo", "returns", "gae")
+"""Estimators with a statistic over tokens that others wrote."""
 
 CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
   "group": [("graded", {"normalize_std": False}, None), ("missing", {"normalize_std": False}, 2)],
@@ -119,5 +123,10 @@ def all_cases(names: list[str]) -> list[tuple[str, str, dict[str, Any], int, lis
     cases += [(name, "right", {}, GROUP_SIZES["right"], [*reads, "kl", "kl_coef"])] if name in WITH_KL else []
     # Baselines of as many roles as the estimator has by default.
     cases += [(name, batch, {}, GROUP_SIZES[batch], [*reads, "role_baselines"]) for batch in ("right", "missing")] if name == "rae" else []
+    # A response that is not learned from: others are compared with it.
+    written = [*reads, "written"]
+    cases += [(name, "right", {}, GROUP_SIZES["right"], [*written, "kl", "kl_coef"])] if name in WITH_KL else []
+    cases += [(name, "right", {"whiten": True}, GROUP_SIZES["right"], written)] if name in PER_TOKEN else []
+    cases += [(name, batch, {}, GROUP_SIZES[batch], [*of_batch[batch], "weights"]) for batch in of_batch] if name == "per_reward" else []
     cases += [(name, "graded", {"num_roles": 3}, GROUP_SIZES["graded"], [*reads, "role_baselines"])] if name == "rae" else []
   return cases

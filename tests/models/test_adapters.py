@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from jaxrl_llm.models import Lora, logits, make_model
+from jaxrl_llm.models import Lora, logits, make_model, save_hf
 from jaxrl_llm.models.files.adapters import save_adapter
 from jaxrl_llm.models.files.loading import load_params, read_config
 from jaxrl_llm.models.lora import is_adapter, merge
@@ -79,3 +79,26 @@ def test_what_peft_has_no_format_for_is_refused(tmp_path):
   with pytest.raises(ValueError, match="found a folder that is not empty"):
     save_adapter(tmp_path / "full", *adapted("qwen2", ("mlp/up",)), base="x")
   assert not (tmp_path / "out").exists()
+
+
+def test_tokenizer_and_processors_are_saved_beside_adapters_and_weights(tmp_path):
+  """A processor may hold the settings of pictures too; those of the run replace them there."""
+  source = tmp_path / "source"
+  source.mkdir()
+  for name in ("tokenizer.json", "chat_template.jinja", "video_preprocessor_config.json"):
+    (source / name).write_text(name)
+  (source / "preprocessor_config.json").write_text("{}")
+  (source / "processor_config.json").write_text('{"processor_class": "Qwen3VLProcessor", "image_processor": {}}')
+  config = read_config(CHECKPOINTS.parent / "pictures" / "qwen3_vl")._replace(lora=Lora(rank=2, alpha=4.0, targets=("mlp/up",)))
+  smaller = config.vision.pictures._replace(max_pixels=64 * 64)
+  model = make_model(config._replace(vision=config.vision._replace(pictures=smaller)))
+  params = model.init(jax.random.key(0))
+  save_adapter(tmp_path / "adapter", model, params, base="x", tokenizer_from=source)
+  save_hf(tmp_path / "whole", model, params, tokenizer_from=source)
+  for folder in (tmp_path / "adapter", tmp_path / "whole"):
+    assert {path.name for path in source.iterdir()} < {path.name for path in folder.iterdir()}
+    assert (folder / "video_preprocessor_config.json").read_text() == "video_preprocessor_config.json"
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    assert settings["size"]["longest_edge"] == 64 * 64
+    processor = json.loads((folder / "processor_config.json").read_text())
+    assert processor == {"processor_class": "Qwen3VLProcessor", "image_processor": settings}

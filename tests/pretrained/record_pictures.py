@@ -50,7 +50,6 @@ def cases() -> dict[str, Image.Image]:
     "rgba": transparent,
     "grey": Image.fromarray(noise(70, 90)),
     "grey, transparent": Image.fromarray(noise(70, 90, 2), mode="LA"),
-    "grey, 16 bits": Image.fromarray(noise(70, 90).astype(np.uint16) * 3),
     "black and white": Image.fromarray(noise(41, 43)).convert("1"),
     "palette": palette,
     "palette, transparent": clear,

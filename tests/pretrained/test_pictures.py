@@ -60,6 +60,56 @@ def test_a_picture_is_opened_from_bytes_or_a_path_and_turned_upright(tmp_path):
   assert pictures.data_uri(saved(array, "BMP")) == pictures.data_uri(png.encode(array))
 
 
+RAMP = np.repeat(np.arange(64, dtype=np.uint16)[None] * 1024, 64, axis=0)
+
+
+def tiff(values, bits, *, zero=1, kind=1):
+  """Returns a grey TIFF; `zero` is 0 where white is zero, and `kind` is 3 for floats."""
+  tags = {256: 64, 257: 64, 258: bits, 259: 1, 262: zero, 273: 8, 277: 1, 278: 64, 279: len(values), 339: kind}
+  entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+  return b"II*\0" + struct.pack("<I", 8 + len(values)) + values + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def packed(values):
+  """Returns values of 12 bits, two in three bytes."""
+  first, second = values.ravel()[::2], values.ravel()[1::2]
+  return np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], -1).astype(np.uint8).tobytes()
+
+
+DEEP = {
+  "PNG": saved(RAMP, "PNG"), "TIFF": saved(RAMP, "TIFF"), "PGM": saved(RAMP, "PPM"), "JPEG 2000": saved(RAMP, "JPEG2000"),
+  "12 bits": tiff(packed(RAMP >> 4), 12), "white is zero": tiff((65535 - RAMP).astype("<u2").tobytes(), 16, zero=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_grey_of_more_than_8_bits_is_scaled_by_its_range(case):
+  opened = pictures.open_picture(DEEP[case])
+  np.testing.assert_array_equal(opened, np.repeat((RAMP >> 8)[:, :, None], 3, axis=2))
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  turned = pictures.open_picture(saved(RAMP[:32], "PNG", exif=exif))
+  np.testing.assert_array_equal(turned, np.rot90(opened[:32], -1))
+
+
+def test_pixels_of_pillow_are_scaled_as_those_of_files():
+  for mode, form in (("I;16", "<u2"), ("I;16B", ">u2")):
+    np.testing.assert_array_equal(pictures.rgb(Image.frombytes(mode, (64, 64), RAMP.astype(form).tobytes()))[..., 0], RAMP >> 8)
+  clear = saved(RAMP, "PNG", transparency=1024)
+  # Transparent parts become white.
+  np.testing.assert_array_equal(pictures.open_picture(clear)[0, :3, 0], [0, 255, 8])
+
+
+@pytest.mark.parametrize("case", ["floats", "32 bits", "32 bits by Pillow"])
+def test_values_of_an_unknown_range_are_refused(case):
+  made = {
+    "floats": tiff((RAMP / 65535).astype("<f4").tobytes(), 32, kind=3), "32 bits": tiff(RAMP.astype("<u4").tobytes(), 32),
+    "32 bits by Pillow": saved(RAMP.astype(np.int32), "TIFF"),
+  }  # fmt: skip
+  with pytest.raises(BadPicture, match="picture of an unknown range .*expected 8 or 16 bits a channel; convert it"):
+    pictures.open_picture(made[case])
+
+
 def header(width, height):
   """Returns a PNG that promises a size and holds nothing."""
   chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

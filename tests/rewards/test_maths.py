@@ -139,9 +139,9 @@ PAIRS = [
   (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
   (r"\pi", "3.14"), (r"\pi", "3.141593"), ("1/3", "0.333333"), ("1/3", "0.3333"), ("x=5", "5"), ("5", "y=5"), ("x>5", "(5, \\infty)"),
   ("-1 < x < 1", "(-1, 1)"), (r"\log_2 8", "3"), (r"\sin(\pi/6)", "1/2"), ("2^{10}", "1024"), ("5!", "120"), (r"\binom{5}{2}", "10"),
-  ("Evelyn", r"\text{Evelyn}"), ("Evelyn", "Briana"), (r"\text{(B)}", "B"), ("i", "-i"), ("1+i", "i+1"), (r"e^{i\pi}", "-1"),
+  ("Evelyn", r"\text{Evelyn}"), ("Evelyn", "Briana"), (r"\text{(B)}", "B"), ("i", "-i"), ("1+i", "i+1"),
   (r"\infty", r"-\infty"), ("12:30", "12.5"), (r"3\frac{1}{2}", "3.5"), ("2:3", "2/3"), ("x \\in [1, 2]", "[1, 2]"), ("a+b", "b+a"),
-  (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"), ("f(x) = x^2", "x^2"), ("1e5", "100000"),
+  (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"), ("f(x) = x^2", "x^2"),
 ]  # fmt: skip
 
 

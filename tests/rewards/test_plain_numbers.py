@@ -5,7 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from jaxrl_llm.rewards.plain_numbers import answer_key, plain_verdict, unified
+from jaxrl_llm.rewards.notation import unified
+from jaxrl_llm.rewards.plain_numbers import answer_key, plain_verdict
 
 
 @pytest.mark.parametrize("gold, answer, expected", [

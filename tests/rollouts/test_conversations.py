@@ -17,6 +17,7 @@ from jaxrl_llm.rollouts import conversations, rollout, trajectories
 from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.sampler import make_sampler, make_stop_table
+from jaxrl_llm.tasks.sets.environment import environment_reward, turn_steps
 from jaxrl_llm.types import StopReason
 from tests.marks import few
 from tests.runs import column, run_here, tiny_config
@@ -174,10 +175,10 @@ def test_a_reply_that_never_comes_times_out():
 def test_nothing_is_learned_from_replies_and_turns_are_steps():
   rollouts, responses = talk()
   examples = [x for x in EXAMPLES for _ in range(GROUP)]
-  total = WeightedReward("sum", lambda completion, example: 2.0 + sum(turn.reward for turn in completion.turns))
-  batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=[total])
+  terms = [WeightedReward("environment", environment_reward, steps=turn_steps), WeightedReward("two", lambda completion, example: 2.0)]
+  batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=terms)
   assert len(examples) == len(batch.examples)
-  evidence = trajectories.evidence(batch, rewards=[total], turn_weight=1.0)
+  evidence = trajectories.evidence(batch, rewards=terms, by_steps=True)
   assert np.array_equal(evidence.mask, rollouts.written)
   for row, response in enumerate(responses):
     ends = [turn.end for turn in response.turns]

@@ -29,6 +29,10 @@ def batch_of(rewards, group_size, first=0, width=3):
   return batch_lib.assess(rollouts, responses, examples, rewards=[WeightedReward("r", lambda completion, _: values[completion])])
 
 
+def mixed(batch):
+  return dynamic_sampling.differs(batch.graded.verdicts, batch.graded.valid, group_size=batch.group_size)
+
+
 def test_differences_are_exact_and_ignore_unknown_rewards():
   verdicts = np.float32([0.1, 0.1, 0.5, 0.5, 0, 1, 7, 7])
   valid = np.array([1, 1, 1, 1, 1, 0, 1, 0], bool)
@@ -40,18 +44,19 @@ def test_differences_are_exact_and_ignore_unknown_rewards():
 def test_a_full_batch_holds_only_whole_groups_that_differ_in_order():
   first = batch_of([0, 0, 1, 0, 1, 1, 0, 1], 2)
   second = batch_of([1, 1, 0, 1, 1, 0, 0, 0], 2, first=8, width=5)
-  batch, counters = dynamic_sampling.fill([first, second], num_groups=3)
+  batch, counters = dynamic_sampling.fill([first, second], [mixed(first), mixed(second)], num_groups=3)
   assert [c.text for c in batch.completions] == ["2", "3", "6", "7", "10", "11"]
   assert [e["prompt"] for e in batch.examples] == ["1001", "1001", "1003", "1003", "1009", "1009"]
   assert batch.rollouts.tokens[:, 0].tolist() == [2, 3, 6, 7, 10, 11] and batch.rollouts.prompts.shape == (6, 5)
   assert batch.rollouts.prompts[0][batch.rollouts.prompt_mask[0]].tolist() == [1001] * 3
   assert batch.rollouts.routing.shape == (6, 9, 2, 1) and (batch.rollouts.routing[0, :2] == -1).all()
-  assert dynamic_sampling.differs(batch.graded.verdicts, batch.graded.valid, group_size=2).all()
+  assert mixed(batch).all()
   assert counters == {"group/rounds": 2, "group/drawn": 8, "group/mixed": 4, "group/filled_up": 0}
 
 
 def test_missing_groups_are_filled_up():
-  batch, counters = dynamic_sampling.fill([batch_of([0, 0, 1, 0, 1, 1, 0, 0], 2)], num_groups=3)
+  whole = batch_of([0, 0, 1, 0, 1, 1, 0, 0], 2)
+  batch, counters = dynamic_sampling.fill([whole], [mixed(whole)], num_groups=3)
   assert [c.text for c in batch.completions] == ["0", "1", "2", "3", "4", "5"]
   assert (counters["group/mixed"], counters["group/filled_up"]) == (1, 2)
 

@@ -45,11 +45,14 @@ TERMS = [WeightedReward("right", right), WeightedReward("length", length, 0.1)]
 
 
 def make_batch() -> batch_lib.Batch:
-  """Makes a graded batch with the advantages 1, -1, 0.5 and -0.5 at all response tokens."""
+  """Makes a graded batch with the advantages 1, -1, 0.5 and -0.5 at all response tokens.
+
+  Its first group carries a signal.
+  """
   rollouts = make_rollouts()
   responses = rollout.completions(rollouts, TOKENIZER.decode)
   batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
-  return batch._replace(advantages=np.float32([[1], [-1], [0.5], [-0.5]]) * rollouts.mask)
+  return batch._replace(advantages=np.float32([[1], [-1], [0.5], [-0.5]]) * rollouts.mask, signal=np.array([True, False]))
 
 
 def test_completions_keep_the_stop_token_and_count_it():
@@ -84,20 +87,19 @@ def test_evidence_holds_each_response_in_its_row():
   mask = batch.rollouts.mask
   plain = trajectories.evidence(batch, rewards=TERMS)
   np.testing.assert_array_equal(plain.rewards, batch.graded.totals)
-  np.testing.assert_allclose(plain.parts.sum(axis=0), batch.graded.totals, rtol=1e-6)
+  np.testing.assert_allclose(plain.weights @ plain.parts, batch.graded.totals, rtol=1e-6)
   np.testing.assert_array_equal(plain.mask, mask)
+  np.testing.assert_array_equal(plain.written, mask)
   assert plain.kl is plain.values is plain.step_rewards is plain.step_ends is None
 
   values, old, ref = (np.arange(16.0).reshape(4, 4) * scale for scale in (1, 10, -1))
   evidence = trajectories.evidence(
     batch, rewards=TERMS, kl=lambda old, ref: old - ref, kl_coef=0.5, old_logprobs=sequences_of(old), ref_logprobs=sequences_of(ref),
-    values=sequences_of(values), step_rewards=lambda row, ids: [(1, float(row["level"])), (len(ids) - 1, -1.0)],
+    values=sequences_of(values),
   )  # fmt: skip
   np.testing.assert_array_equal(evidence.values, values * mask)
   np.testing.assert_array_equal(evidence.kl, (old - ref) * mask)
   assert evidence.kl_coef == 0.5
-  np.testing.assert_array_equal(evidence.step_rewards, [[0, 1, -1, 0], [0, 1, -1, 0], [0, 2, -1, 0], [0, 2, 0, -1]])
-  np.testing.assert_array_equal(evidence.step_ends, evidence.step_rewards != 0)
 
 
 def test_whole_sequences_have_zeros_for_the_prompts():
@@ -145,16 +147,10 @@ def test_metrics_by_hand():
     "reward/length/mean": 3.25,
     "rewards/failed": 0.0,
     "rollout/counted": 1.0,
-    "group/frac_reward_zero_std": 0.0,
+    "group/frac_reward_zero_std": 0.5,
   }
   assert row.keys() == expected.keys() and all(type(value) is float for value in row.values())
   np.testing.assert_allclose([row[name] for name in expected], list(expected.values()), atol=1e-6)
-
-
-def test_groups_without_signal_are_counted():
-  batch = make_batch()
-  batch = batch._replace(graded=batch.graded._replace(totals=np.float32([0.1, 0.1, 0.1, 0.2])))
-  assert batch_lib.metrics(batch)["group/frac_reward_zero_std"] == 0.5
 
 
 def test_the_digest_depends_on_every_token():
@@ -244,7 +240,7 @@ def test_a_response_without_a_reward_counts_nowhere():
   assert [sequence.mask.sum() for sequence in trajectories.trajectories(rollouts, batch.counted)] == [3, 0, 3, 4]
   evidence = trajectories.evidence(batch, rewards=[WeightedReward("right", fails_on("#3"))])
   assert evidence.mask.sum(axis=1).tolist() == [3, 0, 3, 4] and evidence.valid.tolist() == [True, False, True, True]
-  row = batch_lib.metrics(batch._replace(advantages=np.ones((4, 4), np.float32)))
+  row = batch_lib.metrics(batch._replace(advantages=np.ones((4, 4), np.float32), signal=np.array([True, True])))
   assert row["rewards/failed"] == row["rewards/failed/not_finite"] == 1 and "rewards/failed/timeout" not in row
   assert row["reward/right/mean"] == pytest.approx(2 / 3) and row["rollout/counted"] == 0.75
 

@@ -49,6 +49,21 @@ def test_a_cpu_device_has_its_share_of_the_machines_memory():
   assert alone > 2**28 and abs(alone - 8 * shared) < 8
 
 
+def test_a_container_may_have_less_than_the_machine(monkeypatch, tmp_path):
+  device, files = jax.devices()[0], [tmp_path / name for name in ("memory.max", "limit_in_bytes", "none")]
+  monkeypatch.setattr(samplers, "_CONTROL_GROUPS", files)
+  machine = samplers.memory_limit(device, 1)
+  files[0].write_text("max\n")
+  files[1].write_text(f"{2**62}\n")  # No limit in the older form.
+  assert samplers.memory_limit(device, 1) == machine
+  files[0].write_text(f"{2**28}\n")
+  assert samplers.memory_limit(device, 2) == 2**27
+  config, mesh = config_of(), mesh_lib.make_mesh()
+  assert samplers.limit_of(config, mesh) == 2**28 // 8
+  config.memory_gb = 3.0
+  assert samplers.limit_of(config, mesh) == 3 * 10**9
+
+
 def test_responses_need_a_stop_token_or_a_stop_string():
   class Silent(ByteTokenizer):
     stop_ids = ()

@@ -2,7 +2,11 @@
 
 import pytest
 
-from jaxrl_llm.run import dry_run
+from jaxrl_llm import main, train
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.learner import memory
+from jaxrl_llm.run import dry_run, out_of_memory
 from tests.runs import quick, tiny_config
 
 
@@ -27,15 +31,39 @@ def test_devices_that_only_sample_have_their_own_table():
   assert "key-value cache" in lines[start + 1] and "weight sync" in "\n".join(lines[:start])
 
 
-def test_a_run_that_does_not_fit_comes_with_advice(monkeypatch):
-  monkeypatch.setattr(dry_run, "memory_limit", lambda device, num_sharing: 1_000_000)
-  monkeypatch.setattr(
-    dry_run, "advice", lambda config, vocab_size, **kwargs: ["  --config.model.remat=full: saves 1.0 of 9.0 MB"]
-  )
-  text = "\n".join(lines_of({}))
-  assert "the peak exceeds the 0.00 GB of a device; what would lower it most:\n  --config.model.remat=full" in text
-  monkeypatch.setattr(dry_run, "memory_limit", lambda device, num_sharing: None)
-  assert "exceeds" not in "\n".join(lines_of({}))
+def peak_of(lines: list[str]) -> float:
+  """Returns the predicted peak in GB."""
+  return next(float(line.split()[1].replace(",", "")) for line in lines if line.startswith("  peak")) / 1e3
+
+
+def test_a_run_that_cannot_fit_is_a_problem_and_does_not_start(monkeypatch, tmp_path, capsys):
+  monkeypatch.setattr(out_of_memory, "advice", lambda *args, **options: ["  --config.model.remat=full: saves 1.0 of 9.0 MB"])
+  monkeypatch.setattr(hosts, "join_processes", lambda: None)
+  peak = peak_of(lines_of({}))
+  config = tiny_config("grpo", {"memory_gb": peak / 1.4})
+  with quick():
+    assert main.dry_run(config) == main.USAGE_ERROR
+    out, err = capsys.readouterr()
+    assert "estimated memory of each device, in MB:" in out and out.endswith("1 problem(s) found\n")
+    words = "error: config.memory_gb: found a predicted peak of 0.0 GB in update on a device of 0.0 GB, expected a run that fits: --config"
+    assert err.startswith(words) and err.endswith("; --config.memory_gb=0.1 starts the run in spite of it\n") and err.count("\n") == 1
+    with pytest.raises(ValueError, match="^config.memory_gb: found a predicted peak"):
+      train.start_run(config, tmp_path)
+
+
+@pytest.mark.parametrize("of_sampler", [False, True])
+@pytest.mark.parametrize(("gigabytes", "words"), [(10.1, None), (8.0, "careful: a predicted peak of 10.0 GB in "), (7.6, "")])
+def test_a_prediction_may_be_wrong_by_what_it_has_been(gigabytes, words, of_sampler, monkeypatch):
+  monkeypatch.setattr(out_of_memory, "advice", lambda *args, **options: ["  --config.model.remat=full: saves 1.0 of 9.0 MB"])
+  large, small = {"weights": 4e9, "rest": 6e9}, {"weights": 1e9}
+  estimate = memory.Footprint({}, {"update": small if of_sampler else large}, large if of_sampler else {})
+  options = dict(vocab_size=9, open_rows=False)
+  lacking = lambda: out_of_memory.shortage(tiny_config("grpo", {"memory_gb": gigabytes}), estimate, mesh_lib.make_mesh(), **options)
+  if words == "":
+    with pytest.raises(out_of_memory.DoesNotFitError, match="a predicted peak of 10.0 GB in .* on a device of 7.6 GB, expected a run"):
+      lacking()
+  else:
+    assert [line[: len(words or "")] for line in lacking()[:1]] == ([] if words is None else [words])
 
 
 @pytest.mark.slow

@@ -69,6 +69,43 @@ def test_bad_settings_are_one_line_each(problems, changes, message):
   assert message in line
 
 
+def user(text):
+  return {"role": "user", "content": text}
+
+
+SUMS = [(f"{a}+{b}=", a + b) for a in range(6) for b in range(6)]
+PUBLISHED = {
+  "verl": [
+    {"data_source": "sums", "prompt": [user(q)], "ability": "math", "reward_model": {"style": "rule", "ground_truth": str(a)},
+     "extra_info": {"split": "train", "index": i}} for i, (q, a) in enumerate(SUMS)],
+  "trl": [{"prompt": [{"role": "system", "content": "Add."}, user(q)], "solution": f"$\\boxed{{{a}}}$"} for q, a in SUMS],
+  "trl_messages": [{"messages": [user(q), {"role": "assistant", "content": str(a)}]} for q, a in SUMS],
+  "olympiadbench": [
+    {"id": i, "question": q, "solution": [f"It is {a}."], "final_answer": [str(a)], "context": None, "is_multiple_answer": False}
+    for i, (q, a) in enumerate(SUMS)],
+  "mmlu": [
+    {"question": "Which one is it?", "subject": "arithmetic", "choices": [f"{q}{x}" for x in (a + 1, a, a + 2, a + 3)], "answer": 1 + i % 3}
+    for i, (q, a) in enumerate(SUMS)],
+}  # fmt: skip
+REWARDS = {"verl": "final_number", "trl": "maths", "trl_messages": "final_number", "olympiadbench": "final_number", "mmlu": "choice"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_formats_train_as_they_are(name, tmp_path):
+  import pyarrow
+  from pyarrow import parquet
+
+  parquet.write_table(pyarrow.Table.from_pylist(PUBLISHED[name]), tmp_path / "train.parquet")
+  # The same shapes for all, so that they are compiled once.
+  sizes = {"rollout.prompt_buckets": (80,), "learner.row_tokens": 104, "learner.row_buckets": (16,), "warm_start.num_steps": 0}
+  config = tiny_config(overrides=SMALL | sizes | {"task.path": str(tmp_path / "train.parquet")})
+  assert not check.config_problems(config)
+  summary = run_here(config, tmp_path / "run")
+  assert summary["status"] == "finished" and (summary["data"]["read"], summary["data"]["kept"]) == (36, 36)
+  assert [f"reward/{REWARDS[name]}/mean" in row for row in rows(tmp_path / "run", "rl")] == [True, True]
+
+
 HOSTILE = "import os, time\n\ndef judge(completion, example):\n" + "".join(
   f"  if completion.text == {name!r}: {what}\n"
   for name, what in {"hang": "time.sleep(60)", "exit": "os._exit(0)", "nan": "return float('nan')", "raise": "raise OSError"}.items()

@@ -9,21 +9,22 @@ from jaxrl_llm.evaluation.held_out import NoRewardError
 from jaxrl_llm.rewards import WeightedReward, call_here
 from jaxrl_llm.rollouts.rollout import Drawn
 from jaxrl_llm.run import sample
+from jaxrl_llm.run.grading import NegativeRewardError
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 from tests.runs import tiny_config
 
 
-def assess(num_failed, limit):
-  """Grades eight responses to four prompts, of which `num_failed` fail."""
+def assess(num_failed, limit, reward=1.0, **changes):
+  """Grades eight responses to four prompts, of which `num_failed` fail and the others have a reward."""
 
   def judge(completion, example):
-    return 1 / 0 if completion.num_tokens <= num_failed else 1.0
+    return 1 / 0 if completion.num_tokens <= num_failed else reward
 
   run = object.__new__(Run)
   run.experiment = SimpleNamespace(rewards=[WeightedReward("judge", judge)])
-  run.config = tiny_config(overrides={"reward.max_failed_fraction": limit})
+  run.config = tiny_config(overrides={"reward.max_failed_fraction": limit} | changes)
   run.grader = call_here
   ones = np.ones((8, 1), bool)
   rollouts = Rollouts(ones.astype(np.int32), ones, ones.astype(np.int32), ones, -1.0 * ones.astype(np.float32), np.ones(8, bool))
@@ -40,3 +41,19 @@ def test_many_failures_stop_the_run_with_one_line_that_says_why(num_failed, limi
   with pytest.raises(NoRewardError, match=rf"rewards: found none for .*8 responses \(raised {num_failed}\).*ZeroDivisionError") as caught:
     assess(num_failed, limit)
   assert "\n" not in str(caught.value) and (num_failed == 8 or f"config.reward.max_failed_fraction={limit}" in str(caught.value))
+
+
+def test_rewards_below_0_end_a_run_whose_estimator_takes_none():
+  with pytest.raises(NegativeRewardError) as caught:
+    assess(3, 0.5, reward=-0.25, **{"advantage.estimator": "maxrl"})
+  assert str(caught.value) == (
+    "config.advantage.estimator: found 'maxrl' and a response with the reward -0.25 (judge -0.25), expected rewards of 0 or more; change "
+    "the rewards, or take another estimator"
+  )
+  assert assess(3, 0.5, reward=0.0, **{"advantage.estimator": "maxrl"}).graded.valid.sum() == 5
+  assert assess(3, 0.5, reward=-0.25).graded.totals.min() == -0.25
+
+
+def test_the_filter_and_whole_groups_decide_what_is_learned_from():
+  batch = assess(1, 0.5, **{"advantage.estimator": "pass_at_k"})
+  assert batch.counted.tolist() == [False, False, *[True] * 6]

@@ -2,6 +2,7 @@
 
 import json
 
+import gguf
 import jax
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from jaxrl_llm import export, train
 from jaxrl_llm.models import load, make_model, merge, preset, save_hf
 from jaxrl_llm.pretrained import where
+from jaxrl_llm.pretrained.tokenizer import load_tokenizer
 from jaxrl_llm.workdir import claim
 from tests.runs import VARIED, column, quick, run_here, tiny_config
 
@@ -79,6 +81,45 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, 
     < 10 * 4 * sum(x.size for p, x in jax.tree_util.tree_leaves_with_path(run.state.params) if "_lora_" in p[-1].key)
     + 200_000
   )
+
+
+@pytest.mark.slow
+def test_the_export_of_a_run_from_a_gguf_has_its_tokenizer(tmp_path):
+  source = tmp_path / "model.gguf"
+  writer = gguf.GGUFWriter(source, "llama")
+  sizes = {"block_count": 1, "context_length": 256, "embedding_length": 8, "feed_forward_length": 8}
+  sizes |= {"attention.head_count": 2, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e4}
+  for name, value in sizes.items():
+    (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{name}", value)
+  names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<bos>", "<eos>", "<eot>", "<pad>"]
+  writer.add_tokenizer_model("gpt2")
+  writer.add_tokenizer_pre("llama-bpe")
+  writer.add_token_list(names)
+  writer.add_token_types([1] * 256 + [3] * 4)
+  writer.add_token_merges([])
+  writer.add_bos_token_id(256)
+  writer.add_eos_token_id(257)
+  writer.add_chat_template("{% for m in messages %}{{ '<bos>' + m['content'] + '<eot>' }}{% endfor %}")
+  rng, ones = np.random.default_rng(0), np.ones(8, np.float32)
+  for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+    writer.add_tensor(f"blk.0.{name}.weight", rng.standard_normal((8, 8)).astype(np.float32))
+  for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+    writer.add_tensor(f"{name}.weight", ones)
+  writer.add_tensor("token_embd.weight", rng.standard_normal((260, 8)).astype(np.float32))
+  for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+    write()
+  config = tiny_config("grpo", SHORT | {"num_steps": 1, "eval.every": 1, "model.path": str(source), "model.lora_rank": 2})
+  claim.claim(tmp_path / "run", config.to_dict())
+  run_here(config, tmp_path / "run")
+  with quick():
+    assert export.main([str(tmp_path / "run"), str(tmp_path / "whole")]) == 0
+    assert export.main([str(tmp_path / "run"), str(tmp_path / "adapter"), "--adapter"]) == 0
+  ours = load_tokenizer(source)
+  for folder in (tmp_path / "whole", tmp_path / "adapter"):
+    assert load_tokenizer(folder).encode_prompt("7+8") == ours.encode_prompt("7+8")
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [258, 257]
+  raw = json.loads((tmp_path / "whole" / "config.json").read_text())
+  assert (raw["bos_token_id"], raw["eos_token_id"], raw["pad_token_id"]) == (256, [258, 257], 259)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,17 @@ def test_the_signal_is_the_probability_of_a_mixed_group(group_size, rng):
     assert abs(np.mean((counts > 0) & (counts < group_size)) - curriculum.signal(rate, group_size=group_size)) < 0.01
 
 
+def test_problems_with_one_question_have_rates_of_their_own():
+  shared = [{"question": "Which?", "prompt": f"Which? {i}"} for i in range(4)]
+  rows = [*shared, *({"question": f"{i}?", "prompt": f"{i}?"} for i in range(4))]
+  stream = CurriculumStream(rows, batch_size=2, seed=0)
+  stream.observe([rows[0], rows[4]], [1.0, 1.0])
+  assert len(stream.weights()) == 8 and sum(stream.weights() < 1.0) >= 2
+  # The keys of other problems are those of their questions, as in runs that began earlier.
+  assert {curriculum.key_of(row, "problem") for row in rows[4:]} <= {str(name) for name in stream._names}
+  assert curriculum.key_of(rows[4], "problem") in stream.rates.tried and curriculum.key_of(rows[0], "problem") not in stream.rates.tried
+
+
 def test_problems_that_are_always_or_never_right_are_drawn_less():
   stream = CurriculumStream(ROWS, batch_size=12, seed=0, by="level", group_size=2, floor=0.05)
   before = collections.Counter(row["level"] for batch in itertools.islice(stream, 50) for row in batch)

@@ -4,14 +4,13 @@ import functools
 import operator
 import os
 import pathlib
-import tempfile
 
 import jax
 import numpy as np
 
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.files.safetensors import write_file
-from jaxrl_llm.models.files.saving import check_folder, on_host, write_json
+from jaxrl_llm.models.files.saving import check_folder, on_host, picture_notes, whole_folder
 from jaxrl_llm.models.files.tensor_names import Entry, entries
 from jaxrl_llm.models.linear import ADAPTER
 from jaxrl_llm.models.model import Model
@@ -20,7 +19,15 @@ from jaxrl_llm.types import Params
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def save_adapter(path: str | os.PathLike, model: Model, params: Params, *, base: str, dtype: str | None = None) -> None:
+def save_adapter(
+  path: str | os.PathLike,
+  model: Model,
+  params: Params,
+  *,
+  base: str,
+  dtype: str | None = None,
+  tokenizer_from: str | os.PathLike | None = None,
+) -> None:
   """Saves the adapters of a model, which `peft.PeftModel.from_pretrained` adds to their base.
 
   The folder appears only when it is complete.
@@ -31,6 +38,7 @@ def save_adapter(path: str | os.PathLike, model: Model, params: Params, *, base:
     params: Params of the model, on any devices.
     base: Name or folder of the base model, for `base_model_name_or_path`.
     dtype: Dtype of the saved matrices; None keeps theirs.
+    tokenizer_from: Folder whose tokenizer and processors are copied, as in `save_hf`.
 
   Raises:
     ValueError: If the model has no adapters, adapts its experts, or the folder is not empty.
@@ -59,13 +67,9 @@ def save_adapter(path: str | os.PathLike, model: Model, params: Params, *, base:
     "target_modules": sorted({entry.names[0].split(".")[-2] for entry in adapted}), "lora_dropout": 0.0, "bias": "none",
     "fan_in_fan_out": False, "inference_mode": True,
   }  # fmt: skip
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
-    folder = pathlib.Path(temporary) / path.name
-    folder.mkdir()
-    write_json(folder / CONFIG, config)
+  notes = {CONFIG: config, **picture_notes(model.config.vision, tokenizer_from)}
+  with whole_folder(path, tokenizer_from, notes) as folder:
     write_file(folder / WEIGHTS, layout, tensors)
-    folder.rename(path)
 
 
 def _module(params: Params, entry: Entry) -> Params:

@@ -1,5 +1,6 @@
 """Folders that transformers saves: `config.json`, and safetensors in one file or with an index."""
 
+import functools
 import json
 import os
 import pathlib
@@ -7,12 +8,13 @@ import re
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from jaxrl_llm.models.config import ModelConfig, Vision
 from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.families import from_hf_config
 from jaxrl_llm.models.files.safetensors import Stored
-from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES
+from jaxrl_llm.models.files.tensor_names import EMBEDDING, HEAD, IGNORED_SUFFIXES, prefix_of
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.pretrained import pictures
 
@@ -38,6 +40,9 @@ def read_json(path: pathlib.Path) -> Any:
 def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
   """Reads the `ModelConfig` of a folder from its `config.json`.
 
+  If the config ties the head to the embedding and the files hold another head, as tools that merge
+  adapters leave it, the head is used and the config is no longer tied, as in transformers.
+
   Raises:
     ValueError: If there is no such file, or `from_hf_config` refuses its content.
   """
@@ -46,7 +51,25 @@ def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
   if not path.exists() and ggufs:
     raise ValueError(f"{path.parent}: found no {CONFIG} but {', '.join(ggufs)}; give the path of the .gguf file itself")
   config = from_hf_config(read_json(path), where=str(path))
-  return config if config.vision is None else config._replace(vision=_with_picture_settings(config.vision, path.parent))
+  if config.vision is not None:
+    config = config._replace(vision=_with_picture_settings(config.vision, path.parent))
+  if config.tie_embeddings and _has_own_head(path.parent, config):
+    _tell(f"{path}: found tie_word_embeddings true and another {HEAD} in the files; the head is used, and no longer tied")
+    return config._replace(tie_embeddings=False)
+  return config
+
+
+@functools.cache
+def _tell(line: str) -> None:
+  """Warns once: a start of a run reads a config several times."""
+  logging.warning(line)
+
+
+def _has_own_head(folder: pathlib.Path, config: ModelConfig) -> bool:
+  """Returns whether the files hold a head that is not the embedding; False without any files."""
+  stored = _read_headers(folder) if any((folder / name).exists() for name in (WEIGHTS, INDEX)) else {}
+  embedding, head = stored.get(f"{prefix_of(config)}{EMBEDDING}"), stored.get(HEAD)
+  return embedding is not None and head is not None and not safetensors.is_equal(embedding, head)
 
 
 def _with_picture_settings(vision: Vision, folder: pathlib.Path) -> Vision:
@@ -78,8 +101,11 @@ def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = No
       config.
   """
   folder = pathlib.Path(folder)
-  config = read_hf_config(folder) if config is None else config
+  config, has_head = (read_hf_config(folder), True) if config is None else (config, False)
   stored = _read_headers(folder)
+  embedding = f"{prefix_of(config)}{EMBEDDING}"
+  if has_head and config.tie_embeddings and embedding not in stored and HEAD in stored:
+    stored[embedding] = stored.pop(HEAD)  # Of the two that are one, this tool kept the head.
   if config.vision is None:
     stored = _split_fused_experts(stored)
   for name, tensor in stored.items():
@@ -119,11 +145,15 @@ def _is_turned(name: str, tensor: Stored, config: ModelConfig) -> bool:
 
 
 def _read_headers(folder: pathlib.Path) -> dict[str, Stored]:
-  """Returns the places of all tensors of a folder."""
-  if (folder / INDEX).exists():
-    return _read_shards(folder, folder / INDEX)
-  if (folder / WEIGHTS).exists():
+  """Returns the places of all tensors of a folder.
+
+  As in transformers, a whole file counts more than the index of other files beside it.
+  """
+  weight_map = _read_index(folder / INDEX) if (folder / INDEX).exists() else None
+  if (folder / WEIGHTS).exists() and (weight_map is None or WEIGHTS not in weight_map.values()):
     return safetensors.read_header(folder / WEIGHTS)
+  if weight_map is not None:
+    return _read_shards(folder, weight_map)
   files = {file.name for file in folder.iterdir() if file.is_file()}
   pickles = sorted(name for name in files if name.startswith("pytorch_model") and name.endswith((".bin", ".bin.index.json")))
   if pickles:
@@ -137,18 +167,23 @@ def _read_headers(folder: pathlib.Path) -> dict[str, Stored]:
   raise ValueError(f"{folder}: found {shown}, expected {WEIGHTS} or {INDEX}{hint}")
 
 
-def _read_shards(folder: pathlib.Path, index: pathlib.Path) -> dict[str, Stored]:
-  """Returns the places of all tensors of a folder whose index must agree with its files."""
+def _read_index(index: pathlib.Path) -> dict[str, str]:
+  """Returns the file of each tensor by an index."""
   content = read_json(index)
   weight_map = content.get("weight_map") if isinstance(content, dict) else None
   if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
     raise ValueError(
       f"{index}: weight_map: found {type(weight_map).__name__}, expected an object that maps tensors to files"
     )
-  shards = sorted(set(weight_map.values()))
-  for shard in shards:
+  for shard in set(weight_map.values()):
     if pathlib.PurePath(shard).name != shard:
       raise ValueError(f"{index}: found the file {shard!r}, expected the name of a file in the same folder")
+  return weight_map
+
+
+def _read_shards(folder: pathlib.Path, weight_map: dict[str, str]) -> dict[str, Stored]:
+  """Returns the places of all tensors of a folder whose index must agree with its files."""
+  shards = sorted(set(weight_map.values()))
   missing = [shard for shard in shards if not (folder / shard).exists()]
   if missing:
     raise ValueError(f"{folder}: {missing[0]} is missing, {len(missing)} of the {len(shards)} files that {INDEX} names; fetch them again")

@@ -17,7 +17,7 @@ from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.config import DTYPES, ModelConfig
 from jaxrl_llm.models.files.hf_folder import open_hf_folder, read_hf_config
-from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES, TIED_HEAD, Entry, entries, piece_of, to_params_layout
+from jaxrl_llm.models.files.tensor_names import HEAD, IGNORED_SUFFIXES, Entry, entries, piece_of, to_params_layout
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.models.model import Model, make_model
 from jaxrl_llm.pretrained import where
@@ -52,7 +52,9 @@ def open_source(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
 
 
 def read_config(path: str | os.PathLike) -> ModelConfig:
-  """Reads the `ModelConfig` of a checkpoint without its tensors.
+  """Reads the `ModelConfig` of a checkpoint.
+
+  Of the tensors, it reads no more than whether a tied head is another one; see `read_hf_config`.
 
   Args:
     path: Folder that transformers saved, or a `.gguf` file; see `pretrained.where.resolve`.
@@ -77,9 +79,9 @@ def check_tensors(config: ModelConfig, source: TensorSource, table: Sequence[Ent
   """
   expected = {name: entry.shape for entry in (entries(config) if table is None else table) for name in entry.names}
   missing = [name for name in expected if name not in source.shapes]
-  foreign = [name for name in source.shapes if name not in expected and name != TIED_HEAD and not name.endswith(IGNORED_SUFFIXES)]
-  if TIED_HEAD in source.shapes and TIED_HEAD not in expected and not config.tie_embeddings:
-    foreign.append(TIED_HEAD)
+  # The head of a tied model that is stored too equals the embedding; see `hf_folder`.
+  ignored = (*IGNORED_SUFFIXES, HEAD) if config.tie_embeddings else IGNORED_SUFFIXES
+  foreign = [name for name in source.shapes if name not in expected and not name.endswith(ignored)]
   others = lambda names: f" and {len(names) - 1} others" if len(names) > 1 else ""
   if missing:
     hint = did_you_mean(missing[0], foreign, "; it has {}, which no model of this family has", cutoff=0.8)

@@ -1,5 +1,6 @@
 """Saving of params to folders that transformers, vLLM and related tools open."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -7,7 +8,6 @@ import math
 import operator
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from jaxrl_llm.models.config import DTYPES
+from jaxrl_llm.models.config import DTYPES, Vision
 from jaxrl_llm.models.files.families import to_hf_config
 from jaxrl_llm.models.files.hf_folder import CONFIG, INDEX, WEIGHTS, read_json
 from jaxrl_llm.models.files.safetensors import write_file
@@ -26,13 +26,9 @@ from jaxrl_llm.models.files.tensor_names import Entry, entries, to_hf_layout
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.model import Model
 from jaxrl_llm.pretrained import pictures
+from jaxrl_llm.pretrained.tokenizer_files import TOKENIZER_FILES, copy_files
 from jaxrl_llm.types import Params
 
-TOKENIZER_FILES = (
-  "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-  "tokenizer.model", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
-GENERATION = "generation_config.json"
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -57,8 +53,8 @@ def save_hf(
     dtype: Dtype of the saved weights. None saves each array in its own dtype, so that norms and
       routers of bfloat16 weights stay float32.
     max_shard_bytes: Size above which the weights are split into several files with an index.
-    tokenizer_from: Folder from which tokenizer, chat template and generation config are copied,
-      such as the one from which the model was loaded.
+    tokenizer_from: Folder from which tokenizer, chat template, processors of pictures and
+      generation config are copied, such as the one from which the model was loaded.
 
   Raises:
     ValueError: If the folder is not empty, the dtype is unknown, `tokenizer_from` has no tokenizer,
@@ -72,9 +68,25 @@ def save_hf(
   raw = to_hf_config(model.config)
   if model.config.lora is not None:
     model, params = merge(model, params)
-  vision = model.config.vision
-  notes = {} if vision is None else {pictures.FILES[0]: pictures.to_values(vision.pictures)}
+  notes = picture_notes(model.config.vision, tokenizer_from)
   save_table(path, raw, entries(model.config), params, notes=notes, **options)
+
+
+def picture_notes(vision: Vision | None, tokenizer_from: str | os.PathLike | None) -> dict[str, dict]:
+  """Returns the files that say how a model reads pictures, which may be smaller than published.
+
+  Args:
+    vision: Tower of the model; None if it reads text alone.
+    tokenizer_from: Folder with the files of a processor; None if there is none.
+  """
+  if vision is None:
+    return {}
+  values = pictures.to_values(vision.pictures)
+  notes, processor = {pictures.FILES[0]: values}, pathlib.Path(tokenizer_from or "", pictures.FILES[1])
+  # transformers prefers the settings within the processor's.
+  if tokenizer_from is not None and processor.is_file() and "image_processor" in (content := read_json(processor)):
+    notes[processor.name] = {**content, "image_processor": values}
+  return notes
 
 
 def save_table(
@@ -96,10 +108,10 @@ def save_table(
     raw: Content of `config.json`. `dtype` replaces its own dtype, and the token ids beside the
       tokenizer replace its ids that are null.
     table: Tensors and their places in the params.
-    notes: Further JSON files by name.
+    notes: Further JSON files by name, which replace those of `tokenizer_from`.
   """
   path = pathlib.Path(path)
-  copied = _check(path, dtype, max_shard_bytes, tokenizer_from)
+  _check(path, dtype, max_shard_bytes, tokenizer_from)
   raw = {**raw, "torch_dtype": dtype or raw["torch_dtype"]}
   raw |= {name: x for name, x in _token_ids(tokenizer_from).items() if raw.get(name) is None}
   shards = _plan(table, params, dtype, max_shard_bytes)
@@ -108,22 +120,35 @@ def save_table(
     for _ in tensors:  # Takes part in gathering every tensor, and discards it.
       continue
     return
+  with whole_folder(path, tokenizer_from, {CONFIG: raw, **notes}) as folder:
+    _write_shards(folder, shards, tensors)
+
+
+@contextlib.contextmanager
+def whole_folder(
+  path: pathlib.Path, tokenizer_from: str | os.PathLike | None, notes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[pathlib.Path]:
+  """Yields a folder for weights, with what belongs beside them, and moves it to `path` at the end.
+
+  Args:
+    path: Path of the folder, which must be new or empty.
+    tokenizer_from: Folder with the tokenizer and other files to copy; None copies none.
+    notes: Further JSON files by name.
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
     folder = pathlib.Path(temporary) / path.name
     folder.mkdir()
-    for name, content in {CONFIG: raw, **notes}.items():
+    if tokenizer_from is not None:
+      copy_files(pathlib.Path(tokenizer_from), folder)
+    for name, content in notes.items():
       write_json(folder / name, dict(content))
-    _write_shards(folder, shards, tensors)
-    for file in copied:
-      shutil.copyfile(file, folder / file.name)
+    yield folder
     folder.rename(path)
 
 
-def _check(
-  path: str | os.PathLike, dtype: str | None, max_shard_bytes: int, tokenizer_from: str | os.PathLike | None
-) -> list[pathlib.Path]:
-  """Refuses wrong arguments before anything is computed, and returns the files to copy."""
+def _check(path: str | os.PathLike, dtype: str | None, max_shard_bytes: int, tokenizer_from: str | os.PathLike | None) -> None:
+  """Refuses wrong arguments before anything is computed."""
   path = pathlib.Path(path)
   if dtype is not None and dtype not in DTYPES:
     raise ValueError(
@@ -132,15 +157,10 @@ def _check(
   if max_shard_bytes < 1:
     raise ValueError(f"max_shard_bytes: found {max_shard_bytes}, expected a positive number of bytes")
   check_folder(path)
-  if tokenizer_from is None:
-    return []
-  folder = pathlib.Path(tokenizer_from)
-  files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-  if not files:
+  if tokenizer_from is not None and not any((pathlib.Path(tokenizer_from) / name).is_file() for name in TOKENIZER_FILES):
     raise ValueError(
-      f"tokenizer_from: found no tokenizer in {folder}, expected a folder with tokenizer.json or a similar file"
+      f"tokenizer_from: found no tokenizer in {tokenizer_from}, expected a folder with tokenizer.json or a similar file"
     )
-  return files + [folder / GENERATION] * (folder / GENERATION).is_file()
 
 
 def check_folder(path: pathlib.Path) -> None:

@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 # Tensors that some exporters store although they follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-TIED_HEAD = "lm_head.weight"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 def _attention_rows(config: ModelConfig) -> list[tuple]:
@@ -147,6 +147,17 @@ def tower_entries(config: ModelConfig) -> list[Entry]:
   return table
 
 
+def prefix_of(config: ModelConfig) -> str:
+  """Returns the beginning of the names of the decoder's tensors.
+
+  Example:
+    >>> from jaxrl_llm.models import preset
+    >>> prefix_of(preset("nano", vocab_size=264)), prefix_of(preset("nano-vl", vocab_size=264))
+    ('model.', 'model.language_model.')
+  """
+  return "model." if config.vision is None else "model.language_model."
+
+
 def entries(config: ModelConfig) -> list[Entry]:
   """Makes the table of a model in the order of a checkpoint's files.
 
@@ -159,8 +170,8 @@ def entries(config: ModelConfig) -> list[Entry]:
     (('model.layers.0.self_attn.o_proj.weight',), ('layers', 'attention', 'o'), 0)
   """
   v, d = config.vocab_size, config.d_model
-  prefix = "model." if config.vision is None else "model.language_model."
-  table = [Entry(("embedding",), None, (f"{prefix}embed_tokens.weight",), (v, d), (v, d), (0, 1))]
+  prefix = prefix_of(config)
+  table = [Entry(("embedding",), None, (f"{prefix}{EMBEDDING}",), (v, d), (v, d), (0, 1))]
   sparse_layers, dense_layers = config.sparse_layers, config.dense_layers
   for layer in range(config.num_layers):
     sparse = layer in sparse_layers
@@ -174,7 +185,7 @@ def entries(config: ModelConfig) -> list[Entry]:
   if config.vision is not None:
     table += tower_entries(config)
   if not config.tie_embeddings:
-    table.append(Entry(("head",), None, (TIED_HEAD,), (v, d), (v, d), (1, 0)))
+    table.append(Entry(("head",), None, (HEAD,), (v, d), (v, d), (1, 0)))
   return table
 
 

@@ -16,7 +16,8 @@ from jaxrl_llm.text_types import Tokenizer
 NOTES = "reward_model.json"
 """File beside the weights of a reward model trained by this package.
 
-It holds `tokenizer` ("bytes", "folder", or a path) and the `PROMPTS` settings of the training.
+It holds `tokenizer` ("bytes" or "folder"; earlier versions also wrote a path), and the `PROMPTS`
+settings of the training.
 """
 
 PROMPTS = {"chat": True, "system": None, "chat_options": {}, "special_tokens": "text"}
@@ -35,9 +36,9 @@ def notes_of(path: str | os.PathLike | None, **prompts: Any) -> dict[str, Any]:
     return {"tokenizer": _BYTES}
   resolved = where.resolve(path)
   if resolved.is_dir() and (own := _notes(resolved)):  # A reward model that is trained further.
-    return own
+    return own | {"tokenizer": _BYTES if own["tokenizer"] == _BYTES else _FOLDER}
   set_here = {name: value for name, value in prompts.items() if value is not None}
-  return {"tokenizer": _FOLDER if resolved.is_dir() else str(path), **PROMPTS, **set_here}
+  return {"tokenizer": _FOLDER, **PROMPTS, **set_here}
 
 
 def load_reward_tokenizer(

@@ -10,6 +10,8 @@ from jaxrl_llm.pretrained.tokenizer import encode_foreign
 from jaxrl_llm.rewards import Outcome, WeightedReward
 from jaxrl_llm.rewards.model.folder import load_reward_tokenizer, same_vocabulary
 from jaxrl_llm.rewards.model.judge import make_judge
+from jaxrl_llm.tasks.files.storage import IDS, IMAGES
+from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer
 
 NAME = "reward_model"
@@ -43,11 +45,15 @@ def reward_model_term(
   limit = max_tokens if exact else 2 * max_tokens
   judge_ids = make_judge(path, max_tokens=limit, dtype=dtype)
 
+  def prompt_of(example: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """Encodes the texts of a prompt; ids and pictures are the policy's own."""
+    return prompt_ids({name: value for name, value in example.items() if name not in (IDS, IMAGES)}, tokenizer)
+
   def sequence(completion: Completion, example: Mapping[str, Any]) -> list[int]:
     if exact:
-      return [*tokenizer.encode_prompt(example["prompt"]), *completion.token_ids]
+      return [*prompt_of(example, tokenizer), *completion.token_ids]
     ends = [own.eos_id] if completion.stopped else []
-    return [*own.encode_prompt(example["prompt"]), *encode_foreign(completion.text, own), *ends]
+    return [*prompt_of(example, own), *encode_foreign(completion.text, own), *ends]
 
   def outcome(reward: float | None, length: int) -> Outcome:
     if reward is None:

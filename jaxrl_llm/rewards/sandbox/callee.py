@@ -8,13 +8,13 @@ this process, it can only answer. In its sandbox, the program imports nothing fr
 import os
 import sys
 
-if __name__ == "__main__":  # In the sandbox, where `literals.py` is in the same folder.
+if __name__ == "__main__":  # In the sandbox, where both modules are in the same folder.
   sys.path.insert(0, os.getcwd())
   from literals import Unsendable, decode, encode
+  from prelude import run_candidate
 else:
   from jaxrl_llm.rewards.sandbox.literals import Unsendable, decode, encode
-
-CANDIDATE = "candidate.py"
+  from jaxrl_llm.rewards.sandbox.prelude import run_candidate
 
 
 def answer(namespace, line: str) -> str:
@@ -50,11 +50,8 @@ def main() -> None:
   nothing = os.open(os.devnull, os.O_RDWR)
   for fd in (0, 1):
     os.dup2(nothing, fd)
-  sys.setrecursionlimit(10_000)
   namespace = {"__name__": "candidate"}
-  with open(CANDIDATE, encoding="utf-8", errors="surrogateescape") as file:
-    source = file.read()
-  exec(compile(source, CANDIDATE, "exec"), namespace)
+  run_candidate(namespace)
   for line in calls:
     print(answer(namespace, line), file=answers, flush=True)
   os._exit(0)

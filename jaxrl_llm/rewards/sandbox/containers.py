@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.rewards.sandbox import launcher
-from jaxrl_llm.rewards.sandbox.program import MAIN, Program, Sandbox
+from jaxrl_llm.rewards.sandbox.program import MAIN, STACK_BYTES, Program, Sandbox
 
 _USER_AND_GROUP = "65534:65534"
 _KILL_SECONDS = 30.0
@@ -37,7 +37,7 @@ def prepare_container(program: Program, sandbox: Sandbox) -> tuple[dict[str, Any
     "--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges",
     f"--user={_USER_AND_GROUP}", "--init",
     f"--memory={memory}", f"--memory-swap={memory}", f"--pids-limit={limits.processes}", "--cpus=1", "--ulimit=core=0",
-    f"--ulimit=fsize={file_bytes}", f"--ulimit=cpu={int(limits.timeout_s) + 2}",
+    f"--ulimit=fsize={file_bytes}", f"--ulimit=cpu={int(limits.timeout_s) + 2}", f"--ulimit=stack={STACK_BYTES}",
     f"--tmpfs=/tmp:rw,nosuid,nodev,size={limits.disk_mb}m", "--env=HOME=/tmp", f"--volume={files}:{launcher.HOME}:ro",
     f"--workdir={launcher.HOME}", "--log-driver=none", sandbox.image, "python", "-I", MAIN, *program.argv,
   ]  # fmt: skip

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_llm.rewards.sandbox import asker, callee, literals
+from jaxrl_llm.rewards.sandbox import asker, callee, literals, prelude
 from jaxrl_llm.rewards.sandbox.backends import backend_of, choose, execute
-from jaxrl_llm.rewards.sandbox.comparing import extract_code, same_output, same_value
-from jaxrl_llm.rewards.sandbox.program import Execution, Limits, Program, Refused, Sandbox
-from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
+from jaxrl_llm.rewards.sandbox.code_blocks import extract_code
+from jaxrl_llm.rewards.sandbox.comparing import same_output, same_value
+from jaxrl_llm.rewards.sandbox.program import Execution, Judge, Limits, Program, Refused, Sandbox
+from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, Tests, program_pattern, read_tests
 from jaxrl_llm.text_types import Completion, RewardFn
 
 
@@ -33,7 +34,9 @@ class Grade(NamedTuple):
   detail: str = ""
 
 
-def grade(source: str, tests: Tests, sandbox: Sandbox, *, total_s: float = 60.0, stop_early: bool = True) -> Grade:
+def grade(
+  source: str, tests: Tests, sandbox: Sandbox, *, judge: Judge = Judge(), total_s: float = 60.0, stop_early: bool = True
+) -> Grade:
   """Runs a program against tests.
 
   A program fails a test if its answer is wrong or late, regardless of what else it prints or does.
@@ -43,7 +46,9 @@ def grade(source: str, tests: Tests, sandbox: Sandbox, *, total_s: float = 60.0,
   Args:
     source: Source of the program.
     tests: Tests of the program.
-    sandbox: Working sandbox. Its time limit applies to one test, or to all calls of one program.
+    sandbox: Working sandbox. Its time limit applies to one test, or to all calls of one program. Its
+      limit on output is at least twice the expected output.
+    judge: What the program has besides the language.
     total_s: Wall time for all tests, in seconds. Tests not passed by then are failed.
     stop_early: Whether to stop at the first failure.
 
@@ -53,7 +58,7 @@ def grade(source: str, tests: Tests, sandbox: Sandbox, *, total_s: float = 60.0,
   """
   failures_of = {StdioTests: _stdio_failures, CallTests: _call_failures, AssertTests: _assert_failures}[type(tests)]
   passed, detail = 0, ""
-  for failure in failures_of(source, tests, sandbox, time.monotonic() + total_s):
+  for failure in failures_of(source, tests, sandbox, judge, time.monotonic() + total_s):
     passed += not failure
     detail = detail or failure
     if failure and stop_early:
@@ -64,25 +69,27 @@ def grade(source: str, tests: Tests, sandbox: Sandbox, *, total_s: float = 60.0,
   return Grade(passed, count, " ".join(detail.split())[:300])
 
 
-def _stdio_failures(source: str, tests: StdioTests, sandbox: Sandbox, deadline: float) -> Iterator[str]:
+def _stdio_failures(source: str, tests: StdioTests, sandbox: Sandbox, judge: Judge, deadline: float) -> Iterator[str]:
+  files = _candidate_files(source, judge)
   for i, (given, expected) in enumerate(tests.cases):
     if time.monotonic() >= deadline:
       yield f"test {i}: no time is left for it"
       continue
-    execution = _run(execute, Program(source, given), sandbox=sandbox, deadline=deadline)
+    program = Program(_source(prelude), given, files)
+    execution = _run(execute, program, sandbox=_with_room(sandbox, len(expected.encode("utf-8", "surrogatepass"))), deadline=deadline)
     if execution.status == "failed":
       yield f"test {i}: {execution.cause} {execution.stderr[-200:]}"
+    elif same_output(execution.stdout, expected, tolerance=tests.tolerance):
+      yield ""
     else:
-      yield (
-        ""
-        if same_output(execution.stdout, expected, tolerance=tests.tolerance)
-        else f"test {i}: wrong output {execution.stdout[:80]!r}"
-      )
+      yield f"test {i}: wrong output {execution.stdout[:80]!r}"
 
 
-def _call_failures(source: str, tests: CallTests, sandbox: Sandbox, deadline: float) -> Iterator[str]:
+def _call_failures(source: str, tests: CallTests, sandbox: Sandbox, judge: Judge, deadline: float) -> Iterator[str]:
   questions = "".join(f"{literals.encode((tests.function, list(arguments), {}))}\n" for arguments, _ in tests.cases)
-  execution = _run(execute, _callee_program(f"{tests.setup}\n{source}", questions), sandbox=sandbox, deadline=deadline)
+  answer_bytes = sum(len(literals.encode(expected)) for _, expected in tests.cases)
+  program = _callee_program(_candidate_files(source, judge), questions)
+  execution = _run(execute, program, sandbox=_with_room(sandbox, answer_bytes), deadline=deadline)
   answers = execution.stdout.split("\n")[:-1]  # An unfinished last line was cut off.
   for i, (_, expected) in enumerate(tests.cases):
     if i >= len(answers):
@@ -90,14 +97,14 @@ def _call_failures(source: str, tests: CallTests, sandbox: Sandbox, deadline: fl
       continue
     try:
       good, value = literals.decode(answers[i])
-      same = good is True and same_value(value, expected)
+      same = good is True and same_value(value, expected, tolerance=tests.tolerance)
     except (RecursionError, TypeError, ValueError):
       yield f"test {i}: the answer is not a value"
       continue
-    yield "" if same else f"test {i}: {'wrong value' if good is True else 'it raised'} {str(value)[:80]}"
+    yield "" if same else f"test {i}: {'wrong value' if good is True else 'it raised'} {answers[i][:80]}"
 
 
-def _assert_failures(source: str, tests: AssertTests, sandbox: Sandbox, deadline: float) -> Iterator[str]:
+def _assert_failures(source: str, tests: AssertTests, sandbox: Sandbox, judge: Judge, deadline: float) -> Iterator[str]:
   execute_pair = backend_of(sandbox).execute_pair
   if execute_pair is None:
     raise Refused(
@@ -106,9 +113,9 @@ def _assert_failures(source: str, tests: AssertTests, sandbox: Sandbox, deadline
   nonce = secrets.token_hex(16)
   files = {"literals.py": _source(literals), asker.GIVEN: tests.setup, asker.TESTS: tests.code}
   asking = Program(_source(asker), files=files, argv=(nonce, tests.entry_point))
-  execution = _run(
-    execute_pair, asking, _callee_program(f"{tests.setup}\n{source}", ""), sandbox=sandbox, deadline=deadline
-  )
+  # These tests were published with the prompt as the only source of imports.
+  answering = _callee_program(_candidate_files(f"{tests.setup}\n{source}", judge._replace(imports=False)), "")
+  execution = _run(execute_pair, asking, answering, sandbox=sandbox, deadline=deadline)
   reports = execution.stderr.split("\n")
   if f"{nonce} {asker.UNSENDABLE}" in reports:
     raise Refused("the tests pass an argument to the program that is not a plain value")
@@ -128,8 +135,18 @@ def _run(run_programs: Callable[..., Execution], *programs: Program, sandbox: Sa
   return execution
 
 
-def _callee_program(source: str, questions: str) -> Program:
-  return Program(_source(callee), questions, {"literals.py": _source(literals), callee.CANDIDATE: source})
+def _with_room(sandbox: Sandbox, expected_bytes: int) -> Sandbox:
+  """Raises the limit on output to twice the expected output, which may have been printed with other spaces."""
+  limits = sandbox.limits
+  return sandbox._replace(limits=limits._replace(file_kb=max(limits.file_kb, expected_bytes >> 9)))
+
+
+def _candidate_files(source: str, judge: Judge) -> dict[str, str]:
+  return {prelude.CANDIDATE: source, prelude.SETTINGS: prelude.settings_text(**judge._asdict())}
+
+
+def _callee_program(files: Mapping[str, str], questions: str) -> Program:
+  return Program(_source(callee), questions, {"literals.py": _source(literals), "prelude.py": _source(prelude), **files})
 
 
 def _source(module: Any) -> str:
@@ -142,15 +159,19 @@ def code_tests(
   timeout_s: float = 10.0,
   total_s: float = 60.0,
   memory_gb: float = 1.0,
+  output_mb: float = 4.0,
   time_scale: float = 2.0,
+  imports: bool = Judge().imports,
+  recursion_limit: int = Judge().recursion_limit,
   partial: bool = False,
   image: str = Sandbox().image,
   url: str = "",
 ) -> RewardFn:
   """Makes a reward that is 1 if the program in a response passes all tests of its example, else 0.
 
-  The program is the last fenced code block. A response without one, or one that was cut off by the
-  token budget, earns 0.
+  `extract_code` finds the program: of blocks marked Python, the last that defines the function under
+  test or reads standard input. A response without a program, or one that was cut off by the token
+  budget, earns 0.
 
   Args:
     backend: Key of `BACKENDS`, or `auto`. There is no default: it is your decision where the
@@ -161,8 +182,12 @@ def code_tests(
       must be longer.
     memory_gb: Address space of each process, in GiB. A larger limit of the problem takes
       precedence.
+    output_mb: Output of a program, in MiB. It may always write twice as much as is expected.
     time_scale: Factor on the time limit of a problem. Such limits are set for one fast, idle
       machine.
+    imports: Whether a program has the names that LiveCodeBench's judge imports, such as `heappush`
+      and `inf`; see `Judge`.
+    recursion_limit: Largest number of frames of a program's stack.
     partial: Whether a program earns the fraction of the tests that it passes.
     image: Image of the container, for `docker`.
     url: Address of the service, for `sandbox_fusion` and `piston`.
@@ -175,14 +200,18 @@ def code_tests(
     ValueError: If a limit is out of range, or the back end does not work on this machine. One line,
       with the fix.
   """
-  for name, value in dict(timeout_s=timeout_s, total_s=total_s, memory_gb=memory_gb, time_scale=time_scale).items():
+  amounts = dict(
+    timeout_s=timeout_s, total_s=total_s, memory_gb=memory_gb, output_mb=output_mb, time_scale=time_scale, recursion_limit=recursion_limit
+  )
+  for name, value in amounts.items():
     if not (value > 0 and math.isfinite(value)):
       raise ValueError(f"code_tests: found {name}={value}, expected more than 0")
-  sandbox = choose(Sandbox(backend, Limits(timeout_s=timeout_s, memory_gb=memory_gb), image, url))
+  limits = Limits(timeout_s=timeout_s, memory_gb=memory_gb, file_kb=math.ceil(output_mb * 1024))
+  sandbox, judge = choose(Sandbox(backend, limits, image, url)), Judge(imports, recursion_limit)
 
   def code_reward(completion: Completion, example: Mapping[str, Any]) -> float:
     tests = read_tests(example)
-    source = extract_code(completion.text) if completion.stopped else None
+    source = extract_code(completion.text, wanted=program_pattern(tests)) if completion.stopped else None
     if source is None:
       return 0.0
     limits = sandbox.limits
@@ -190,7 +219,7 @@ def code_tests(
       limits = limits._replace(timeout_s=time_scale * tests.seconds)
     if isinstance(tests, StdioTests) and tests.megabytes:
       limits = limits._replace(memory_gb=max(limits.memory_gb, tests.megabytes / 1024))
-    result = grade(source, tests, sandbox._replace(limits=limits), total_s=total_s, stop_early=not partial)
+    result = grade(source, tests, sandbox._replace(limits=limits), judge=judge, total_s=total_s, stop_early=not partial)
     return result.passed / result.total if partial else float(result.passed == result.total)
 
   return code_reward

@@ -6,7 +6,7 @@ copied into sandboxes, so it imports nothing from the package.
 
 import json
 
-MAX_CHARS = 1 << 20  # Length limit of one line.
+MAX_CHARS = 1 << 26  # Length limit of one line. The output limit of a sandbox is usually lower.
 # Larger integers are sent as hexadecimal digits, which Python parses in linear time.
 _BIG = 1 << 256
 _KINDS = {"t": tuple, "s": set, "f": frozenset}
@@ -34,6 +34,8 @@ def _pack(value):
       return {mark: [_pack(item) for item in value]}
   if isinstance(value, dict):
     return {"d": [[_pack(key), _pack(item)] for key, item in value.items()]}
+  if hasattr(value, "tolist"):  # A scalar or an array of NumPy.
+    return _pack(value.tolist())
   raise Unsendable(f"found a value of type {type(value).__name__}, expected numbers, texts, bytes and containers of these")
 
 
@@ -59,7 +61,8 @@ def encode(value) -> str:
 
   Args:
     value: Value made of numbers, strings, bytes, lists, tuples, sets and dicts. Instances of
-      subclasses become instances of the built-in types.
+      subclasses become instances of the built-in types; NumPy's scalars and arrays become numbers
+      and lists.
 
   Raises:
     Unsendable: If the value is made of anything else, or is too large.

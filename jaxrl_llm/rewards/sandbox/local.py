@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import IO, Any, NamedTuple
 
 from jaxrl_llm.rewards.sandbox import containers, launcher
-from jaxrl_llm.rewards.sandbox.program import MAIN, Execution, Program, Sandbox
+from jaxrl_llm.rewards.sandbox.program import MAIN, STACK_BYTES, Execution, Program, Sandbox
 
 _SETUP_SECONDS = 20.0  # From the start of the launcher to that of the program, on a busy machine.
 _CONTAINER_SECONDS = 5.0
@@ -87,6 +87,7 @@ def launcher_spec(program: Program, sandbox: Sandbox, *, home: str) -> dict[str,
       FSIZE=limits.file_kb << 10,
       NOFILE=64,
       NPROC=limits.processes,
+      STACK=STACK_BYTES,
     ),
   )
 

@@ -7,6 +7,9 @@ from typing import NamedTuple
 MAIN = "main.py"
 """Name of a program's source in its working directory."""
 
+STACK_BYTES = 64 << 20
+"""Stack of a program: some 1 kB of C for each frame of Python at the depth that judges allow."""
+
 
 class Program(NamedTuple):
   """A Python program and its input.
@@ -24,6 +27,19 @@ class Program(NamedTuple):
   argv: tuple[str, ...] = ()
 
 
+class Judge(NamedTuple):
+  """What a judge gives to each program; the defaults are those of LiveCodeBench's.
+
+  Attributes:
+    imports: Whether a program has the names that the judge imports (`prelude.IMPORTS`). Programs
+      that complete a prompt, as in HumanEval, have the imports of the prompt alone.
+    recursion_limit: Largest number of frames of the stack, as for `sys.setrecursionlimit`.
+  """
+
+  imports: bool = True
+  recursion_limit: int = 50_000
+
+
 class Limits(NamedTuple):
   """Resource limits of one program.
 
@@ -32,7 +48,7 @@ class Limits(NamedTuple):
       does not count.
     memory_gb: Address space of each process of the program, in GiB.
     file_kb: Size of each file that the program writes, in KiB. Standard output and standard error
-      count as files.
+      count as files. Tests raise it to twice the size of the expected output.
     disk_mb: Total size of the files in the working directory, in MiB.
     processes: Number of processes and threads at any one time.
   """

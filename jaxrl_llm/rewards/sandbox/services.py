@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl_llm.rewards.sandbox.program import MAIN, Execution, Program, Sandbox
 
-_MAX_ANSWER_BYTES = 16 << 20
+_MAX_ANSWER_BYTES = 16 << 20  # Besides the output, which JSON may escape.
 _TRIES = 3
 _FIRST_WAIT_SECONDS = 0.5
 _SECONDS_BEYOND = 30.0  # Time for the queue of the service and for the network.
@@ -35,13 +35,14 @@ def _post(sandbox: Sandbox, path: str, body: dict[str, Any]) -> dict[str, Any]:
   """Sends a request and returns the JSON of the answer; retries if the service is busy or down."""
   url, timeout_s = f"{sandbox.url.rstrip('/')}{path}", sandbox.limits.timeout_s + _SECONDS_BEYOND
   request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+  most = _MAX_ANSWER_BYTES + (sandbox.limits.file_kb << 12)
   for left in reversed(range(_TRIES)):
     try:
       with urllib.request.urlopen(request, timeout=timeout_s) as response:
-        data = response.read(_MAX_ANSWER_BYTES + 1)
-      answer = json.loads(data) if len(data) <= _MAX_ANSWER_BYTES else None
+        data = response.read(most + 1)
+      answer = json.loads(data) if len(data) <= most else None
       if not isinstance(answer, dict):
-        raise _Unusable(f"{url} answered with no JSON object of at most {_MAX_ANSWER_BYTES} bytes")
+        raise _Unusable(f"{url} answered with no JSON object of at most {most} bytes")
       return answer
     except urllib.error.HTTPError as error:
       if error.code < 500 and error.code != 429:

@@ -1,10 +1,13 @@
 """Tests of programs, and their parser for the published forms of examples."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import one_line
+from jaxrl_llm.rewards.sandbox.comparing import TOLERANCE
 
 
 class StdioTests(NamedTuple):
@@ -12,13 +15,13 @@ class StdioTests(NamedTuple):
 
   Attributes:
     cases: Standard input and expected standard output of each case.
-    tolerance: Absolute or relative error allowed for numbers. None compares texts.
+    tolerance: Absolute or relative error allowed where a float is expected.
     seconds: Time limit of the problem for one case, in seconds; None if it has none.
     megabytes: Memory limit of the problem, in MiB; None if it has none.
   """
 
   cases: Sequence[tuple[str, str]]
-  tolerance: float | None = None
+  tolerance: float = TOLERANCE
   seconds: float | None = None
   megabytes: float | None = None
 
@@ -30,12 +33,12 @@ class CallTests(NamedTuple):
     function: Name of the function, or of a method of `Solution` if there is no such function.
     cases: Positional arguments and expected value of each case. A tuple and a list with the same
       items are equal.
-    setup: Source placed in front of the program.
+    tolerance: Absolute or relative error allowed where a float is expected.
   """
 
   function: str
   cases: Sequence[tuple[Sequence[Any], Any]]
-  setup: str = ""
+  tolerance: float = TOLERANCE
 
 
 class AssertTests(NamedTuple):
@@ -55,9 +58,6 @@ class AssertTests(NamedTuple):
 Tests = StdioTests | CallTests | AssertTests
 """Tests of one program."""
 
-_CALL_SETUP = "from typing import *\nimport collections, functools, heapq, itertools, math, re, string\n"
-"""Imports that LeetCode and LiveCodeBench provide to a solution."""
-
 
 def read_tests(example: Mapping[str, Any]) -> Tests:
   """Reads the tests of an example.
@@ -70,6 +70,8 @@ def read_tests(example: Mapping[str, Any]) -> Tests:
     `check(candidate)`,
   - a bare list of cases with input and output,
   - a list of asserts.
+
+  The first two may have a `tolerance` of their own.
 
   Args:
     example: Row whose field `tests` holds the tests, as JSON or as decoded JSON.
@@ -89,13 +91,14 @@ def read_tests(example: Mapping[str, Any]) -> Tests:
     if isinstance(tests, list | tuple) and tests and all(isinstance(test, str) for test in tests):
       return AssertTests("\n".join(tests))
     tests = tests if isinstance(tests, Mapping) else {"kind": "stdin", "cases": tests}
+    tolerance = float(tests.get("tolerance", TOLERANCE))
     if tests["kind"] == "stdin":
       cases = [(str(case["input"]), str(case["output"])) for case in tests["cases"]]
-      return StdioTests(cases, tests.get("tolerance"), tests.get("seconds"), tests.get("megabytes"))
+      return StdioTests(cases, tolerance, tests.get("seconds"), tests.get("megabytes"))
     if tests["kind"] == "call":
-      lines = [[json.loads(line) for line in case["input"].split("\n") if line.strip()] for case in tests["cases"]]
-      expected = [json.loads(case["output"]) for case in tests["cases"]]
-      return CallTests(tests["function"], list(zip(lines, expected, strict=True)), tests.get("setup", _CALL_SETUP))
+      lines = [[_value(line) for line in case["input"].split("\n") if line.strip()] for case in tests["cases"]]
+      expected = [_value(case["output"]) for case in tests["cases"]]
+      return CallTests(tests["function"], list(zip(lines, expected, strict=True)), tolerance)
     if tests["kind"] == "check":
       return AssertTests(f"{tests['code']}\ncheck({tests['function']})\n", tests["function"], tests.get("prompt", ""))
     raise KeyError(tests["kind"])
@@ -103,3 +106,31 @@ def read_tests(example: Mapping[str, Any]) -> Tests:
     raise ValueError(
       f"code_tests: cannot read `tests` of an example with {sorted(example)} ({one_line(error, limit=120)}), expected cases or asserts"
     ) from None
+
+
+_READS_INPUT = re.compile(r"\binput\s*\(|[(=,]\s*input\b|\bstdin\b|\bfileinput\b|\bopen\(\s*0\b|\bos\.read\(")
+_CALLED = re.compile(r"\b([^\W\d]\w*)[ \t]*\(")
+
+
+def program_pattern(tests: Tests) -> re.Pattern[str]:
+  """Returns a pattern of programs that tests can run, to tell them from examples of their use.
+
+  Example:
+    >>> bool(program_pattern(CallTests("f", [([], 1)])).search("class Solution:\\n  def f(self): ..."))
+    True
+    >>> bool(program_pattern(StdioTests([("1", "1")])).search("print(f(3))"))
+    False
+  """
+  if isinstance(tests, StdioTests):
+    return _READS_INPUT
+  names = {tests.function} if isinstance(tests, CallTests) else {tests.entry_point} - {""} or set(_CALLED.findall(tests.code))
+  name = "|".join(map(re.escape, sorted(names)))
+  return re.compile(rf"^[ \t]*(?:(?:(?:async[ \t]+)?def|class)[ \t]+(?:{name})\b|(?:{name})[ \t]*=(?!=))", re.MULTILINE)
+
+
+def _value(text: str) -> Any:
+  """Reads a value in JSON, which may have integers of more digits than `int` takes."""
+  try:
+    return json.loads(text)
+  except ValueError:
+    return json.loads(text, parse_int=lambda digits: int(Decimal(digits)))

@@ -69,7 +69,7 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
   try:
     experiment = build_experiment(config)
     config = experiment.config
-    verifier, task = experiment.rewards[0], experiment.task
+    verifier, task = experiment.verifier, experiment.task
     metrics = _metrics(request, verifier, config.eval.samples)
     params, rl_steps = restore(experiment, config, request.source)
   except (ImportError, ValueError) as error:
@@ -82,7 +82,7 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
     f"{config.rollout.max_new_tokens:,} tokens, temperature {config.eval.temperature:g}"
   )
   ready = time.perf_counter()
-  with make_grader(config, experiment.rewards[:1]) as grader, experiment.closing():
+  with make_grader(config, [verifier]) as grader, experiment.closing():
     evaluated = held_out.evaluate_policy(
       experiment.eval_draw(params, rl_steps),
       [task.test[i] for i in order],

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import check, command_line
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.config.fields import FIELDS, flatten, without_teacher
+from jaxrl_llm.config.fields import FIELDS, flatten, unread_defaults, without_teacher
 from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_samples
 from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.run.evaluate import source as source_lib
@@ -99,6 +99,7 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
     source_lib.refuse_other_model(config, source.path)
   if source.kind == "files":
     config.model.path = str(source.path)
+    config.update_from_flattened_dict(unread_defaults(config))
   # Only the verifier is called, and the key of a judge may be missing here.
   config.reward.terms = tuple(term for term in config.reward.terms if path_of(str(term)) is None)
   return config

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.config.fields import base, flatten
+from jaxrl_llm.config.fields import base, flatten, unread_defaults
 from jaxrl_llm.messages import MissingPackageError, did_you_mean, one_line
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.bucket import address
@@ -120,6 +120,7 @@ def run_config(workdir: Path) -> ConfigDict:
     raise UsageError(
       f"{workdir / 'config.json'}: the run is from another version ({fields}); pass its config with --config=FILE"
     ) from error
+  config.update_from_flattened_dict(unread_defaults(config))  # Earlier versions let them pass.
   if newer := [f"{field}={value!r}" for field, value in known.items() if field not in there]:
     print(f"{workdir} is from an earlier version; defaults of new fields: {', '.join(newer)}")
   return config

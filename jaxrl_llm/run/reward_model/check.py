@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config.check import OF_TOKENIZERS, field_problems, in_config
-from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, unused
+from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, unread, unused
 from jaxrl_llm.config.trackers import tracker_problems
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of
 from jaxrl_llm.models import ModelConfig, preset, read_config, read_reward_config
@@ -30,6 +30,8 @@ def job_problems(config: ConfigDict) -> list[str]:
   if readable:
     wrong += [*tracker_problems(config.log.trackers), *_task_problems(config), *_model_problems(config)]
     wrong = wrong or list(_relations(config))
+    for path, why in unread(config, REWARD_MODEL_FIELDS).items():
+      wrong += unused(config, {path: REWARD_MODEL_FIELDS[path].default}, why)
   return list(map(str, wrong))
 
 

@@ -19,7 +19,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation import bootstrap_interval
 from jaxrl_llm.learner import packing
 from jaxrl_llm.models import save_reward_model
-from jaxrl_llm.pretrained import where as where_lib
+from jaxrl_llm.pretrained.tokenizer_files import files_of
 from jaxrl_llm.rewards.model import notes_of
 from jaxrl_llm.rewards.model.folder import NOTES
 from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, require_saved
@@ -228,19 +228,15 @@ def evaluate_pairs(run: RewardModelRun, step: int) -> float:
 
 
 def save_model(run: RewardModelRun) -> None:
-  """Saves the trained model in transformers' format.
-
-  The tokenizer, or a note of where it is, is saved with it.
-  """
+  """Saves the trained model with its tokenizer in transformers' format."""
   folder, section = run.workdir / FOLDER, run.config.model
   # An earlier attempt stopped before its summary; the folder only appears whole.
   if folder.exists():
     return
-  source = None if section.path is None else where_lib.resolve(section.path)
   notes = notes_of(None if section.tokenizer else section.path, **prompt_settings(run.config))
-  tokenizer_from = source if notes["tokenizer"] == "folder" else None
-  options = dict(pad_token_id=run.tokenizer.pad_id, tokenizer_from=tokenizer_from, notes={NOTES: notes})
-  save_reward_model(folder, run.programs.model, run.state.params, **options)
+  with files_of(run.tokenizer) as tokenizer_from:
+    options = dict(pad_token_id=run.tokenizer.pad_id, tokenizer_from=tokenizer_from, notes={NOTES: notes})
+    save_reward_model(folder, run.programs.model, run.state.params, **options)
   run.progress.note(f"saved the reward model to {folder}; to use it in RL, pass --config.reward.model_path={folder}")
 
 

@@ -3,17 +3,17 @@
 import hashlib
 import itertools
 import json
-import math
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
-from jaxrl_llm.tasks.files import text_files
+from jaxrl_llm.tasks.files import chats, text_files
+from jaxrl_llm.tasks.files.chats import CONVERSATION
 from jaxrl_llm.tasks.files.report import Tally
 from jaxrl_llm.tasks.files.storage import IMAGES, Row, picture_digests
 from jaxrl_llm.tasks.files.text_files import Fault, Record, Records
+from jaxrl_llm.tasks.files.values import Unusable, find, names_in, short, shown, text, whole_number
 
 _PATIENCE = 100  # Records in which to look for a column.
 _LARGEST = 2**63 - 1
@@ -22,15 +22,17 @@ _LARGEST = 2**63 - 1
 class Columns(NamedTuple):
   """The names of a file's columns.
 
+  A name with dots goes into an object or a list, as in `reward_model.ground_truth`.
+
   Attributes:
-    question: Column of the problem.
+    question: Column of the problem, a text or a chat.
     answer: Column of the right answer; None if there is none, in which case the reward must not
       need one.
     level: Column of the difficulty, a whole number or a text that contains one; None is level 0 for
       all rows.
-    response: Column of a solution to imitate; None for no demonstrations. A row without a solution
-      is a problem only.
-    id: Column that identifies a row; None identifies it by its question.
+    response: Column of a solution to imitate; None takes the assistant's message at the end of
+      a chat of `question`. A row without a solution is a problem only.
+    id: Column that identifies a row, besides what its prompt shows; None for no such column.
     others: Further columns that the prompt or the reward reads.
     images: Column of the pictures; None for problems of text alone.
   """
@@ -49,19 +51,6 @@ class Columns(NamedTuple):
     return tuple(dict.fromkeys(name for name in mapped if name is not None))
 
 
-class Unusable(Exception):
-  """The error for a record that is not a usable problem.
-
-  Args:
-    reason: Fixed text for each kind of fault.
-    detail: Offending content of this record.
-  """
-
-  def __init__(self, reason: str, detail: str = ""):
-    super().__init__(reason, detail)
-    self.reason, self.detail = reason, detail
-
-
 Convert = Callable[[Record], Row]
 """Function `record -> row` with at least `question` and `BLANK`'s keys; raises `Unusable`."""
 
@@ -69,13 +58,30 @@ BLANK = {"answer": "", "level": 0, "response": "", "id": ""}
 """Defaults for columns that a record lacks."""
 
 
-def _identity(row: Row) -> dict[str, tuple[str, ...]]:
-  keys = {"duplicate question": (row["question"], *picture_digests(row))}
-  return keys | {"duplicate id": (row["id"],)} if row["id"] else keys
+def identity_of(*names: str) -> Callable[[Row], dict[str, tuple[str, ...]]]:
+  """Returns the function from a row to what no other row may have, by the reason to drop the other.
+
+  Two rows with the same prompt are one problem; if their answers differ, one of them is wrong.
+
+  Args:
+    *names: Columns that a prompt shows besides the question, the conversation and the pictures.
+
+  Example:
+    >>> row = {"question": "Which?", "choices": "(A) 1", "answer": "A", "id": ""}
+    >>> identity_of("choices")(row)["duplicate question"]
+    ('Which?', '(A) 1', 'A')
+  """
+
+  def identity(row: Row) -> dict[str, tuple[str, ...]]:
+    prompt = (row["question"], *(str(row[name]) for name in (CONVERSATION, *names) if row.get(name)), *picture_digests(row))
+    keys = {"duplicate question with another answer": prompt, "duplicate question": (*prompt, row["answer"])}
+    return keys | {"duplicate id": (row["id"],)} if row["id"] else keys
+
+  return identity
 
 
 def usable_rows(
-  records: Records, convert: Convert, tally: Tally, *, seen: set[bytes], identity: Callable[[Row], Mapping[str, tuple]] = _identity
+  records: Records, convert: Convert, tally: Tally, *, seen: set[bytes], identity: Callable[[Row], Mapping[str, tuple]] | None = None
 ) -> Iterator[Row]:
   """Yields the usable records as rows with their `place`; the tally counts the others.
 
@@ -85,11 +91,12 @@ def usable_rows(
     tally: Counter of bad rows, which drops or rejects them.
     seen: Digests of the rows so far, updated in place, so that each row is kept once.
     identity: Function from a row to the texts that no two rows may share, by the reason for
-      dropping the second row.
+      dropping the second row; the last reason that applies is given. None is `identity_of()`.
 
   Raises:
     ValueError: If a row is bad and the tally's policy is "error".
   """
+  identity = identity or identity_of()
   for place, record in records:
     try:
       if isinstance(record, Fault):
@@ -102,6 +109,9 @@ def usable_rows(
         raise Unusable(repeated[-1], row.get("id") or short(next(iter(keys.values()))[0]))
     except Unusable as error:
       tally.bad(error.reason, place, error.detail)
+      continue
+    except RecursionError:
+      tally.bad("nested too deep", place)
       continue
     seen.update(digests)
     yield row
@@ -136,14 +146,28 @@ def check_columns(records: Records, columns: Columns, path: str) -> None:
     ValueError: If none of the first 100 records has a column. One line, with the nearest existing
       column.
   """
-  names: dict[str, None] = {}
-  for _, record in itertools.islice(records, _PATIENCE):
-    if not isinstance(record, Fault):
-      names.update(dict.fromkeys(record))
+  some = first_records(records)
   for name in columns.named():
-    if names and name not in names:
-      there = ", ".join(map(_plain, list(names)[:12]))
+    if some and not has(some, name):
+      names = dict.fromkeys(itertools.chain.from_iterable(map(names_in, some)))
+      there = ", ".join(map(_plain, list(names)[:16]))
       raise ValueError(f"{path}: found no column {name!r}, but {there}{did_you_mean(name, names)}")
+
+
+def first_records(records: Records) -> list[Record]:
+  """Returns those of the first 100 records of a file that can be read."""
+  return [record for _, record in itertools.islice(records, _PATIENCE) if not isinstance(record, Fault)]
+
+
+def has(records: Sequence[Record], name: str) -> bool:
+  """Returns whether one of some records has a column, by its dotted name."""
+  for record in records:
+    try:
+      find(record, name)
+    except KeyError:
+      continue
+    return True
+  return False
 
 
 def read_columns(path: os.PathLike, columns: Columns) -> Records:
@@ -155,73 +179,30 @@ def read_columns(path: os.PathLike, columns: Columns) -> Records:
 def mapping(columns: Columns) -> Convert:
   """Returns a converter for records whose columns only have to be renamed.
 
-  A record without a response is a problem only.
+  A question may be a chat, and an answer or a response the last message of one. A record without
+  a response is a problem only.
   """
 
   def convert(record: Record) -> Row:
-    row = {name: text(record, name, empty=name not in (columns.question, columns.answer)) for name in columns.others}
-    return row | {
-      "question": text(record, columns.question),
-      "answer": "" if columns.answer is None else text(record, columns.answer),
-      "level": 0 if columns.level is None else whole_number(record, columns.level),
-      "response": text(record, columns.response, empty=True) if columns.response in record else "",
-      "id": "" if columns.id is None else text(record, columns.id),
-    }
+    row = {name: shown(record, name) for name in columns.others}
+    asked = chats.asked(record, columns.question)
+    if columns.response in (None, columns.question):
+      response = asked.reply
+    elif asked.reply:
+      raise Unusable(f"{columns.question} ends with the assistant", f"although the response is the column {columns.response!r}")
+    else:
+      response = chats.said(record, columns.response, empty=True)
+    if columns.answer == columns.question:
+      answer = asked.reply
+      if not answer.strip():
+        raise Unusable(f"{columns.answer} does not end with the assistant", "expected the answer there")
+    else:
+      answer = "" if columns.answer is None else chats.said(record, columns.answer)
+    row |= {"question": asked.question, "answer": answer, "response": response}
+    row["level"] = 0 if columns.level is None else whole_number(record, columns.level)
+    return row | {"id": "" if columns.id is None else text(record, columns.id), CONVERSATION: asked.conversation}
 
   return convert
-
-
-def text(record: Record, name: str, *, empty: bool = False) -> str:
-  """Returns a column as text: strings and numbers as written, lists and objects as JSON.
-
-  Args:
-    record: Record of a file.
-    name: Name of the column.
-    empty: Whether null and "" are allowed, both as the empty text.
-
-  Raises:
-    Unusable: If there is no such column, or its value is null, empty or not finite.
-
-  Example:
-    >>> text({"answer": 7.0}, "answer"), text({"choices": ["a", "b"]}, "choices")
-    ('7', '["a", "b"]')
-  """
-  if name not in record:
-    raise Unusable(f"no column {name!r}", did_you_mean(name, record, "did you mean {!r}?"))
-  value = record[name]
-  if isinstance(value, bytes):
-    value = value.decode("utf-8", "surrogateescape")
-  if isinstance(value, float):
-    if not math.isfinite(value):
-      raise Unusable(f"{name} is {value}")
-    value = int(value) if value.is_integer() and abs(value) < 2**53 else value
-  if value is None:
-    if not empty:
-      raise Unusable(f"{name} is null")
-    return ""
-  if not isinstance(value, str):
-    value = str(value) if type(value) in (int, float) else json.dumps(value, ensure_ascii=False, default=str)
-  if not empty and not value.strip():
-    raise Unusable(f"{name} is empty")
-  return value
-
-
-def whole_number(record: Record, name: str) -> int:
-  """Returns a column's whole number, or the only one in its text, such as "Level 3".
-
-  Raises:
-    Unusable: If there is no whole number, or several.
-  """
-  value = text(record, name)
-  numbers = re.findall(r"(?<!\w)-?[0-9]{1,15}|[0-9]{1,15}", value)
-  if len(numbers) != 1 or re.search(r"[0-9][.,][0-9]|[0-9]{16}", value):
-    raise Unusable(f"{name} is no whole number", short(value))
-  return int(numbers[0])
-
-
-def short(value: str) -> str:
-  """Returns the beginning of a text on one line, for a message."""
-  return repr(value if len(value) <= 60 else f"{value[:60]}...")
 
 
 def _plain(name: str) -> str:

@@ -10,6 +10,9 @@ OTHER_DATE = "outside task.after and task.before"
 CHOSEN = (OTHER_LEVEL, OTHER_DATE)
 """Reasons that are the user's choice and not a fault, so that no policy rejects them."""
 
+CAREFUL = "careful: "
+"""Beginning of a line on what looks wrong, although it prevents no run."""
+
 
 class Report(NamedTuple):
   """Counts of the rows of a dataset.
@@ -19,12 +22,16 @@ class Report(NamedTuple):
     kept: Number of rows in the train and test splits together.
     dropped: Number of rows left out, by reason.
     first: First occurrence of each reason: the place, such as "data.jsonl:12", and its content.
+    columns: The columns that were read, in words; "" if they are those of a published set.
+    doubts: What looks wrong although every row can be used.
   """
 
   read: int = 0
   kept: int = 0
   dropped: Mapping[str, int] = {}
   first: Mapping[str, str] = {}
+  columns: str = ""
+  doubts: tuple[str, ...] = ()
 
 
 class Tally:
@@ -38,7 +45,7 @@ class Tally:
     >>> tally.bad("answer is null", "data.jsonl:3", "column 'answer'")
     >>> report(tally, read=10, kept=9)
     Report(read=10, kept=9, dropped={'answer is null': 1},
-           first={'answer is null': "data.jsonl:3: column 'answer'"})
+           first={'answer is null': "data.jsonl:3: column 'answer'"}, columns='', doubts=())
     >>> Tally("error").bad("answer is null", "data.jsonl:3", "column 'answer'")
     Traceback (most recent call last):
     ...
@@ -79,18 +86,21 @@ def merge(reports: Iterable[Report]) -> Report:
   total = Report()
   for one in reports:
     dropped = {reason: total.dropped.get(reason, 0) + one.dropped.get(reason, 0) for reason in {**total.dropped, **one.dropped}}
-    total = Report(total.read + one.read, total.kept + one.kept, dropped, {**one.first, **total.first})
+    words = total.columns or one.columns, (*total.doubts, *one.doubts)
+    total = Report(total.read + one.read, total.kept + one.kept, dropped, {**one.first, **total.first}, *words)
   return total
 
 
 def to_json(counts: Report) -> dict[str, Any]:
   """Converts a report to plain values, for `summary.json`."""
-  return {"read": counts.read, "kept": counts.kept, "dropped": dict(counts.dropped), "first": dict(counts.first)}
+  words = {"columns": counts.columns, "doubts": list(counts.doubts)}
+  return {"read": counts.read, "kept": counts.kept, "dropped": dict(counts.dropped), "first": dict(counts.first)} | words
 
 
 def from_json(values: Mapping[str, Any]) -> Report:
   """Restores a report from the values of `to_json`."""
-  return Report(int(values["read"]), int(values["kept"]), dict(values["dropped"]), dict(values["first"]))
+  words = values.get("columns", ""), tuple(values.get("doubts", ()))
+  return Report(int(values["read"]), int(values["kept"]), dict(values["dropped"]), dict(values["first"]), *words)
 
 
 def in_words(counts: Report) -> str:
@@ -107,6 +117,19 @@ def in_words(counts: Report) -> str:
   return f"{line}; {sum(counts.dropped.values())} dropped: " + ", ".join(
     f"{count} {reason}" for reason, count in reasons
   )
+
+
+def lines(counts: Report, *, rows: bool = False) -> list[str]:
+  """Returns a report as lines for a person: the counts, the columns and what looks wrong.
+
+  Args:
+    counts: Report of a task.
+    rows: Whether bad rows that are left out look wrong too, with the first one of each reason.
+  """
+  bad = sum(count for reason, count in counts.dropped.items() if reason not in CHOSEN) if rows else 0
+  doubts = [*([f"{bad} of {counts.read} rows are left out"] if bad else []), *counts.doubts]
+  first = [f"  {reason}: {place}" for reason, place in counts.first.items()] if rows else []
+  return [f"data: {in_words(counts)}", *first, *filter(None, [counts.columns]), *(CAREFUL + doubt for doubt in doubts)]
 
 
 def check_policy(policy: str) -> None:

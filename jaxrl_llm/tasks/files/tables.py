@@ -13,7 +13,7 @@ from jaxrl_llm.tasks.files import report, storage
 from jaxrl_llm.tasks.files.report import Report, Tally
 from jaxrl_llm.tasks.files.storage import INDEX, Row
 
-_VERSION = "1.0.0"  # Increase with any change to what is stored; otherwise old copies stay in use.
+_VERSION = "1.1.0"  # Increase with any change to what is stored; otherwise old copies stay in use.
 _REPORT = "problem_report.json"
 _AT_ONCE = 64  # Rows read at once. Rows of programming problems contain megabytes of tests.
 
@@ -170,7 +170,5 @@ def _nothing_left(counts: Report) -> str:
   if not counts.dropped:
     return "found no problems at all"
   reason = max(counts.dropped, key=counts.dropped.get)
-  return (
-    f"{reason} ({counts.first[reason]}); none of the {counts.read} rows can be used "
-    f"({counts.dropped[reason]} for this reason)"
-  )
+  words = report.in_words(counts).partition("dropped: ")[2]
+  return f"{reason} ({counts.first[reason]}); none of the {counts.read} rows can be used ({words})"

@@ -15,17 +15,30 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import MissingPackageError, Problem, did_you_mean, one_line
+from jaxrl_llm.messages import Problem, did_you_mean, one_line
+from jaxrl_llm.tasks.files import parquet_files
 
 # A longer record is a fault; otherwise a file without line ends would be read whole.
 MAX_RECORD_BYTES = 64 * 2**20
 _CHUNK = 2**16
-_PARQUET_ROWS = 64  # Rows per batch. Rows of programming problems contain megabytes of tests.
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_OTHER_DELIMITERS = b";\t|,"  # What spreadsheets write where the comma is a decimal point.
+_LIST = re.compile(rb"\s*\[\s*[{\]]")
+_START = 512
+_GZIP = b"\x1f\x8b"
+_FOREIGN = (
+  (rb"version https://git-lfs", "the pointer of Git LFS to a file", "fetch the file itself: git lfs pull"),
+  (rb"(?i)\s*<(!doctype|html|head|\?xml)", "a web page", "download the file itself, not the page about it"),
+  (rb"PK\x03\x04", "a ZIP archive or an Excel workbook", "unpack it, or save the sheet as CSV in UTF-8"),
+  (rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ|" + _GZIP, "a packed file", "unpack it"),
+  (rb"ARROW1|\xff\xff\xff\xff", "an Arrow file", "convert it to Parquet"),
+  (rb"(?s).{0,3}\0|[^\n]*\0", "binary data, or UTF-16 without its mark", "convert it to UTF-8 text"),
+)
+"""Content that is no text of records: a pattern of its first bytes, what it is, and the fix."""
 _SUFFIXES = (".jsonl", ".ndjson", ".json", *_DELIMITERS, ".parquet")
 _reason = functools.partial(one_line, typed=False, limit=160)
 
@@ -53,8 +66,9 @@ def read_records(path: str | os.PathLike, *, columns: Iterable[str] | None = Non
 
   Args:
     path: A `.jsonl`, `.ndjson`, `.json` (a list of objects, one object, or one object per line),
-      `.csv`, `.tsv` (with a header line) or `.parquet` file. All but the last may be compressed,
-      with the suffix `.gz`.
+      `.csv`, `.tsv` (with a header line, separated by commas, semicolons, tabs or bars) or
+      `.parquet` file. All but the last may be compressed with gzip. A Parquet file, a list or
+      gzip data under another of these suffixes is read as what it is.
     columns: Columns to read from a Parquet file, if they exist; None reads all. Other formats are
       always read whole.
 
@@ -68,16 +82,22 @@ def read_records(path: str | os.PathLike, *, columns: Iterable[str] | None = Non
   """
   path = check_path(path)
   suffix = _suffix(path)
-  if suffix == ".parquet":
-    yield from _parquet(path, columns)
-    return
   try:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+    with open(path, "rb") as file:
+      start = file.read(_START)
+    if suffix == ".parquet" or start.startswith(parquet_files.MAGIC):
+      _check_kind(path, start)
+      for number, row in enumerate(parquet_files.read_rows(path, columns), 1):
+        yield f"{path}:{number}", Fault(*row) if isinstance(row, tuple) else row
+      return
+    with (gzip.open if path.suffix == ".gz" or start.startswith(_GZIP) else open)(path, "rb") as file:
       file = io.BufferedReader(file, _CHUNK)
       _check_encoding(path, file)
+      start = file.peek(_START)[:_START]
+      _check_kind(path, start)
       if suffix in _DELIMITERS:
         yield from _table(path, file, _DELIMITERS[suffix])
-      elif suffix == ".json" and file.peek(256)[:256].lstrip().startswith(b"["):
+      elif _LIST.match(start) or (suffix == ".json" and start.lstrip().startswith(b"[")):
         yield from _list(path, file)
       else:
         yield from _lines(path, file)
@@ -154,6 +174,13 @@ def _check_encoding(path: pathlib.Path, file: io.BufferedReader) -> None:
     raise ValueError(f"{path}: found an empty file, expected problems; copy or download it again")
 
 
+def _check_kind(path: pathlib.Path, start: bytes) -> None:
+  """Refuses a file that is no table of records, by its first bytes."""
+  for pattern, what, fix in _FOREIGN:
+    if not start.startswith(parquet_files.MAGIC) and re.match(pattern, start):
+      raise ValueError(f"{path}: found {what}, expected records; {fix}")
+
+
 def _lines(path: pathlib.Path, file: io.BufferedReader) -> Records:
   number, records = 0, 0
   while line := file.readline(MAX_RECORD_BYTES + 1):
@@ -192,6 +219,8 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
     line += buffer.count("\n", at, start)
     at, character = start, buffer[start : start + 1]
     if character == "]" and (expected == "," or (expected == "item" and not items)):
+      if rest := (buffer[at + 1 :] + decode(file.read(_CHUNK))).strip():
+        yield f"{path}:{line}", Fault("text behind the JSON list", f"{rest[:40]!r}; nothing of it was read")
       break
     if character and expected != "item":
       if character != expected:
@@ -225,6 +254,12 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
 
 def _table(path: pathlib.Path, file: io.BufferedReader, delimiter: str) -> Records:
   csv.field_size_limit(MAX_RECORD_BYTES)
+  header = file.peek(_CHUNK).partition(b"\n")[0].rstrip(b"\r")
+  if re.fullmatch(b"(?i)sep=.", header):  # Excel's own first line.
+    delimiter = chr(header[-1])
+    file.readline()
+  elif delimiter.encode() not in header:
+    delimiter = next((chr(other) for other in _OTHER_DELIMITERS if other in header), delimiter)
   reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline=""), delimiter=delimiter, strict=True)
   names = next(reader, None)
   if not names or len(set(names)) != len(names):
@@ -242,49 +277,6 @@ def _table(path: pathlib.Path, file: io.BufferedReader, delimiter: str) -> Recor
       yield place, dict(zip(names, fields, strict=True))
     elif fields:
       yield place, Fault("wrong number of columns", f"{len(fields)}, where the first line names {len(names)}")
-
-
-def _parquet(path: pathlib.Path, columns: Iterable[str] | None) -> Records:
-  try:
-    import pyarrow
-    from pyarrow import parquet
-  except ImportError as error:
-    raise MissingPackageError(
-      f"{path}: Parquet needs the package pyarrow: pip install 'jaxrl_llm[tasks]'; or convert it to .jsonl"
-    ) from error
-  number = 0
-  try:
-    with parquet.ParquetFile(path) as file:
-      names = file.schema_arrow.names
-      wanted = None if columns is None else [name for name in names if name in set(columns)] or names[:1]
-      for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=wanted, use_threads=False):
-        for record in _plain_rows(batch):
-          number += 1
-          yield f"{path}:{number}", record
-  except (pyarrow.ArrowException, OSError) as error:
-    damage = f"row {number + 1} cannot be read" if number else "no Parquet file, or one cut short"
-    raise ValueError(f"{path}: found {damage} ({_reason(error)}); copy or download it again") from error
-  if not number:
-    raise ValueError(f"{path}: found a table without rows, expected problems")
-
-
-def _plain_rows(batch) -> Iterator[Record | Fault]:
-  """Yields the rows of a batch.
-
-  Parquet does not check that texts are UTF-8. If one is not, the batch is converted row by row, so
-  that the other rows are kept.
-  """
-  try:
-    yield from batch.to_pylist()
-    return
-  except UnicodeDecodeError:
-    rows = [batch.slice(i, 1) for i in range(batch.num_rows)]
-  for row in rows:
-    try:
-      (record,) = row.to_pylist()
-    except UnicodeDecodeError as error:
-      record = Fault("not UTF-8", _reason(error))
-    yield record
 
 
 def _kind(value: Any) -> str:

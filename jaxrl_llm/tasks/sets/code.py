@@ -157,8 +157,7 @@ def _form(starter: str) -> str:
 
 
 def _date(record: Record) -> str:
-  value = record.get("contest_date")
-  date = value.isoformat() if hasattr(value, "isoformat") else text(record, "contest_date")
+  date = text(record, "contest_date")
   if not re.match(r"[0-9]{4}-[01][0-9]-[0-3][0-9]", date):
     raise Unusable("contest_date is no date", short(date))
   return date[:10]

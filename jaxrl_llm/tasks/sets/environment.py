@@ -28,6 +28,12 @@ def environment_reward(completion: Completion, example: Mapping[str, Any]) -> fl
   return float(sum(turn.reward for turn in completion.turns))
 
 
+def turn_steps(completion: Completion, example: Mapping[str, Any]) -> list[tuple[int, float]]:
+  """Returns the environment's reward of each turn, at the turn's last token."""
+  del example
+  return [(turn.end, turn.reward) for turn in completion.turns]
+
+
 def lesson_ids(lesson: Sequence[Sequence[Any]], tokenizer: Tokenizer) -> list[tuple[int, bool]]:
   """Encodes a teacher's conversation behind its prompt, each id with whether it is the teacher's.
 

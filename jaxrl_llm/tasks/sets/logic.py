@@ -89,8 +89,10 @@ def multiple_choice(record: Record) -> Row:
 def zebra_grid(completion: Completion, example: Mapping[str, Any]) -> float:
   """Returns 1 if every cell of the grid is right, else 0: ZebraLogic's accuracy by puzzle.
 
-  The answer is the last JSON object of the response, or the object under its key "solution". Case
-  does not matter.
+  The answer is the last JSON object of the response, or the object under its key "solution". As in
+  ZeroEval's evaluator, case and outer spaces do not matter, a cell may be a list of one, and
+  further houses, columns and keys are not read. Unlike there, a list of several is wrong, and so is
+  a house or column that is there twice in different spellings with different cells.
 
   Args:
     completion: Response, of which the last 20,000 characters are read. A response that exhausted
@@ -99,22 +101,33 @@ def zebra_grid(completion: Completion, example: Mapping[str, Any]) -> float:
   """
   if not completion.stopped:
     return 0.0
-  answer = _last_object(completion.text[-_MAX_CHARS:])
-  if answer is not None and isinstance(answer.get("solution"), dict):
-    answer = answer["solution"]
-  return float(answer is not None and _plain(answer) == _plain(json.loads(example["answer"])))
+  answer, grid = _last_object(completion.text[-_MAX_CHARS:]), json.loads(example["answer"])
+  solutions = [part for key, part in (answer or {}).items() if _plain(key) == "solution" and isinstance(part, dict)]
+  return float(_has(solutions[-1] if solutions else answer, grid))
 
 
-def _plain(value: Any) -> Any:
-  """Normalises the case and the outer spaces of all texts in a grid."""
-  if isinstance(value, dict):
-    return {str(key).strip().lower(): _plain(cell) for key, cell in value.items()}
-  return str(value).strip().lower()
+def _plain(cell: Any) -> str:
+  """Normalises the case and the outer spaces of a text."""
+  return str(cell).strip().lower()
+
+
+def _has(answer: Any, grid: Any) -> bool:
+  """Returns whether an answer has every cell of a grid, of two levels."""
+  if isinstance(answer, list) and len(answer) == 1:
+    answer = answer[0]
+  if not isinstance(grid, dict):
+    return not isinstance(answer, dict | list) and _plain(answer) == _plain(grid)
+  if not isinstance(answer, dict):
+    return False
+  spelt: dict[str, list[Any]] = {}
+  for key, part in answer.items():
+    spelt.setdefault(_plain(key), []).append(part)
+  return all(_plain(key) in spelt and all(_has(each, part) for each in spelt[_plain(key)]) for key, part in grid.items())
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
   """Returns the last JSON object in a text that is not inside another one."""
-  decoder, last, at, tries = json.JSONDecoder(), None, text.find("{"), 0
+  decoder, last, at, tries = json.JSONDecoder(strict=False), None, text.find("{"), 0
   while at >= 0 and tries < 200:  # Bounds the work on a text full of braces.
     tries += 1
     try:

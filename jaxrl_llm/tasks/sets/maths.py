@@ -2,6 +2,7 @@
 
 import re
 
+from jaxrl_llm.tasks.files import chats
 from jaxrl_llm.tasks.files.columns import BLANK, Unusable, text, whole_number
 from jaxrl_llm.tasks.files.downloads import Files, hub
 from jaxrl_llm.tasks.files.storage import Row
@@ -96,19 +97,10 @@ def dapo_math(record: Record) -> Row:
   `prompt` is the question and `solution` is the answer. The original contains each problem about a
   hundred times; the repetitions count as duplicates.
   """
-  prompt = record.get("prompt")
-  if isinstance(prompt, list):
-    users = [turn["content"] for turn in prompt if isinstance(turn, dict) and turn.get("role") == "user" and turn.get("content")]
-    if len(users) != 1:
-      raise Unusable("prompt has no single turn of the user's", f"{len(users)}")
-    question, verdict = users[0], record.get("reward_model")
-    if not isinstance(verdict, dict):
-      raise Unusable("no column 'reward_model'")
-    answer = text(verdict, "ground_truth")
-  else:
-    question, answer = text(record, "prompt"), text(record, first_of(record, "solution", "answer"))
+  question = chats.asked(record, "prompt").question
+  answer = "reward_model.ground_truth" if isinstance(record["prompt"], list) else first_of(record, "solution", "answer")
   question = question.strip().removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER).strip()
-  return BLANK | {"question": question, "answer": answer}
+  return BLANK | {"question": question, "answer": text(record, answer)}
 
 
 def competition(record: Record) -> Row:

@@ -7,7 +7,7 @@ References:
 import pathlib
 
 from jaxrl_llm.tasks.files import picture_column
-from jaxrl_llm.tasks.files.columns import BLANK, Unusable, text, whole_number
+from jaxrl_llm.tasks.files.columns import BLANK, Unusable, short, text, whole_number
 from jaxrl_llm.tasks.files.downloads import Files, hub
 from jaxrl_llm.tasks.files.storage import IMAGES, Row
 from jaxrl_llm.tasks.files.text_files import Record
@@ -41,7 +41,10 @@ def mathvision(record: Record) -> Row:
   Raises:
     Unusable: If a column is missing, or the picture cannot be used.
   """
-  options = [str(option) for option in record.get("options") or ()]
+  options = record.get("options") or []
+  if not isinstance(options, list):
+    raise Unusable("options are no list", short(str(options)))
+  options = list(map(str, options))
   if len(options) > len(_LETTERS):
     raise Unusable("too many options", f"{len(options)}, expected at most {len(_LETTERS)}")
   written = "" if "".join(options) == _LETTERS else "".join(f"({letter}) {option}\n" for letter, option in zip(_LETTERS, options))

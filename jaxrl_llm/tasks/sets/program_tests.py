@@ -7,7 +7,8 @@
      "code": "def check(candidate): ..."}
 
 The cases of a "call" have the arguments in JSON, one per line, and the result in JSON. Limits are
-the problem's own, and are absent if it has none.
+the problem's own, and are absent if it has none. A "tolerance" replaces the error of 1e-6 that is
+allowed where a float is expected.
 """
 
 import base64

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.pretrained.pictures import check_installed
+from jaxrl_llm.tasks import prompt_template as prompt_template_lib
 from jaxrl_llm.tasks.files import downloads, storage, tables, text_files
 from jaxrl_llm.tasks.files.columns import Convert
 from jaxrl_llm.tasks.files.downloads import Files
@@ -99,9 +100,10 @@ def published_task(
   read = functools.partial(text_files.read_records, columns=published.reads)
   records = {split: lambda paths=paths: itertools.chain.from_iterable(map(read, paths)) for split, paths in files.items()}
   key = tables.key_of(list(itertools.chain(*files.values())), [published.version, list(map(len, files.values()))])
+  shown = [name for name in prompt_template_lib.fields(published.style.template) if name in published.columns]
   style = published.style.with_settings(prompt_template, reward)
   return make_task(
-    published.name, records, published.convert, key=key, style=style, setup=setup, columns=published.columns, choose=choose
+    published.name, records, published.convert, key=key, style=style, setup=setup, columns=published.columns, shown=shown, choose=choose
   )
 
 

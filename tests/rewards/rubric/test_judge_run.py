@@ -81,7 +81,7 @@ def test_what_a_monitor_does_not_know_is_in_no_mean():
   fails = lambda completion, example: 1 / 0 if "9" in completion.text else 1.0
   rewards = [WeightedReward("right", lambda completion, example: 1.0), WeightedReward("seen", fails, 0.0, monitors=True)]
   batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=rewards)
-  row = batch_lib.metrics(batch._replace(advantages=np.zeros(rollouts.tokens.shape, np.float32)))
+  row = batch_lib.metrics(batch._replace(advantages=np.zeros(rollouts.tokens.shape, np.float32), signal=np.zeros(2, bool)))
   assert row["reward/seen/mean"] == 1 and row["reward/seen/unknown"] == 2 and row["rewards/failed"] == 0
   assert trajectories.evidence(batch, rewards=rewards).parts.tolist() == [[1.0] * 4]
 

@@ -1,7 +1,6 @@
 """Grading: the published forms of tests, verdicts, and errors that are not the program's fault."""
 
 import json
-import math
 
 import hypothesis
 import hypothesis.strategies as st
@@ -15,14 +14,12 @@ from jaxrl_llm.rewards.sandbox import (
   Sandbox,
   StdioTests,
   code_tests,
-  extract_code,
   grade,
   probe,
   read_tests,
 )
 from jaxrl_llm.rewards.sandbox.asker import free_names, verdict
 from jaxrl_llm.rewards.sandbox.callee import answer
-from jaxrl_llm.rewards.sandbox.comparing import same_output, same_value
 from jaxrl_llm.rewards.sandbox.literals import Unsendable, decode, encode
 from jaxrl_llm.rewards.workers import Function, Job, open_pool
 from jaxrl_llm.text_types import Completion
@@ -87,78 +84,9 @@ def test_malformed_lines_are_refused(line):
 def test_other_than_plain_values_are_not_sent():
   loop = []
   loop.append(loop)
-  for value in (object(), int, lambda: 0, loop, (x for x in ()), "x" * (2 << 20)):
+  for value in (object(), int, lambda: 0, loop, (x for x in ()), "x" * (65 << 20)):
     with pytest.raises(Unsendable):
       encode(value)
-
-
-@pytest.mark.parametrize(
-  ("output", "expected", "same"),
-  [
-    ("3\n", "3", True),
-    ("3", "3\n\n", True),
-    ("\n3\n", "3", True),
-    (" 1   2 \n 3", "1 2\n3", True),
-    ("1 2 3", "1 2\n3", False),
-    ("12", "1 2", False),
-    ("", "0", False),
-    ("3.0", "3", False),
-    ("3\nALL TESTS PASSED", "3", False),
-    ("1\n\n2", "1\n2", False),
-    ("nan", "nan", True),
-  ],
-)
-def test_outputs(output, expected, same):
-  assert same_output(output, expected) is same
-
-
-def test_outputs_with_a_tolerance():
-  assert same_output("0.33333 7", "0.33334 7", tolerance=1e-4)
-  assert not same_output("0.3 7", "0.4 7", tolerance=1e-4)
-  assert not same_output("nan", "0.4", tolerance=1e-4) and not same_output("inf", "0.4", tolerance=1e-4)
-  assert same_output("YES 1e3", "YES 1000", tolerance=1e-9)
-
-
-@pytest.mark.parametrize(
-  ("value", "expected", "same"),
-  [
-    ([1, (2, 3)], (1, [2, 3]), True),
-    ([1, 2], [1, 2, 3], False),
-    (True, 1, False),
-    (1, True, False),
-    (1, 1.0, True),
-    (0.1 + 0.2, 0.3, True),
-    (0.3001, 0.3, False),
-    (math.nan, 1.0, False),
-    (10**400, 1.0, False),
-    (-(10**400), math.inf, False),
-    ("1", 1, False),
-    ({"a": (1,)}, {"a": [1]}, True),
-    ({"a": 1, "b": 2}, {"a": 1}, False),
-    (None, None, True),
-    (None, [], False),
-  ],
-)
-def test_values(value, expected, same):
-  assert same_value(value, expected) is same
-
-
-@pytest.mark.parametrize(
-  ("text", "code"),
-  [
-    ("```python\nprint(1)\n```", "print(1)"),
-    ("```py\na\n```\ntext\n```\nb\nc\n```", "b\nc"),
-    ("```python\na\n```\nOutput:\n```text\n1\n```", "a"),
-    ("```cpp\nint x;\n```", None),
-    ("no code", None),
-    ("```python\nnever closed", None),
-    ("```python\na\n```\n```python\nnever closed", "a"),
-    ("  ```Python\n  a\n  ```", "  a"),
-    ("```" * 10_000, None),
-  ],
-)
-def test_the_last_closed_block_is_the_program(text, code):
-  assert extract_code(text) == code
 
 
 def test_all_forms_of_tests_are_read():

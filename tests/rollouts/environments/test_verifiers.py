@@ -1,14 +1,16 @@
 """Environments of the package verifiers, held by their own programs and drawn by an engine."""
 
+import importlib.metadata
 import importlib.util
 import json
 import math
+import sys
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
-from jaxrl_llm.config import check
+from jaxrl_llm.config import check, command_line
 from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -17,11 +19,12 @@ from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.rollouts import carried_talks
 from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import check_environment, make
+from jaxrl_llm.rollouts.environments.hub.names import check_installed
 from jaxrl_llm.rollouts.playing import Draws, Job, to_rollouts, turn_seed
 from jaxrl_llm.tasks.problem_set import Setup
 from jaxrl_llm.tasks.sets.environment import environment_task
 from jaxrl_llm.types import StopReason
-from tests.runs import column, run_here, tiny_config
+from tests.runs import ROOT, column, run_here, tiny_config
 
 TOKENIZER = ByteTokenizer()
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
@@ -103,7 +106,10 @@ class Scripted:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
   """Installs an environment, and says how to name it."""
-  pytest.importorskip("verifiers", minversion="0.4")
+  try:
+    check_installed("textarena")
+  except MissingPackageError as error:
+    pytest.skip(str(error))
   folder = tmp_path_factory.mktemp("site")
   (folder / "little_talk.py").write_text(PACKAGE)
   with pytest.MonkeyPatch.context() as patch:
@@ -248,6 +254,21 @@ def test_a_missing_package(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "verifiers" else find(name, *rest))
   with pytest.raises(MissingPackageError, match=r"pip install 'jaxrl-llm\[verifiers\]'"):
     check_environment("verifiers:anything", {})
+
+
+def test_a_folder_of_its_name_is_not_the_package(monkeypatch, tmp_path):
+  """Such as `experiments/verifiers`, which a config in it must not offer as the package either."""
+  (tmp_path / "verifiers").mkdir()
+  (tmp_path / "verifiers" / "__init__.py").touch()
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(importlib.metadata, "packages_distributions", dict)
+  with pytest.raises(MissingPackageError, match="need the package verifiers"):
+    check_environment("verifiers:anything", {})
+  monkeypatch.setattr(sys, "path", [])
+  command_line.make_importable(f"{ROOT}/experiments/verifiers/config.py")
+  command_line.make_importable(f"{ROOT}/configs/gspo.py")
+  command_line.make_importable(f"{tmp_path}/configs/own.py")
+  assert sys.path == [str(ROOT), str(tmp_path)]
 
 
 def test_the_problems_must_be_its_own(package):

@@ -1,5 +1,7 @@
 """Each record becomes either a problem or a reason, whatever it contains."""
 
+import datetime
+import decimal
 import itertools
 import pathlib
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from jaxrl_llm.tasks.files import columns, text_files
 from jaxrl_llm.tasks.files.columns import Columns, Unusable
 from jaxrl_llm.tasks.files.report import Tally
-from jaxrl_llm.tasks.sets import code, logic, maths
+from jaxrl_llm.tasks.sets import code, logic, maths, mathvision
 
 GOOD = {"question": "1+1?", "answer": "2", "level": 1, "id": "a", "response": "2"}
 
@@ -73,7 +75,7 @@ def test_a_response_may_be_missing():
 
 
 @pytest.mark.parametrize(
-  "value, text", [(7.0, "7"), (7.5, "7.5"), (2**70, str(2**70)), (True, "true"), ({"a": "ä"}, '{"a": "ä"}'), (b"x", "x")]
+  "value, text", [(7.0, "7"), (7.5, "7.5"), (2**70, str(2**70)), (True, "true"), (b"x", "x")]
 )
 def test_text_of_values(value, text):
   assert columns.text({"a": value}, "a") == text
@@ -94,6 +96,36 @@ def enumerate_places(rows):
   return ((f"f.jsonl:{i}", row) for i, row in enumerate(rows, 1))
 
 
+def test_a_value_that_is_nested_too_deep_is_a_bad_row():
+  deep = []
+  for _ in range(5000):
+    deep = [deep, deep]
+  tally = Tally("drop")
+  records = enumerate_places([GOOD | {"table": deep}, GOOD | {"table": [[1]]}])
+  rows = list(columns.usable_rows(records, columns.mapping(Columns(others=("table",))), tally, seen=set()))
+  assert [row["table"] for row in rows] == ["[[1]]"] and tally.dropped == {"nested too deep": 1}
+
+
+def test_a_column_within_a_column_is_found_and_hinted_at():
+  records = [("f:1", {"q": "?", "reward_model": {"style": "rule", "ground_truth": "7"}})]
+  columns.check_columns(records, Columns("q", "reward_model.ground_truth"), "f")
+  words = "^f: found no column 'reward_model.truth', but q, reward_model.style, reward_model.ground_truth; did you mean 'reward"
+  with pytest.raises(ValueError, match=words):
+    columns.check_columns(records, Columns("q", "reward_model.truth"), "f")
+
+
+ODD = [None, True, 7, 2**80, 0.5, float("nan"), float("-inf"), "", " ", "a", "\ud800", "[{", "[]", '{"role": 1, "content": 2}', b"\xff"]
+ODD = st.sampled_from([*ODD, decimal.Decimal("sNaN"), decimal.Decimal("-0"), datetime.date.max, datetime.timedelta.min, object()])
+KEYS = st.sampled_from(["role", "content", "type", "text", "label", "tool_calls", "a.b"])
+ANYTHING = st.recursive(ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=5)
+
+
+@settings(max_examples=100)
+@given(field=st.sampled_from(["question", "answer", "level", "id", "response", "choices"]), value=ANYTHING)
+def test_any_value_in_any_column_of_own_files(field, value):
+  reason(GOOD | {"choices": ["a", "b"], field: value}, response="response", others=("choices",))
+
+
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 CONVERTERS = {
   "gsm8k/train.jsonl": maths.gsm8k,
@@ -109,7 +141,9 @@ CONVERTERS = {
   "zebralogic/grid_mode/test.jsonl": logic.grid,
   "zebralogic/mc_mode/test.jsonl": logic.multiple_choice,
 }
+MATHVISION = {"id": "1", "question": "?", "options": list("ABCDE"), "decoded_image": None, "answer": "B", "level": 1, "subject": "x"}
 RECORDS = {name: next(record for _, record in text_files.read_records(FIXTURES / name)) for name in CONVERTERS}
+RECORDS["mathvision"], CONVERTERS["mathvision"] = MATHVISION, mathvision.mathvision
 FIELDS = [(name, field) for name, record in RECORDS.items() for field in record]
 SCALARS = [None, True, -1, 2**80, 1.5, float("nan"), float("inf"), "", " ", "7", "\ud800", "[]", "[1]", "{", "\\boxed{", "####", b"\xff"]
 SCALARS = st.sampled_from(SCALARS)

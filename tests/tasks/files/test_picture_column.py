@@ -1,7 +1,9 @@
 """Pictures of own problems and of MathVision: paths, bytes, and rows that are left out."""
 
+import base64
 import functools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from jaxrl_llm import tasks
 from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.pictures import PictureConfig
+from jaxrl_llm.tasks.files import picture_column
+from jaxrl_llm.tasks.files.columns import Columns, Unusable
 
 CONFIG = PictureConfig(patch_size=8, min_pixels=256, max_pixels=4096)
 
@@ -19,8 +23,8 @@ def picture(shade, side=16):
 
 @pytest.fixture
 def load(tmp_path):
-  settings = {"images_column": "images", "data_dir": tmp_path / "data", "pictures": CONFIG, "reward": "final_number"}
-  return functools.partial(tasks.make, "file", **settings)
+  common = {"images_column": "images", "data_dir": tmp_path / "data", "pictures": CONFIG, "reward": "final_number"}
+  return functools.partial(tasks.make, "file", **common)
 
 
 def write(folder, rows):
@@ -54,7 +58,7 @@ BAD = {
   "picture is neither a path nor bytes": 7,
   "marks unlike the pictures": ["pictures/1.png", "pictures/2.png"],
   "prompt longer than 30 tokens": ["pictures/1.png"] * 40,
-  "duplicate question": "pictures/3.png",
+  "duplicate question with another answer": "pictures/3.png",
 }
 
 
@@ -69,6 +73,68 @@ def test_bad_pictures_are_left_out_and_counted(load, tmp_path):
   # A picture that appears later is seen.
   (tmp_path / "pictures" / "none.png").write_bytes(picture(99))
   assert "missing picture" not in load(path=path, max_prompt_tokens=30).report.dropped
+
+
+def encoded(content):
+  return base64.b64encode(content).decode()
+
+
+ADDRESSES = {
+  "data": lambda content: "data:image/png;base64," + encoded(content),
+  "upper case, lines": lambda content: "DATA:image/png;charset=x;base64," + "\n".join([encoded(content)[:40], encoded(content)[40:]]),
+  "percent signs": lambda content: "data:image/png;base64," + encoded(content).replace("+", "%2B").replace("=", "%3D"),
+  "without base64": lambda content: "data:image/png," + "".join(f"%{byte:02x}" for byte in content),
+  "base64 alone": encoded,
+  "in an object": lambda content: {"bytes": encoded(content), "path": "gone.png"},
+}
+
+
+@pytest.mark.parametrize("form", ADDRESSES)
+def test_pictures_in_base64(form, tmp_path):
+  made = picture_column.load(ADDRESSES[form](picture(7)), tmp_path)
+  assert made == (picture(7),)
+
+
+PATHS = {
+  "too long": ("x" * 5000, "broken picture"),
+  "below a file": ("own.jsonl/a.png", "broken picture"),
+  "an unknown user's": ("~no-such-user/a.png", "missing picture"),
+  "a folder": ("pictures", "picture is no file"),
+  "a pipe": ("pipe", "picture is no file"),
+  "a loop": ("loop", "broken picture"),
+  "a null byte": ("a\0b.png", "picture is neither a path nor bytes"),
+  "broken base64": ("data:image/png;base64,iVBOR?", "picture's base64 is broken"),
+  "no base64 at all": ("data:image/png;base64,", "broken picture"),
+  "a drawing": ("data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>", "broken picture"),
+  "an address": ("HTTPS://example.com/a.png", "picture is an address"),
+  "a cut picture": (picture(7)[:45], "broken picture"),
+  "numbers": ([1, 2, 3], "picture is neither a path nor bytes"),
+  "lists of lists": ([[["a"]]], "picture is neither a path nor bytes"),
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_any_fault_of_a_picture_has_a_reason(case, tmp_path):
+  value, reason = PATHS[case]
+  write(tmp_path, GOOD)
+  os.mkfifo(tmp_path / "pipe")
+  (tmp_path / "loop").symlink_to("loop")
+  with pytest.raises(Unusable) as caught:
+    picture_column.load(value, tmp_path)
+  assert caught.value.reason == reason and len(caught.value.detail) < 300
+  path = tmp_path / "other.jsonl"
+  if not isinstance(value, bytes):
+    path.write_text(json.dumps({"question": "?", "answer": 1, "images": value}))
+    picture_column.stamp(path, Columns(images="images"))
+
+
+def test_any_value_is_pictures_or_has_a_reason(tmp_path):
+  odd = [True, 0, 1.5, "", " ", "\ud800", b"", b"\x89PNG", [], [None], {}, {"bytes": None}, {"url": "x"}, ["a", 1], (b"x",), object()]
+  for value in (*odd, *([x] for x in odd), *({"bytes": x} for x in odd), *({"path": x} for x in odd)):
+    try:
+      assert picture_column.load(value, tmp_path) == ()
+    except Unusable as error:
+      assert error.reason and "\n" not in error.reason
 
 
 def test_pictures_beyond_the_room_of_a_prompt_are_left_out_and_counted(load, tmp_path):

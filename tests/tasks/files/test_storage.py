@@ -4,12 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from jaxrl_llm.tasks.files import storage
+from jaxrl_llm.tasks.files import storage, tables
 
 
 class Tiny(tfds.core.GeneratorBasedBuilder):
@@ -49,6 +50,16 @@ def test_a_build_leaves_no_other_files(tmp_path):
   load(tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
   assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["1.0.0"]
+
+
+def test_neither_a_build_nor_an_opening_leaves_a_temporary_folder(tmp_path, monkeypatch):
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+  (tmp_path / "temporary").mkdir()
+  read = lambda: iter([{"question": "1+1", "answer": "2", "level": 1, "response": "", "id": "", "place": "f:1"}])
+  table = dict(columns=("question", "answer", "level", "response", "id", "place"), data_dir=tmp_path / "data", bad_rows="drop")
+  for _ in range(2):
+    tables.open_table("mine", "0" * 16, {"train": lambda tally: read()}, **table)
+  assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_the_default_folder_is_in_the_home(tmp_path, monkeypatch):

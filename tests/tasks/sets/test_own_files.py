@@ -7,15 +7,17 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.tasks import problem_set
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files import tables
+from jaxrl_llm.tasks.image_prompts import prompt_ids
 
 ROWS = [
   {"q": f"What is {i} + 1?", "a": i + 1, "hard": f"Level {i % 3}", "hint": "Count.", "work": "so" if i % 2 else None} for i in range(60)
 ]
 BAD = [
-  '{"q": "What is 0 + 1?", "a": 1, "hard": 1, "hint": "", "work": ""}',
+  '{"q": "What is 0 + 1?", "a": 1, "hard": 1, "hint": "Count.", "work": ""}',
   '{"q": null, "a": 1, "hard": 1, "hint": "", "work": ""}',
   '{"q": "What is blue?", "a": "blue", "hard": 1, "hint": "", "work": ""}',
   '{"q": "What is ' + "very " * 30 + 'long?", "a": 1, "hard": 1, "hint": "", "work": ""}',
@@ -113,6 +115,7 @@ ERRORS = {
   "prompt": ({"max_prompt_tokens": 5}, "task file, train: found no problem that can be used .*61 prompt longer than 5 tokens"),
   "column": ({"question_column": "qq"}, r"own.jsonl: found no column 'qq', but q, a, hard, hint, work; did you mean 'q'\?$"),
   "template": ({"prompt_template": "{hnt}"}, r"own.jsonl: found no column 'hnt', .* did you mean 'hint'\?$"),
+  "kept": ({"prompt_template": "{question} {conversation}"}, r"task.prompt_template: found \{conversation\}, expected a column"),
   "braces": ({"prompt_template": "{question} {}"}, "task.prompt_template: found '{}'"),
   "fraction": ({"test_fraction": 0.0}, "task.test_fraction: found 0.0, expected a number between 0 and 1"),
   "both": ({"test_fraction": 0.5, "test_path": "SAME"}, "task.test_fraction: found 0.5 with test problems of their own"),
@@ -167,6 +170,105 @@ def test_a_demonstration_that_is_too_long_is_not_imitated(tmp_path):
   task = tasks.make("file", path=path, data_dir=tmp_path, response_column="response", max_tokens=10, test_fraction=0.01)
   assert len(task.train) == 9 and {len(row["response"]) for row in task.demonstrations} <= {1, 2, 3, 4, 5, 6}
   assert task.report.kept == 10 and task.report.dropped == {"not imitated: longer than 10 tokens with its prompt": 3}
+
+
+def write(folder, rows):
+  path = folder / "rows.jsonl"
+  path.write_text("\n".join(map(json.dumps, rows)))
+  return path
+
+
+SHOWN = {  # What tells 40 problems with one question apart, and the template that shows it.
+  "choices": (lambda i: [f"{i} men", f"{i} women"], None),
+  "options": (lambda i: {"A": f"{i} men", "B": f"{i} women"}, "{question}\n{options}"),
+  "context": (lambda i: f"Page {i}.", "{context} {question}"),
+  "table": (lambda i: [{"row": i}], "{question} {table}"),
+  "info": (lambda i: {"starter_code": f"def f{i}():"}, "{question} {info.starter_code}"),
+}
+
+
+@pytest.mark.parametrize("column", SHOWN)
+def test_rows_with_one_question_are_told_apart_by_all_that_their_prompts_show(column, tmp_path):
+  make, template = SHOWN[column]
+  rows = [{"question": "Which is true?", column: make(i), "answer": "AB"[i % 2]} for i in range(40)]
+  task = tasks.make("file", path=write(tmp_path, [*rows, *rows[:3]]), data_dir=tmp_path, prompt_template=template, test_fraction=0.3)
+  assert task.report.dropped == {"duplicate question": 3} and len(task.train) + len(task.test) == 40
+  prompts = [{row["prompt"] for row in split} for split in (task.train, task.test)]
+  assert prompts[0].isdisjoint(prompts[1]) and 3 < len(task.test) < 25
+  shown = tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, prompt_template=template, shots=2)
+  assert len(shown.train) == len(tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, prompt_template=template).train) - 2
+
+
+def test_a_question_of_one_problem_is_held_out_as_ever_beside_shared_ones(tmp_path):
+  shared = [{"question": "Which?", "choices": [f"{i}", f"{i + 1}"], "answer": "A"} for i in range(40)]
+  single = [{"question": f"Which of {i}?", "choices": ["1", "2"], "answer": "B"} for i in range(100)]
+  task = tasks.make("file", path=write(tmp_path, [*shared, *single]), data_dir=tmp_path, prompt_template="{question}\n{choices}")
+  held_out = {row["question"] for row in single if problem_set.held_out(row["question"]) < 0.1}
+  assert {*questions(task.test)} - {"Which?"} == held_out and 0 < questions(task.test).count("Which?") < 15
+
+
+def test_another_answer_to_the_same_prompt_is_a_contradiction(tmp_path):
+  rows = [{"question": f"{i}?", "answer": i} for i in range(9)]
+  rows += [{"question": "3?", "answer": 4}, {"question": "4?", "answer": "4"}]
+  task = tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path)
+  assert task.report.dropped == {"duplicate question with another answer": 1, "duplicate question": 1}
+  assert {row["answer"] for row in (*task.train, *task.test) if row["question"] == "3?"} == {"3"}
+
+
+def test_an_error_says_that_only_duplicates_are_left_out(tmp_path):
+  with pytest.raises(ValueError, match=r"one problem in all, .*40 problems read, 1 kept; 39 dropped: 39 duplicate question\)"):
+    tasks.make("file", path=write(tmp_path, [{"question": "?", "answer": 1}] * 40), data_dir=tmp_path)
+
+
+def test_chats_keep_their_messages_and_one_set_of_turns_is_in_one_split(tmp_path):
+  chat = lambda i, *first: [*first, {"role": "user", "content": f"{i}+1?"}]
+  system = {"role": "system", "content": "Add."}
+  rows = [{"prompt": chat(i, *extra), "reward_model": {"ground_truth": str(i + 1)}} for i in range(30) for extra in ((), (system,))]
+  task = tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, test_fraction=0.3, prompt_template="{question} Think.")
+  train, test = ({row["question"] for row in split} for split in (task.train, task.test))
+  assert not task.report.dropped and len(train) + len(test) == 30 and train.isdisjoint(test) and test
+  assert task.report.columns.startswith("columns: question 'prompt' (chats), answer 'reward_model.ground_truth'; ")
+  with_system = [row for row in task.train if "conversation" in row]
+  assert len(with_system) == len(task.train) // 2 and all("system" in row["conversation"] for row in with_system)
+  assert all(row["prompt"] == f"{row['question']} Think." for row in task.train)
+  assert ByteTokenizer().decode(prompt_ids(with_system[0], ByteTokenizer())) == f"Add.\n{with_system[0]['prompt']}"
+
+
+def test_the_end_of_a_chat_is_a_demonstration(tmp_path):
+  chat = lambda i: [{"role": "user", "content": f"{i}+1?"}, {"role": "assistant", "content": f"#### {i + 1}"}]
+  rows = [{"messages": chat(i), "gold": {"values": [i + 1]}} for i in range(30)]
+  task = tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, answer_column="gold.values.0")
+  assert task.rewards == ("final_number",) and {row["response"] for row in task.demonstrations} <= {f"#### {i}" for i in range(1, 31)}
+  assert "whose last message is the demonstration" in task.report.columns and len(task.demonstrations) == len(task.train)
+  alone = tasks.make("file", path=write(tmp_path, [{"messages": chat(i)} for i in range(30)]), data_dir=tmp_path)
+  assert alone.rewards == ("maths",) and alone.train[0]["answer"].startswith("####") and not alone.report.dropped
+
+
+def test_a_system_message_that_no_prompt_would_get_is_refused(tmp_path):
+  class WithSystem(ByteTokenizer):
+    system = "Be brief."
+
+  chat = lambda i, *first: [*first, {"role": "user", "content": f"{i}+1?"}]
+  rows = [{"prompt": chat(i, {"role": "system", "content": "Add."}), "answer": i + 1} for i in range(9)]
+  with pytest.raises(ValueError, match=r"^config.task.system: found 'Be brief.', expected None, because all prompts of the file have"):
+    tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, tokenizer=WithSystem())
+  tasks.make("file", path=write(tmp_path, [*rows, {"prompt": chat(9), "answer": 10}]), data_dir=tmp_path, tokenizer=WithSystem())
+
+
+@pytest.mark.parametrize(
+  ("source", "words"),
+  [
+    ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "mine: .* leaves out messages of the role system"),
+    ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}", "9 messages that the chat template refuses"),
+  ],
+)
+def test_chats_that_a_chat_template_cannot_write(source, words, tmp_path):
+  class Templated(ByteTokenizer):
+    chat_template = ChatTemplate(source, "mine", {})
+
+  chat = lambda i: [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{i}+1?"}]
+  with pytest.raises(ValueError, match=words):
+    tasks.make("file", path=write(tmp_path, [{"prompt": chat(i), "answer": i} for i in range(9)]), data_dir=tmp_path, tokenizer=Templated())
 
 
 def test_damage_to_the_stored_copy(own, file, root, tmp_path):

@@ -29,8 +29,8 @@ def check_installed(name: str) -> None:
       command that installs it.
   """
   package = importlib.util.find_spec("verifiers")
-  if package is None:
-    raise MissingPackageError(_INSTALL)
+  if package is None or not importlib.metadata.packages_distributions().get("verifiers"):
+    raise MissingPackageError(_INSTALL)  # A folder of that name on the path is not the package.
   module = module_name(name)
   bundled = _bundled(package)
   if module in bundled:

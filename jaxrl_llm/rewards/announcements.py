@@ -1,0 +1,146 @@
+"""Announcements of an answer in running text: lines "Answer:", sentences "the answer is"."""
+
+import re
+from typing import NamedTuple
+
+_MAX_BODY = 500  # Characters of one statement.
+
+# The patterns of lines and sentences are for text in lower case.
+_ABROAD = (
+  "r\u00e9ponse",
+  "antwort",
+  "respuesta",
+  "risposta",
+  "resposta",
+  "\u043e\u0442\u0432\u0435\u0442",
+  "\u7b54\u6848",
+)
+_ANCHORS = ("ans", "final", "option", "choice", "antwort", "puesta", "posta")
+_WORD = (
+  r"(?:final[ ]+)?(?:answer|ans\b\.?)|final[ ]+(?:result|solution)|(?:correct|right|best)[ ]+(?:option"
+  r"|choice)"
+  rf"|(?:\u6700\u7ec8)?(?:{'|'.join(_ABROAD)})"
+)
+_HTML = "b|strong|em|i|u|p|h[1-6]"
+_DIGIT_NEXT = r"(?=[*$(\\]{0,4}[-+\u2212]?[$\u00a3\u20ac]?[0-9]++(?![.:)][ \t]*[a-z]))"
+LINE = re.compile(
+  rf"(?:[^\w\n]|_){{0,16}}+(?:(?:{_HTML})>[ ]?)?(?:[0-9]{{1,2}}[.)][^\w\n]{{1,4}})?"
+  rf"(?:(?:so|thus|hence|therefore),?[ ]+)?(?:(?:the|my"
+  rf"|our)[ ]+)?(?:correct[ ]+)?({_WORD})(?:[ ]*\([^()\n]{{0,40}}\))?"
+  rf"[ \t\u00a0]{{0,4}}+[*_`\"]{{0,3}}+(?:</(?:{_HTML})>)?[ \t\u00a0]{{0,4}}+"
+  rf"(?:(?:[:=\uff1a\u662f\u4e3a\u2192]|[-=]>|[-\u2013\u2014](?=[ \t]))(?:(?:[*_`]{{1,3}}+"
+  rf"|</(?:{_HTML})>)(?=\s|$))?"
+  rf"|[^\w\n]{{0,8}}+$|{_DIGIT_NEXT})",
+  re.MULTILINE,
+)
+_LONGEST_PREFIX = 80  # Characters between the start of a line and an anchor.
+
+_IS = (
+  r"(?:[ ](?:to|for|of|in|here)\b[^\n.:!?=]{0,80}?|,[ ]\w{1,12},)?"
+  r"\s{1,4}+(?:is|was|equals|(?:must|should|would|will)[ ]be)\b(?!\s{1,4}(?:not|never|neither|wrong"
+  r"|incorrect)\b)"
+  r"(?:[ ](?:clearly|thus|therefore|hence|then|simply|just|exactly)\b)?[ \t]{0,4}+[:\uff1a]?+"
+)
+_NOUN = r"(?:answer[ ])?(?:option|choice|letter|result|value|solution)"
+# Each begins with a literal, which is searched many times as fast as alternatives.
+_SENTENCES = {
+  "answer": re.compile(rf"answer(?:{_IS}|[ ]?[:\uff1a][*_]{{0,3}}+)"),
+  **{word: re.compile(rf"{word}[ ]{_NOUN}{_IS}") for word in ("correct", "right", "best", "final")},
+  "\u7b54\u6848": re.compile("\u7b54\u6848(?:\u662f|\u4e3a)[ \t]{0,4}+[:\uff1a]?+"),
+}
+_MARKS = r"(?:\\[a-z]+\{|</?[a-z]+>|[^\w\s]){0,4}+"
+_OPTIONS = tuple(
+  re.compile(rf"{word}[ ]{_MARKS}([A-Z]){_MARKS}[ ]is[ ](?:the[ ])?(?:correct|right|best)\b(?![ ]?-)")
+  for word in ("ption", "hoice")
+)
+
+_ARTICLE = r"(?:the\b|an\b|(?-i:a)(?=\s)|(?-i:A)(?=\s+(?!because|since|which|was|and)[a-z]{3}))"
+_PRONOUNS = (
+  r"(?:to|in|as|by|that|this|what|it|there|we|you|i(?=\s+[a-z])|he|she|they|let|let's|first|since|because|if"
+  r"|when|for|"
+  r"found|given|obtained|calculated|not|correct|right|wrong|below|above|also|now|here|then|next|our|your|my"
+  r"|her|his|"
+  r"their)\b(?!\s*[=(^_*\])])"
+)
+_VERBS = r"\s(?:is|are|was|were|has|have|can|will)\s"
+_PATTERNS_OF_PROSE = {
+  # "Answer: The Eiffel Tower" states it, "Answer: The train travels for two hours." does not.
+  "line": rf"[*_\s]*(?:{_PRONOUNS}|{_ARTICLE}(?:(?:\s+[^\s.]+){{6}}|[^\n.]{{0,60}}{_VERBS})|$)",
+  "sentence": rf"[*_\s]*(?:{_PRONOUNS}|{_ARTICLE}|$)",
+}
+PROSE = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS_OF_PROSE.items()}
+"""Prose, by the form behind which it stands; it states nothing if a value stands elsewhere."""
+
+
+class Part(NamedTuple):
+  """What is read of a response.
+
+  Attributes:
+    text: Response without its reasoning.
+    lower: The text in lower case, with the same indices.
+    question: Question that it answers; empty if unknown.
+  """
+
+  text: str
+  lower: str
+  question: str
+
+
+def part_of(text: str, question: str) -> Part:
+  """Returns a text, with what its reading needs."""
+  lower = text.lower()
+  return Part(text, lower if len(lower) == len(text) else text, question)  # Some letters become two.
+
+
+def lines(part: Part) -> list[str]:
+  """Returns what stands behind "Answer:" and the like at the start of a line."""
+  matches = {}
+  for word in _ANCHORS if part.text.isascii() else (*_ANCHORS, *_ABROAD):
+    at = part.lower.find(word)
+    while at >= 0:
+      start = part.lower.rfind("\n", max(at - _LONGEST_PREFIX, 0), at) + 1
+      if (
+        (start or at < _LONGEST_PREFIX) and start not in matches and (match := LINE.match(part.lower, start))
+      ):
+        matches[start] = match
+      at = part.lower.find(word, at + len(word))
+  return [
+    behind(part.text, matches[start].end())
+    for start in sorted(matches)
+    # `answer = a + b` is a line of a program.
+    if not (matches[start][0][-1] == "=" and part.text.startswith("answer", start))
+  ]
+
+
+def sentences(part: Part) -> list[str]:
+  """Returns what stands behind "the answer is" and the like."""
+  matches = [
+    match
+    for word, pattern in _SENTENCES.items()
+    if word in part.lower
+    for match in pattern.finditer(part.lower)
+  ]
+  matches.sort(key=lambda match: match.start())
+  ends = [*(match.start() for match in matches), len(part.text)][1:]
+  return [behind(part.text, match.end(), end) for match, end in zip(matches, ends, strict=True)]
+
+
+def options(part: Part) -> list[str]:
+  """Returns the letters of "option B is correct"."""
+  return [letter for pattern in _OPTIONS for letter in pattern.findall(part.text)]
+
+
+def behind(text: str, start: int, end: int | None = None) -> str:
+  """Returns the rest of the line, or the next line that is not blank; a displayed formula whole."""
+  end = len(text) if end is None else end
+  line = start
+  while start < end and text[start] in " \t\r\n>":
+    start += 1
+  if "\n" in text[line:start] and text.startswith(("- ", "* ", "\u2022 "), start):
+    start += 2
+  line, limit = start, min(end, start + _MAX_BODY)
+  for opening, closing in (("$$", "$$"), ("\\[", "\\]"), ("```", "```")):
+    if text.startswith(opening, start):
+      line = max(text.find(closing, start + len(opening), limit), start)
+  stop = text.find("\n", line, limit)
+  return text[start : limit if stop < 0 else stop].strip()
