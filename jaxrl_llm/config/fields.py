@@ -476,8 +476,8 @@ FIELDS: dict[str, Field] = {
 
 _SHARED = """
 seed model.preset model.dtype model.param_dtype model.attention model.remat task.levels
-task.test_path task.test_fraction task.bad_rows task.chat task.system task.chat_options task.special_tokens task.pad_token
-task.data_dir
+task.test_path task.test_fraction task.bad_rows task.chat task.system task.chat_options
+task.special_tokens task.pad_token task.data_dir
 learner.rows_per_device learner.schedule learner.weight_decay learner.b1 learner.b2
 learner.max_grad_norm learner.moments_dtype learner.offload_optimizer learner.max_skipped
 mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor mesh.slices checkpoint.keep

@@ -14,7 +14,7 @@ from jaxrl_llm.models.config import Vision
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.interpolation import interpolated
 from jaxrl_llm.pretrained import where
-from jaxrl_llm.pretrained.chat_template import parse_options
+from jaxrl_llm.pretrained.chat_options import parse_options
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import Objective, Params

@@ -92,8 +92,8 @@ def split_calls(text: str, tools: Sequence[Mapping[str, Any]], tokenizer: Tokeni
   Args:
     text: The policy's turn.
     tools: Descriptions of the tools, as in OpenAI's API.
-    tokenizer: Tokenizer of the task, whose chat template has a form of calls; None reads any form of
-      `tool_calls.FORMS`.
+    tokenizer: Tokenizer of the task, whose chat template has a form of calls; None reads any form
+      of `tool_calls.FORMS`.
 
   Example:
     >>> tools = [{"type": "function", "function": {"name": "add"}}]
@@ -113,7 +113,7 @@ def split_calls(text: str, tools: Sequence[Mapping[str, Any]], tokenizer: Tokeni
 
 
 def _told(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns the messages with the form of a call, and the tools if there are any, in the system message."""
+  """Returns the messages with the form of a call, and any tools, in the system message."""
   text = "\n".join([f"{_HOW} Tools:", *(json.dumps(tool["function"]) for tool in tools)]) if tools else _HOW
   if messages and messages[0]["role"] == "system":
     return [messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]

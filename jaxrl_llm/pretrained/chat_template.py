@@ -4,15 +4,13 @@ A template is Jinja code from the publisher of the checkpoint. It runs in Jinja'
 and sees only text.
 """
 
-import ast
 import datetime
 import functools
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import MissingPackageError, Problem, did_you_mean, one_line, shown
+from jaxrl_llm.messages import MissingPackageError, one_line
 from jaxrl_llm.pretrained import special_text
 
 Message = Mapping[str, Any]
@@ -21,13 +19,14 @@ Message = Mapping[str, Any]
 The content is a text, or a list of `{"type": "text", "text": text}` and `{"type": "image"}`.
 """
 
+CLOCK = "strftime_now"
+"""Function by which templates read the date, and the option that sets it."""
 DATE = "2024-07-26"
 """Date that templates read unless the option `strftime_now` gives another.
 
 It never changes, so that a run that is resumed has the prompts that it began with. This one is the
 default of Meta's templates, as they are without a clock.
 """
-_CLOCK = "strftime_now"
 INPUTS = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables of a template that are no options."""
 
@@ -75,7 +74,7 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
     today's date is not read: see `DATE`.
   """
   variables = {"tools": None, "documents": None, **template.variables}
-  variables[_CLOCK] = _clock(variables.get(_CLOCK, DATE))
+  variables[CLOCK] = clock(variables.get(CLOCK, DATE))
   messages, variables["tools"] = special_text.hide([list(messages), variables["tools"]], template.special)
   try:
     return _compile(template.source).render(variables, messages=messages, add_generation_prompt=add_generation_prompt)
@@ -87,108 +86,19 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
     raise ValueError(f"{template.path}: the chat template fails on a conversation of {roles} ({one_line(error)}); {fix}") from error
 
 
-def _clock(date: Any) -> Callable[[str], str]:
+def clock(date: Any) -> Callable[[str], str]:
   """Returns the function `strftime_now` of templates, for a fixed date."""
   day = datetime.datetime.strptime(date, "%Y-%m-%d")
   return lambda form: day.strftime(form)
 
 
-def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-  """Parses options of a chat template from texts of the form NAME=VALUE.
-
-  A value that is not a Python literal, true or false is kept as text.
-
-  Raises:
-    ValueError: If a text has another form, or an option occurs twice. One line.
-
-  Example:
-    >>> parse_options(("enable_thinking=False", "date_string=27 Nov 2026"))
-    {'enable_thinking': False, 'date_string': '27 Nov 2026'}
-  """
-  options: dict[str, Any] = {}
-  for text in texts:
-    name, mark, value = str(text).partition("=")
-    if not (mark and name.isidentifier()):
-      raise ValueError(Problem("task.chat_options", repr(text), "NAME=VALUE, such as 'enable_thinking=False'"))
-    if name in options:
-      raise ValueError(Problem("task.chat_options", f"{name!r} twice", "each option once"))
-    try:
-      options[name] = {"true": True, "false": False}[value] if value in ("true", "false") else ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-      options[name] = value
-  return options
-
-
-def option_names(template: ChatTemplate) -> list[str]:
-  """Returns the names of the options that a template reads.
-
-  Example:
-    >>> option_names(ChatTemplate("{{ bos_token }}{% if enable_thinking %}{{ messages[0].content }}{% endif %}", "example", {}))
-    ['enable_thinking']
-  """
-  return sorted(name for name in _reads(template.source) if name not in INPUTS and not name.endswith("_token"))
-
-
-def with_options(template: ChatTemplate, options: Mapping[str, Any]) -> ChatTemplate:
-  """Returns a template with options set.
-
-  Args:
-    template: Template.
-    options: Values by name. That of `strftime_now` is the date that the template reads.
-
-  Raises:
-    ValueError: If the template reads no such option, or the date is none; with a `Problem`, whose
-      field is the option.
-  """
-  known = option_names(template) if options else []
-  for name, value in options.items():
-    if name not in known:
-      expected = f"an option that {template.path} reads: {', '.join(known)}" if known else f"none: {template.path} reads no options"
-      raise ValueError(Problem(name, shown(value), expected + did_you_mean(name, known)))
-    try:
-      _clock(value if name == _CLOCK else DATE)
-    except (TypeError, ValueError) as error:
-      raise ValueError(Problem(name, shown(value), f"the date that the chat template reads, such as {DATE}")) from error
-  return template._replace(variables={**template.variables, **options})
-
-
-def date_of(template: ChatTemplate) -> str | None:
-  """Returns the date that a template writes into prompts by `strftime_now`; None if it writes none."""
-  date = template.variables.get(_CLOCK, DATE)
-  on = lambda day: render(template._replace(variables={**template.variables, _CLOCK: day}), _EXCHANGE[:1])
-  return None if on(date) == on("1999-12-31") else date
-
-
-def standalone(template: ChatTemplate) -> str:
-  """Returns the source of a template with its options and its date, for programs that know neither.
-
-  A program that sets an option itself has its own.
-
-  Example:
-    >>> template = ChatTemplate("{{ mood }} {{ strftime_now('%Y') }}", "example", {"bos_token": "<s>", "mood": "gay"})
-    >>> standalone(template)
-    "{%- if mood is not defined %}{%- set mood = 'gay' %}{%- endif %}{{ mood }} {{ '2024' }}"
-  """
-  clock = _clock(template.variables.get(_CLOCK, DATE))
-  source = re.sub(rf"{_CLOCK}\(\s*(['\"])(.*?)\1\s*\)", lambda call: repr(clock(call[2])), template.source)
-  options = ((name, template.variables[name]) for name in option_names(template) if name in template.variables and name != _CLOCK)
-  return "".join(f"{{%- if {name} is not defined %}}{{%- set {name} = {x!r} %}}{{%- endif %}}" for name, x in options) + source
-
-
 @functools.lru_cache(maxsize=16)
 def _compile(source: str):
-  return _environment().from_string(source)
+  return environment().from_string(source)
 
 
-@functools.lru_cache(maxsize=16)
-def _reads(source: str) -> frozenset[str]:
-  """Returns the names of the variables that a template reads."""
-  from jinja2 import meta  # `_environment` reports a missing package.
-
-  return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
-
-
-def _environment():
+def environment():
+  """Makes the sandbox of templates, with all that transformers lets them use."""
   try:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
@@ -229,15 +139,15 @@ def _environment():
   def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-  environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-  environment.filters["tojson"] = tojson
-  environment.globals |= {
+  made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+  made.filters["tojson"] = tojson
+  made.globals |= {
     # A function, because the class would expose its methods.
     "dict": lambda *args, **kwargs: dict(*args, **kwargs),
     "namespace": Namespace,
     "raise_exception": raise_exception,
   }
-  return environment
+  return made
 
 
 def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | None:

@@ -12,7 +12,8 @@ from tokenizers import decoders
 
 from jaxrl_llm.messages import Problem, problem_of
 from jaxrl_llm.pretrained import image_prompts, special_text, where
-from jaxrl_llm.pretrained.chat_template import ChatTemplate, left_out, render, turn_end, with_options
+from jaxrl_llm.pretrained.chat_options import with_options
+from jaxrl_llm.pretrained.chat_template import ChatTemplate, left_out, render, turn_end
 from jaxrl_llm.pretrained.gguf_vocabulary import read_gguf
 from jaxrl_llm.pretrained.vocabulary import Vocabulary, read_folder
 from jaxrl_llm.text_types import Tokenizer
@@ -250,7 +251,8 @@ def _chat_template(vocabulary: Vocabulary, system: str | None, options: Mapping[
       f"{vocabulary.path}: has no chat template; set config.task.chat=False, or add chat_template.jinja to the checkpoint's folder"
     )
   template = ChatTemplate(vocabulary.chat_template, str(vocabulary.path), vocabulary.named, special)
-  missing = left_out(template, _conversation(system, "How many?"))  # First, because it reports a template that does not compile.
+  # Also without options, to report a template that does not compile.
+  missing = left_out(template, _conversation(system, "How many?"))
   try:
     template = with_options(template, options)
   except ValueError as error:

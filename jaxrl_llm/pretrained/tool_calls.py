@@ -2,8 +2,9 @@
 
 A template tells the policy how to call a tool, and writes earlier calls in the same way. So a call
 of a tool that does not exist is rendered, and its parts show the form: Llama 3.1 has a bare JSON
-object with `parameters`, Qwen3 `<tool_call>` around one with `arguments`, Qwen3-Coder a tag for each
-parameter. A form is used only if calls with quotes, line breaks and nested values come back whole.
+object with `parameters`, Qwen3 `<tool_call>` around one with `arguments`, Qwen3-Coder a tag for
+each parameter. A form is used only if calls with quotes, line breaks and nested values come back
+whole.
 """
 
 import ast
@@ -131,7 +132,7 @@ def _read(source: str, path: str, variables: str) -> tuple[bool, CallForm | None
 
 
 def _written(template: ChatTemplate, arguments: Mapping[str, Any]) -> str | None:
-  """Returns a call as the template writes it, without the message around it; None if it does not."""
+  """Returns a call as the template writes it, without its message; None if it does not."""
   asked = {"role": "user", "content": _QUESTION}
   call = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
   try:
@@ -194,7 +195,7 @@ def _calls(form: CallForm, text: str, start: int, schemas: Mapping[str, Any]) ->
 
 @functools.lru_cache(maxsize=32)
 def _pattern(form: CallForm) -> tuple[re.Pattern, re.Pattern]:
-  """Makes the patterns of a call's beginning, or of the whole call if it has no object, and of its end."""
+  """Makes the patterns of a call up to its object, or of all of it, and of what follows."""
   # Llama 3 may write <|python_tag|> in front of a call.
   opening = rf"{_flexible(form.opening)}\s*" if form.opening else r"(?:<\|python_tag\|>\s*)?"
   if form.after_name is not None:
@@ -247,7 +248,7 @@ def _object(value: Any) -> dict[str, Any] | None:
 
 
 def _typed(text: str, schema: Any) -> Any:
-  """Returns the value that a parameter's text means by its JSON schema; the text if that is unclear."""
+  """Returns the value of a parameter's text by its JSON schema; the text if that is unclear."""
   schema = schema if isinstance(schema, Mapping) else {}
   options = [schema, *(schema.get("anyOf") or schema.get("oneOf") or ())]
   kinds = {kind for option in options if isinstance(option, Mapping) for kind in _list(option.get("type"))}

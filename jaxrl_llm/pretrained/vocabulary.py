@@ -126,7 +126,7 @@ def _read_json(file: pathlib.Path) -> dict[str, Any]:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: pathlib.Path) -> None:
-  """Adds the tokens that `tokenizer_config.json` lists, with their flags, which replace the file's."""
+  """Adds the tokens that `tokenizer_config.json` lists; its flags replace those of the file."""
   listed = config.get("added_tokens_decoder") or {}
   for i, entry in sorted((int(i), entry) for i, entry in listed.items()):
     flags = {key: bool(entry[key]) for key in _FLAGS if key in entry}
@@ -142,7 +142,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: pat
 
 
 def _make_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-  """Makes tokens of the texts with a role, such as `eos_token`, where the file has them in its vocabulary alone."""
+  """Makes special tokens of texts with a role, such as `eos_token`, that are plain pieces."""
   added = backend.get_added_tokens_decoder()
   for text in dict.fromkeys(texts):
     i = backend.token_to_id(text)

@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from jaxrl_llm.messages import problem_of, shown
-from jaxrl_llm.pretrained import chat_template
-from jaxrl_llm.pretrained.chat_template import INPUTS, ChatTemplate, option_names
+from jaxrl_llm.pretrained import chat_options
+from jaxrl_llm.pretrained.chat_template import INPUTS, ChatTemplate
 from jaxrl_llm.serve import fields, tools
 from jaxrl_llm.serve.refusals import Refusal, wrong
 
@@ -84,9 +84,9 @@ def with_options(template: ChatTemplate, options: Any) -> ChatTemplate:
       raise wrong(field, value, "an option of the template, such as enable_thinking")
     if not isinstance(value, bool | int | str | None) or (isinstance(value, str) and len(value) > 1000):
       raise wrong(f"chat_template_kwargs.{name}", value, "true, false, a whole number or a short text")
-  known = set(option_names(template))
+  known = set(chat_options.option_names(template))
   try:
-    return chat_template.with_options(template, {name: value for name, value in options.items() if name in known})
+    return chat_options.with_options(template, {name: value for name, value in options.items() if name in known})
   except ValueError as error:
     problem = problem_of(error)
     raise Refusal(400, str(problem.with_prefix("chat_template_kwargs")), field=f"chat_template_kwargs.{problem.field}") from error

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.pretrained.chat_template import date_of, next_message
+from jaxrl_llm.pretrained.chat_options import date_of
+from jaxrl_llm.pretrained.chat_template import next_message
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.pretrained.tokenizer import encode_foreign
 from jaxrl_llm.tasks.files.storage import LESSON, Row

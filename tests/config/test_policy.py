@@ -1,4 +1,4 @@
-"""The tokenizer that a config names: options of its chat template, and special tokens in texts of the author."""
+"""The tokenizer of a config: options of its template, and special tokens in the author's texts."""
 
 import json
 
@@ -71,5 +71,6 @@ def test_a_reward_model_reads_prompts_as_in_its_training(folder):
   text = prompt(tokenizer := load_reward_tokenizer(folder, chat=None))
   assert "Today: 1 Jan 2030\n\nJudge." in text and tokenizer.special == ()
   assert prompt(load_reward_tokenizer(folder, chat=False)) == "1 <|eot_id|>"
-  (folder / NOTES).write_text(json.dumps({"tokenizer": "folder", "chat": True, "system": None}))  # As earlier versions wrote it.
+  # As earlier versions wrote it.
+  (folder / NOTES).write_text(json.dumps({"tokenizer": "folder", "chat": True, "system": None}))
   assert "26 Jul 2024" in prompt(load_reward_tokenizer(folder))

@@ -1,4 +1,4 @@
-"""Checkpoint folders with a byte-level vocabulary, special tokens and a real chat template, and what tools reply."""
+"""Checkpoint folders with bytes, special tokens and a real chat template, and replies of tools."""
 
 import json
 import pathlib

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from jaxrl_llm.pretrained import chat_template
-from jaxrl_llm.pretrained.chat_template import ChatTemplate, next_messages, parse_options, render, standalone, turn_end, with_options
+from jaxrl_llm.pretrained.chat_options import parse_options, standalone, with_options
+from jaxrl_llm.pretrained.chat_template import ChatTemplate, next_messages, render, turn_end
 from tests.pretrained.chats import REPLIES, SOURCES, TOOLS
 
 USER = [{"role": "user", "content": "2 < 3 & é?"}]

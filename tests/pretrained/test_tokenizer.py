@@ -463,7 +463,7 @@ PADDING = {"strategy": {"Fixed": 32}, "direction": "Left", "pad_to_multiple_of":
   ids=["truncation", "padding", "multiple", "both", "dropout"],
 )
 def test_state_that_code_for_batches_leaves_in_a_file(folder, change, qwen3):
-  """transformers cuts, pads and drops merges when it is asked to, never because the file says so."""
+  """transformers cuts and pads when it is asked to, never because the file says so."""
   _edit_backend(folder, change)
   tokenizer = load_tokenizer(folder)
   for text in RECORDED["texts"]:

@@ -16,7 +16,7 @@ from jaxrl_llm.models.remat import check_policy
 from jaxrl_llm.models.reward_model import is_classifier, trunk_config
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.pretrained.chat_template import parse_options
+from jaxrl_llm.pretrained.chat_options import parse_options
 from jaxrl_llm.rewards.model import load_reward_tokenizer
 from jaxrl_llm.tasks import preference_pairs
 from jaxrl_llm.text_types import Tokenizer

@@ -1,6 +1,6 @@
-"""Conversations with a tool, of a policy that plays a script, under the chat templates of several families.
+"""Conversations with a tool, of a policy that plays a script, under several chat templates.
 
-The whole conversation that the template writes at once is the measure: turn by turn, the ids must be the same.
+The measure is the whole conversation that a template writes at once.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def say(i, arguments, tokenizer):
   message = {"role": "assistant", "content": None, "tool_calls": [{"id": f"call0000{i}", "type": "function", "function": function}]}
   template = tokenizer.chat_template
   before, after = opening_text(ASKED, TOOLS, template), opening_text([*ASKED, message], TOOLS, template)
-  if "lookup" not in after[len(before) :]:  # A template without calls, which was told of a form in words.
+  if "lookup" not in after[len(before) :]:  # The template has no calls.
     return message, f"<tool_call>{json.dumps({'name': 'lookup', 'arguments': arguments})}</tool_call>"
   begin = len(before) if after.startswith(before) else len(before) - len("<think>\n")
   end = tokenizer.backend.id_to_token(tokenizer.eos_id)
