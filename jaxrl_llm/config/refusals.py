@@ -90,7 +90,7 @@ def _learns_nothing(c: ConfigDict) -> bool:
 
 
 def _setting(c: ConfigDict, x: Chosen, name: str) -> Any:
-  """Returns a setting of the estimator, its default if the config does not set it; None for others."""
+  """Returns the value of a setting of the estimator, given or by default; None for others."""
   given_here = c.advantage[name]
   return x.estimator.defaults.get(name) if given_here is None or name not in x.estimator.defaults else given_here
 

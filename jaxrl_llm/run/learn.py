@@ -153,17 +153,16 @@ def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBa
 
 
 def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], layouts: list[packing.Layout]) -> list[TrainBatch]:
-  """Returns mini-batches for the learner's pass, in which sequences that no update learns from count.
+  """Returns mini-batches for the learner's pass, in which all tokens count that statistics read.
 
-  Statistics of the batch read its outputs for them too. Without such statistics the mini-batches
-  are returned as they are.
+  These are the tokens of all sequences if the learner's outputs enter a statistic, else those that
+  are learned from.
 
   Args:
     run: RL run.
     batch: Graded batch.
     bare: The mini-batches on the devices.
-    layouts: Places of all sequences of the batch, since no update leaves out a sequence whose outputs
-      are read.
+    layouts: Places of all sequences of the batch; where outputs are read, no update leaves out any.
   """
   if np.all(batch.counted) or not read_by_credit(run, recomputed=True):
     return bare
@@ -331,7 +330,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
   if run.record.role_baselines is not None:
     evidence = evidence._replace(role_baselines=np.float32(run.record.role_baselines))
   if in_reward:
-    # Of all responses that lose reward by it, learned from or not: `adapt_kl` moves its coefficient.
+    # Of all responses that lose reward by it, learned from or not, because `adapt_kl` reads it.
     mean = float(np.sum(evidence.kl * evidence.written) / max(np.sum(evidence.written), 1))
     metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
   credit = jax.device_get(experiment.credit(evidence))
