@@ -12,20 +12,28 @@ _LOOKALIKES = {
   **{chr(0xFF01 + i): chr(0x21 + i) for i in range(0x5E)},  # Full-width forms.
   **{chr(0x1D7CE + i): str(i % 10) for i in range(50)},  # Digits of the mathematical alphabets.
   **{
-    "\u00d7": "\\times ", "\u00b7": "\\cdot ", "\u22c5": "\\cdot ", "\u00f7": "/", "\u2215": "/", "\u2044": "/", "\u03c0": "\\pi ",
-    "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u2260": "\\ne ", "\u00b1": "\\pm ", "\u00b0": "^\\circ ",
-    "\u222a": "\\cup ", "\u2229": "\\cap ", "\u2208": "\\in ", "\u2205": "\\emptyset ", "\u2026": "\\ldots", "\u22ef": "\\cdots",
-    "\u00bd": "\\frac{1}{2}", "\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}", "\u2153": "\\frac{1}{3}", "\u2154": "\\frac{2}{3}",
+    "\u00d7": "\\times ", "\u00b7": "\\cdot ", "\u22c5": "\\cdot ", "\u00f7": "/", "\u2215": "/", "\u2044": "/",
+    "\u03c0": "\\pi ",
+    "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u2260": "\\ne ", "\u00b1": "\\pm ",
+    "\u00b0": "^\\circ ",
+    "\u222a": "\\cup ", "\u2229": "\\cap ", "\u2208": "\\in ", "\u2205": "\\emptyset ",
+    "\u2026": "\\ldots", "\u22ef": "\\cdots",
+    "\u00bd": "\\frac{1}{2}", "\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}",
+    "\u2153": "\\frac{1}{3}", "\u2154": "\\frac{2}{3}",
   },
 }  # fmt: skip
 _TABLE = str.maketrans(_LOOKALIKES)
 _ROOT = re.compile("\u221a\\s*(?:\\(([^()]*)\\)|(\\d+|[a-zA-Z]))")
-_RAISED = dict(zip("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b", "0123456789+-", strict=True))
+_RAISED = dict(
+  zip("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b", "0123456789+-", strict=True)
+)
 _SUPERSCRIPT = re.compile(f"[{''.join(_RAISED)}]+")
 # Spaces that group digits.
 _THIN = re.compile("(?<=[0-9])[\u00a0\u2006\u2008\u2009\u200a\u202f](?=[0-9]{3}(?![0-9]))")
 
-_PLAIN = re.compile(r"-?(?:[0-9]++(?:[.,/][0-9]++)*+|\\[dt]?frac\{[0-9]++\}\{[0-9]++\})")  # Nothing to rewrite.
+_PLAIN = re.compile(
+  r"-?(?:[0-9]++(?:[.,/][0-9]++)*+|\\[dt]?frac\{[0-9]++\}\{[0-9]++\})"
+)  # Nothing to rewrite.
 _FONT = r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|it|bf|sf|tt)|mbox|hbox|bm|boldsymbol)"
 _SPACE = r"(?: |~|\\[,;: ])"
 _GAP = r"(?:\\[,;: !]|~|\{,\}|,\\!)"  # Between groups of digits.
@@ -82,58 +90,144 @@ class Rewriting(NamedTuple):
   after: str
 
 
-def _row(triggers: str, pattern: str, replacement: str | Callable[[re.Match], str], before: str, after: str) -> Rewriting:
+def _row(
+  triggers: str, pattern: str, replacement: str | Callable[[re.Match], str], before: str, after: str
+) -> Rewriting:
   return Rewriting(tuple(triggers.split()), re.compile(pattern), replacement, before, after)
 
 
 REWRITINGS = (
   # The label of a choice before its value.
-  _row("\\", rf"\A{_FONT} ?\{{ ?(?:\([A-J]\)|[A-J][.:)])(?:\\ |[ ~])*+\}}(?:\\[ ,;:]|\\quad|[ ~:])*+(?![,;]|and|or|\\text|\Z)",
-       "", r"\textbf{(D) }15", "15"),
+  _row(
+    "\\",
+    rf"\A{_FONT} ?\{{ ?(?:\([A-J]\)|[A-J][.:)])(?:\\ |[ ~])*+\}}"
+    r"(?:\\[ ,;:]|\\quad|[ ~:])*+(?![,;]|and|or|\\text|\Z)",
+    "",
+    r"\textbf{(D) }15",
+    "15",
+  ),
   # Braces around everything.
   _row("{", r"\A\{([^{}\\]*+(?:\{[^{}\\]*+\}[^{}\\]*+)*+)\}\Z", r"\1", "{1,234}", "1234"),
   # The font of a formula: it has a number and no words. \text{Room 5} is a name.
-  _row("\\", rf"{_FONT} ?\{{ ?(?=[^{{}}]*[0-9])"
-       r"((?:[^{}\\A-Za-z]|\\(?:[a-zA-Z]++|.)|(?<![A-Za-z])[a-zA-Z](?![A-Za-z])|\{[^{}]*\})*?) ?\}",
-       r"\1", r"\textbf{(073)}", "(073)"),
+  _row(
+    "\\",
+    rf"{_FONT} ?\{{ ?(?=[^{{}}]*[0-9])"
+    r"((?:[^{}\\A-Za-z]|\\(?:[a-zA-Z]++|.)|(?<![A-Za-z])[a-zA-Z](?![A-Za-z])|\{[^{}]*\})*?) ?\}",
+    r"\1",
+    r"\textbf{(073)}",
+    "(073)",
+  ),
   # The font of a constant, and of a sign.
-  _row("\\", rf"(?:{_FONT}|\\operatorname) ?\{{ ?([ei]) ?\}}|\\mathrm ([ei])(?![A-Za-z])|\{{\\rm ([ei])\}}",
-       lambda match: f" {match[1] or match[2] or match[3]}", r"2\mathrm{e}", "2 e"),
-  _row("{", rf"{_FONT} ?\{{ ?([^\w\s{{}}\\]) ?\}}|\{{([:;])\}}", lambda match: match[1] or match[2], r"5\text{:}30", "5:30"),
+  _row(
+    "\\",
+    rf"(?:{_FONT}|\\operatorname) ?\{{ ?([ei]) ?\}}|\\mathrm ([ei])(?![A-Za-z])|\{{\\rm ([ei])\}}",
+    lambda match: f" {match[1] or match[2] or match[3]}",
+    r"2\mathrm{e}",
+    "2 e",
+  ),
+  _row(
+    "{",
+    rf"{_FONT} ?\{{ ?([^\w\s{{}}\\]) ?\}}|\{{([:;])\}}",
+    lambda match: match[1] or match[2],
+    r"5\text{:}30",
+    "5:30",
+  ),
   # Thousands.
-  _row("\\ ~ {", rf"(?<![\w.,]){_GROUP}(?:{_GAP}[0-9]{{3}})++(?![0-9])", lambda match: re.sub(_GAP, "", match[0]),
-       r"1\,200", "1200"),
+  _row(
+    "\\ ~ {",
+    rf"(?<![\w.,]){_GROUP}(?:{_GAP}[0-9]{{3}})++(?![0-9])",
+    lambda match: re.sub(_GAP, "", match[0]),
+    r"1\,200",
+    "1200",
+  ),
   _row("\\", r"\\varnothing(?![a-zA-Z])|\\\{ ?\\\}", r"\\emptyset", r"\varnothing", r"\emptyset"),
   # Dots, which mean nothing at the end of a single number.
-  _row("dots ..", r"\\[lc]?dots[cbmio]?(?![a-zA-Z])|\.(?: ?\.){2,}+", r"\\ldots ", "1, 2, ..., n", r"1, 2, \ldots , n"),
+  _row(
+    "dots ..",
+    r"\\[lc]?dots[cbmio]?(?![a-zA-Z])|\.(?: ?\.){2,}+",
+    r"\\ldots ",
+    "1, 2, ..., n",
+    r"1, 2, \ldots , n",
+  ),
   _row("\\ldots", r"\A(-?[0-9.,]*[0-9]) ?\\ldots ?\Z", r"\1", r"3.14\ldots", "3.14"),
   # Thousands where no other comma follows; elsewhere it may separate a list.
-  _row(",", rf"(?:(?<![^=$])|(?<=[=$] ))-?{_GROUP}(?:,[0-9]{{3}})++(?=(?:\.[0-9]++)?+[^,;0-9)\]]*+\Z)",
-       lambda match: match[0].replace(",", ""), "x = 1,234 cm", "x = 1234 cm"),
+  _row(
+    ",",
+    rf"(?:(?<![^=$])|(?<=[=$] ))-?{_GROUP}(?:,[0-9]{{3}})++(?=(?:\.[0-9]++)?+[^,;0-9)\]]*+\Z)",
+    lambda match: match[0].replace(",", ""),
+    "x = 1,234 cm",
+    "x = 1234 cm",
+  ),
   # A minus sign before them may be a sign, but not an operator between two terms.
-  _row("0 1 2 3 4 5 6 7 8 9", rf"(?<![\w.,/^{{])(?<![^\s(\[{{=,;]-){_GROUP}(?: [0-9]{{3}})++(?:\.[0-9]++)?+(?![\w.,/^])",
-       lambda match: match[0].replace(" ", ""), "-1 234 567.5", "-1234567.5"),
+  _row(
+    "0 1 2 3 4 5 6 7 8 9",
+    rf"(?<![\w.,/^{{])(?<![^\s(\[{{=,;]-){_GROUP}(?: [0-9]{{3}})++(?:\.[0-9]++)?+(?![\w.,/^])",
+    lambda match: match[0].replace(" ", ""),
+    "-1 234 567.5",
+    "-1234567.5",
+  ),
   # Words for what does not exist.
-  _row("n N", rf"\A(?:{_FONT} ?)?\{{? ?(?i:{_UNDEFINED}) ?\}}?\.?\Z", r"\\text{undefined}", "DNE", r"\text{undefined}"),
-  _row("o O e E", rf"\A(?:{_FONT} ?)?\{{? ?(?i:{_NO_SOLUTION}) ?\}}?\.?\Z", r"\\emptyset", "No solution", r"\emptyset"),
+  _row(
+    "n N",
+    rf"\A(?:{_FONT} ?)?\{{? ?(?i:{_UNDEFINED}) ?\}}?\.?\Z",
+    r"\\text{undefined}",
+    "DNE",
+    r"\text{undefined}",
+  ),
+  _row(
+    "o O e E",
+    rf"\A(?:{_FONT} ?)?\{{? ?(?i:{_NO_SOLUTION}) ?\}}?\.?\Z",
+    r"\\emptyset",
+    "No solution",
+    r"\emptyset",
+  ),
   # Scales in words: math-verify takes them for units.
-  _row("illion thousand", rf"(?<=[0-9]){_SPACE}*+(?:({_FONT} ?\{{) ?)?+({'|'.join(_SCALES)})(?![a-z])(?(1)( ?\}})?+)",
-       lambda match: _SCALES[match[2]] + (match[1] if match[1] and not match[3] else ""), r"2.5\text{ million}", r"25 \cdot 10^{5}"),
-  _row("\\", r"(?<![\w.])([0-9]{0,12})\.([0-9]{0,12})\\(?:overline|bar|dot) ?\{([0-9]{1,12})\}(?![0-9])", _repeating,
-       r"0.2\overline{3}", r"\frac{21}{90}"),
+  _row(
+    "illion thousand",
+    rf"(?<=[0-9]){_SPACE}*+(?:({_FONT} ?\{{) ?)?+({'|'.join(_SCALES)})(?![a-z])(?(1)( ?\}})?+)",
+    lambda match: _SCALES[match[2]] + (match[1] if match[1] and not match[3] else ""),
+    r"2.5\text{ million}",
+    r"25 \cdot 10^{5}",
+  ),
+  _row(
+    "\\",
+    r"(?<![\w.])([0-9]{0,12})\.([0-9]{0,12})\\(?:overline|bar|dot) ?\{([0-9]{1,12})\}(?![0-9])",
+    _repeating,
+    r"0.2\overline{3}",
+    r"\frac{21}{90}",
+  ),
   # Beside another letter the last one is an unknown. math-verify takes that of "t^2 + 5t" for a unit.
-  _row("0 1 2 3 4 5 6 7 8 9 \\", r"\A((?:.*=)?+[^=]*?(?<![a-zA-Z\\])[a-df-hj-zA-Z](?![a-zA-Z])[^=]*[0-9}\s]\s?)([a-zA-Z])\Z",
-       r"\1{\2}", "t^2 + 5t", "t^2 + 5{t}"),
-  _row("/ frac", rf"{_BEFORE}({_DIGITS})(?:{_SPACE}++({_DIGITS}) ?/ ?({_DIGITS})"
-       rf"|{_SPACE}*+\\[dtc]?frac ?(?:\{{ ?({_DIGITS}) ?\}}|([0-9])) ?(?:\{{ ?({_DIGITS}) ?\}}|([0-9])))(?![0-9/.^!])",
-       _improper, "11 5/6", r"\frac{71}{6}"),
-  _row("e E 10", rf"{_BEFORE}([0-9]{{0,40}}+)(?:\.({_DIGITS}))?+(?<=[0-9])(?:[eE]({_EXPONENT})"
-       rf"|{_SPACE}*+(?:\\times|\\cdot|\*|x){_SPACE}*+10 ?\^ ?(?:\{{ ?({_EXPONENT}) ?\}}|\(({_EXPONENT})\)|([0-9]{{1,5}}+)))(?![\w.^!])",
-       _scientific, r"4.5 \times 10^{33}", r"45 \cdot 10^{32}"),
-)  # fmt: skip
+  _row(
+    "0 1 2 3 4 5 6 7 8 9 \\",
+    r"\A((?:.*=)?+[^=]*?(?<![a-zA-Z\\])[a-df-hj-zA-Z](?![a-zA-Z])[^=]*[0-9}\s]\s?)([a-zA-Z])\Z",
+    r"\1{\2}",
+    "t^2 + 5t",
+    "t^2 + 5{t}",
+  ),
+  _row(
+    "/ frac",
+    rf"{_BEFORE}({_DIGITS})(?:{_SPACE}++({_DIGITS}) ?/ ?({_DIGITS})"
+    rf"|{_SPACE}*+\\[dtc]?frac ?(?:\{{ ?({_DIGITS}) ?\}}|([0-9])) ?(?:\{{ ?({_DIGITS}) ?\}}|([0-9])))"
+    r"(?![0-9/.^!])",
+    _improper,
+    "11 5/6",
+    r"\frac{71}{6}",
+  ),
+  _row(
+    "e E 10",
+    rf"{_BEFORE}([0-9]{{0,40}}+)(?:\.({_DIGITS}))?+(?<=[0-9])(?:[eE]({_EXPONENT})"
+    rf"|{_SPACE}*+(?:\\times|\\cdot|\*|x){_SPACE}*+10 ?\^ ?"
+    rf"(?:\{{ ?({_EXPONENT}) ?\}}|\(({_EXPONENT})\)|([0-9]{{1,5}}+)))(?![\w.^!])",
+    _scientific,
+    r"4.5 \times 10^{33}",
+    r"45 \cdot 10^{32}",
+  ),
+)
 """Rewritings of an answer, in order, each with an example."""
 
-_JUXTAPOSED = re.compile(rf"(?<![\w^_.}}{{])(?<!frac )(?<!binom )(?<!sqrt )[0-9]++(?:[.,][0-9]++)*+{_SPACE}++[0-9]")
+_JUXTAPOSED = re.compile(
+  rf"(?<![\w^_.}}{{])(?<!frac )(?<!binom )(?<!sqrt )[0-9]++(?:[.,][0-9]++)*+{_SPACE}++[0-9]"
+)
 _SEPARATOR = re.compile(r"[(\[{]|[)\]}]|\\(?:cdot|times|leq?|geq?|cup|cap|to)(?![a-zA-Z])|[-,;+*<>&]")
 
 

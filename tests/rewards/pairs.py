@@ -14,11 +14,20 @@ Pair = tuple[str, str]
 def spell_integer(rng: random.Random, value: int) -> str:
   """Writes a whole number in one of many ways."""
   sign, digits, groups = "-" * (value < 0), str(abs(value)), f"{abs(value):,}".split(",")
-  ways = [digits, digits, digits + ".0", *(gap.join(groups) for gap in (",", "{,}", r"\,", "~", " ", "\u202f"))]
+  ways = [
+    digits,
+    digits,
+    digits + ".0",
+    *(gap.join(groups) for gap in (",", "{,}", r"\,", "~", " ", "\u202f")),
+  ]
   if abs(value) > 10**6 and not value % 10:
     mantissa = digits.rstrip("0")
     point, power = mantissa[0] + ("." + mantissa[1:]) * (len(mantissa) > 1), len(digits) - 1
-    ways += [f"{point}e{power}", rf"{point} \times 10^{{{power}}}", rf"{mantissa} \cdot 10^{{{len(digits) - len(mantissa)}}}"]
+    ways += [
+      f"{point}e{power}",
+      rf"{point} \times 10^{{{power}}}",
+      rf"{mantissa} \cdot 10^{{{len(digits) - len(mantissa)}}}",
+    ]
     ways += [f"{point}E+{power}", f"{point}*10^{power}"]
   text = sign + rng.choice(ways)
   return rng.choice([text] * 9 + [rf"\text{{{text}}}", rf"\textbf{{{text}}}", rf"\mathbf{{{text}}}"])
@@ -28,12 +37,21 @@ def spell_fraction(rng: random.Random, value: Fraction) -> str:
   """Writes a fraction as a quotient, reduced or not, a mixed number, or a decimal if it is one."""
   scale, sign = rng.choice([1, 1, 1, 2, 3, 10]), "-" * (value < 0)
   top, bottom = abs(value.numerator) * scale, value.denominator * scale
-  ways = [f"{top}/{bottom}", *(rf"\{name}{{{top}}}{{{bottom}}}" for name in ("frac", "dfrac", "tfrac", "frac "))]
+  ways = [
+    f"{top}/{bottom}",
+    *(rf"\{name}{{{top}}}{{{bottom}}}" for name in ("frac", "dfrac", "tfrac", "frac ")),
+  ]
   whole, rest = divmod(top, bottom)
   if whole and rest:
-    ways += [f"{whole} {rest}/{bottom}", rf"{whole}\frac{{{rest}}}{{{bottom}}}", rf"{whole} \dfrac{{{rest}}}{{{bottom}}}"]
+    ways += [
+      f"{whole} {rest}/{bottom}",
+      rf"{whole}\frac{{{rest}}}{{{bottom}}}",
+      rf"{whole} \dfrac{{{rest}}}{{{bottom}}}",
+    ]
   if 10**20 % value.denominator == 0:
-    ways += [format(Decimal(abs(value.numerator) * (10**20 // value.denominator)).scaleb(-20, EXACT), "f")] * 3
+    ways += [
+      format(Decimal(abs(value.numerator) * (10**20 // value.denominator)).scaleb(-20, EXACT), "f")
+    ] * 3
   return sign + rng.choice(ways)
 
 
@@ -47,7 +65,8 @@ def a_number(rng: random.Random) -> Fraction:
   """Draws a number of any size."""
   return rng.choice([
     lambda: Fraction(rng.randint(-50, 50)), lambda: Fraction(rng.randint(-(10**6), 10**6)),
-    lambda: Fraction(rng.randint(1, 999) * 10 ** rng.randint(5, 40)), lambda: Fraction(rng.randint(-(10**9), 10**9), 10 ** rng.randint(1, 9)),
+    lambda: Fraction(rng.randint(1, 999) * 10 ** rng.randint(5, 40)),
+    lambda: Fraction(rng.randint(-(10**9), 10**9), 10 ** rng.randint(1, 9)),
     lambda: Fraction(rng.randint(-(10**30), 10**30)), lambda: Fraction(rng.randint(-500, 500), rng.randint(2, 60)),
   ])()  # fmt: skip
 
@@ -55,7 +74,17 @@ def a_number(rng: random.Random) -> Fraction:
 def near(rng: random.Random, value: Fraction) -> Fraction:
   """Draws a different number that is near in one of several senses."""
   small = Fraction(1, 10 ** rng.randint(7, 20))
-  others = [value + 1, value - 1, -value, value * 10, value / 10, value + small, value * (1 + small), value * 2, value + Fraction(1, 3)]
+  others = [
+    value + 1,
+    value - 1,
+    -value,
+    value * 10,
+    value / 10,
+    value + small,
+    value * (1 + small),
+    value * 2,
+    value + Fraction(1, 3),
+  ]
   return rng.choice([other for other in others if other != value])
 
 
@@ -71,13 +100,24 @@ def numbers(rng: random.Random, *, right: bool) -> Pair:
 
 def several(rng: random.Random, *, right: bool) -> Pair:
   """Tuples, sets, intervals, matrices, equations and inequalities of fractions."""
-  values = [Fraction(value, rng.choice([1, 1, 2, 3, 7])) for value in rng.sample(range(-30, 0), 2) + rng.sample(range(1, 30), 2)]
+  values = [
+    Fraction(value, rng.choice([1, 1, 2, 3, 7]))
+    for value in rng.sample(range(-30, 0), 2) + rng.sample(range(1, 30), 2)
+  ]
   others = list(values)
   if not right:
-    others[rng.randrange(2)] += rng.choice([Fraction(1, 3), Fraction(1, 2), Fraction(1, 2 ** rng.randint(55, 90))])
+    others[rng.randrange(2)] += rng.choice(
+      [Fraction(1, 3), Fraction(1, 2), Fraction(1, 2 ** rng.randint(55, 90))]
+    )
 
   def joined(numbers, separator):
-    spell = lambda x: rng.choice([f"{x}", rf"\frac{{{x.numerator}}}{{{x.denominator}}}", rf"\dfrac{{{2 * x.numerator}}}{{{2 * x.denominator}}}"])
+    spell = lambda x: rng.choice(
+      [
+        f"{x}",
+        rf"\frac{{{x.numerator}}}{{{x.denominator}}}",
+        rf"\dfrac{{{2 * x.numerator}}}{{{2 * x.denominator}}}",
+      ]
+    )
     return separator.join(map(spell, numbers))
 
   shuffled = rng.sample(others, len(others))
@@ -104,17 +144,27 @@ def polynomials(rng: random.Random, *, right: bool) -> Pair:
     at = rng.randrange(len(coefficients))
     coefficients[at] += rng.choice([1, -1, 2])
   letter = rng.choice("xyzntab")
-  factors = "".join(f"({letter} {'-' if root > 0 else '+'} {abs(root)})" if root else letter for root in roots)
+  factors = "".join(
+    f"({letter} {'-' if root > 0 else '+'} {abs(root)})" if root else letter for root in roots
+  )
   factored = {1: "", -1: "-"}.get(scale, str(scale)) + factors
   degree = len(coefficients) - 1
   terms = ""
   for i, value in enumerate(coefficients):
     if value:
       power = degree - i
-      unknown = "" if not power else letter if power == 1 else rng.choice([f"{letter}^{power}", f"{letter}^{{{power}}}"])
+      unknown = (
+        ""
+        if not power
+        else letter
+        if power == 1
+        else rng.choice([f"{letter}^{power}", f"{letter}^{{{power}}}"])
+      )
       number = "" if abs(value) == 1 and power else str(abs(value))
       terms += (" - " if value < 0 else " + ") + number + unknown
-  expanded = terms.removeprefix(" + ").replace(" - ", "-", 1) if terms.startswith(" - ") else terms.removeprefix(" + ")
+  expanded = (
+    terms.removeprefix(" + ").replace(" - ", "-", 1) if terms.startswith(" - ") else terms.removeprefix(" + ")
+  )
   pair = (factored, expanded or "0")
   return pair if rng.random() < 0.5 else pair[::-1]
 
@@ -155,5 +205,10 @@ def mixed(rng: random.Random, *, right: bool) -> Pair:
   return rng.choices([numbers, several, polynomials, irrational], [197, 1, 1, 1])[0](rng, right=right)
 
 
-KINDS: dict[str, Callable[..., Pair]] = {"numbers": numbers, "several": several, "polynomials": polynomials, "irrational": irrational}
+KINDS: dict[str, Callable[..., Pair]] = {
+  "numbers": numbers,
+  "several": several,
+  "polynomials": polynomials,
+  "irrational": irrational,
+}
 """Generators by kind: `(random, right) -> (correct answer, answer)`."""
