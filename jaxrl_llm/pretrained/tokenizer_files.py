@@ -13,11 +13,12 @@ from tokenizers import processors
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.byte_tokenizer_files import write_byte_tokenizer
+from jaxrl_llm.pretrained.chat_options import standalone
 from jaxrl_llm.pretrained.gguf_vocabulary import read_gguf
 from jaxrl_llm.pretrained.tokenizer import PretrainedTokenizer
 from jaxrl_llm.pretrained.vocabulary import Vocabulary
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, TEMPLATE = "config.json", "generation_config.json", "chat_template.jinja"
 TOKENIZER_FILES = (
   "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
   "tokenizer.model", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
@@ -43,7 +44,8 @@ def files_of(tokenizer: PretrainedTokenizer | ByteTokenizer) -> Iterator[Path]:
   """Yields a folder with the files of a run's tokenizer, for an export to copy.
 
   They are those of the folder that the run began with, or written from its GGUF file or for bytes.
-  `config.json` has the token ids, and `generation_config.json` every id that ends a response.
+  `config.json` has the token ids, and `generation_config.json` every id that ends a response. The
+  chat template has the run's options and date in it.
   """
   with tempfile.TemporaryDirectory() as made:
     folder = Path(made)
@@ -54,6 +56,11 @@ def files_of(tokenizer: PretrainedTokenizer | ByteTokenizer) -> Iterator[Path]:
       shutil.copyfile(tokenizer.path / CONFIG, folder / CONFIG)
     else:
       write_vocabulary(folder, read_gguf(tokenizer.path), stop_ids=tokenizer.stop_ids, pad_id=tokenizer.pad_id)
+    if isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat_template is not None:
+      template = tokenizer.chat_template
+      if (source := standalone(template)) != template.source:
+        # Of all places of a template, transformers takes this one first.
+        (folder / TEMPLATE).write_text(source, encoding="utf-8")
     file = folder / GENERATION
     generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     ends = generation.get("eos_token_id") or []

@@ -58,7 +58,7 @@ FORMS = (
 )  # fmt: skip
 """Forms that are read if no template is known: Hermes and Qwen3, Qwen3-Coder, Llama 3."""
 
-_NAME = "probe_tool"
+_NAME, _ID = "probe_tool", "call00001"
 _TYPES = {"text": "string", "number": "integer", "several": "array", "flag": "boolean"}
 _PROBE = {
   "type": "function",
@@ -83,7 +83,7 @@ def find_calls(text: str, tools: Sequence[Mapping[str, Any]], form: CallForm) ->
     >>> find_calls('So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', tools, HERMES)
     [(4, ToolCall(name='add', arguments='{"a": 1}'))]
   """
-  schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+  schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
   thought, end, _ = text.partition("</think>")
   return [call for call in _calls(form, text, len(thought + end) if end else 0, schemas) if call[1].name in schemas]
 
@@ -134,7 +134,7 @@ def _read(source: str, path: str, variables: str) -> tuple[bool, CallForm | None
 def _written(template: ChatTemplate, arguments: Mapping[str, Any]) -> str | None:
   """Returns a call as the template writes it, without its message; None if it does not."""
   asked = {"role": "user", "content": _QUESTION}
-  call = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+  call = {"id": _ID, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
   try:
     plain = render(template, [asked, {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False)
     text = render(template, [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], add_generation_prompt=False)
@@ -176,8 +176,8 @@ def _calls(form: CallForm, text: str, start: int, schemas: Mapping[str, Any]) ->
       body = re.split(_flexible(form.between, inner=True), match["body"]) if match["body"] is not None else []
       pairs = [re.split(rf"\s*{_flexible(form.after_key, inner=True)}", piece, maxsplit=1) for piece in body]
       if all(len(pair) == 2 for pair in pairs):
-        schema = schemas.get(match["name"], {})
-        arguments = {key.strip(): _typed(value, schema.get("properties", {}).get(key.strip())) for key, value in pairs}
+        types = _mapping(_mapping(schemas.get(match["name"])).get("properties"))
+        arguments = {key.strip(): _typed(value, types.get(key.strip())) for key, value in pairs}
         yield match.start(), ToolCall(match["name"], json.dumps(arguments))
       continue
     object_at, start = start, start + 1
@@ -188,9 +188,12 @@ def _calls(form: CallForm, text: str, start: int, schemas: Mapping[str, Any]) ->
     if not (close := closing.match(text, end)):
       continue
     start = close.end()
-    name, arguments = (match["name"], value) if form.after_name is not None else _of_keys(value, form.keys)
+    name, arguments = (match["name"], value) if form.after_name is not None else _of_keys(value, form)
     if isinstance(name, str) and (arguments := _object(arguments)) is not None:
-      yield match.start(), ToolCall(name, json.dumps(arguments))
+      try:
+        yield match.start(), ToolCall(name, json.dumps(arguments))
+      except RecursionError:  # Deeper than JSON is written, though not than it is read.
+        continue
 
 
 @functools.lru_cache(maxsize=32)
@@ -216,7 +219,7 @@ def _flexible(text: str, *, inner: bool = False) -> str:
     inner: Whether the white space at its ends touches a value, of which it is then no part if it is
       exactly this.
   """
-  pattern = r"\s*".join(map(re.escape, text.split()))
+  pattern = r"\s*".join(map(re.escape, text.split())).replace(_ID, '[^"]*')
   ends = (text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]) if inner and text.strip() else ("", "")
   return f"(?:{re.escape(ends[0])})?" * bool(ends[0]) + pattern + f"(?:{re.escape(ends[1])})?" * bool(ends[1])
 
@@ -231,10 +234,16 @@ def _objects(text: str) -> Iterator[tuple[int, dict[str, Any], int]]:
     yield match.start(), value, end
 
 
-def _of_keys(value: Mapping[str, Any], keys: tuple[str, str]) -> tuple[Any, Any]:
-  """Returns the name and the arguments in a call's object; {} if it has no arguments."""
-  own = next((key for key in (keys[1], "arguments", "parameters") if key in value), None)
-  return value.get(keys[0]), {} if own is None or value[own] is None else value[own]
+def _of_keys(value: Mapping[str, Any], form: CallForm) -> tuple[Any, Any]:
+  """Returns the name and the arguments in a call's object; {} if it has no arguments.
+
+  Without anything around it, an object with other fields, such as a tool's description, is no call.
+  """
+  known = (form.keys[1], "arguments", "parameters")
+  own = next((key for key in known if key in value), None)
+  if not form.opening and (own is None or set(value).difference({*form.keys, own, "type", "id"})):
+    return None, None
+  return value.get(form.keys[0]), {} if own is None or value[own] is None else value[own]
 
 
 def _object(value: Any) -> dict[str, Any] | None:
@@ -249,7 +258,7 @@ def _object(value: Any) -> dict[str, Any] | None:
 
 def _typed(text: str, schema: Any) -> Any:
   """Returns the value of a parameter's text by its JSON schema; the text if that is unclear."""
-  schema = schema if isinstance(schema, Mapping) else {}
+  schema = _mapping(schema)
   options = [schema, *(schema.get("anyOf") or schema.get("oneOf") or ())]
   kinds = {kind for option in options if isinstance(option, Mapping) for kind in _list(option.get("type"))}
   if "null" in kinds and text.strip() in ("null", "None"):
@@ -259,6 +268,10 @@ def _typed(text: str, schema: Any) -> Any:
   value = _literal(text.strip())
   # Without a type, as with a reference, a text may be meant; an object or a list cannot be one.
   return value if kinds or isinstance(value, dict | list) else text
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+  return value if isinstance(value, Mapping) else {}
 
 
 def _list(value: Any) -> list[Any]:

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from jaxrl_llm.config import changes, policy
+from jaxrl_llm.pretrained.tokenizer import load_tokenizer
+from jaxrl_llm.pretrained.tokenizer_files import files_of
 from jaxrl_llm.rewards.model import load_reward_tokenizer, notes_of
 from jaxrl_llm.rewards.model.folder import NOTES
 from tests.pretrained.chats import write_folder
@@ -74,3 +76,13 @@ def test_a_reward_model_reads_prompts_as_in_its_training(folder):
   # As earlier versions wrote it.
   (folder / NOTES).write_text(json.dumps({"tokenizer": "folder", "chat": True, "system": None}))
   assert "26 Jul 2024" in prompt(load_reward_tokenizer(folder))
+
+
+def test_an_exported_template_has_the_options_of_the_run(folder):
+  for options, today in (((), "26 Jul 2024"), (("date_string=1 Jan 2030", "tools_in_user_message=False"), "1 Jan 2030")):
+    tokenizer = tokenizer_of(folder, chat_options=options or None)
+    with files_of(tokenizer) as made:
+      # Whatever the day on which it is used.
+      source, copy = (made / "chat_template.jinja").read_text(), load_tokenizer(made, chat_options={"strftime_now": "2031-01-01"})
+    assert source != tokenizer.chat_template.source and f"Today: {today}\n" in prompt(copy)
+    assert copy.encode_prompt("1") == tokenizer.encode_prompt("1")

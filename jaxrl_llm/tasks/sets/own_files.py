@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Sequence
 
 from jaxrl_llm.messages import Problem
-from jaxrl_llm.pretrained.chat_template import render
+from jaxrl_llm.pretrained.chat_template import left_out
 from jaxrl_llm.pretrained.pictures import check_installed
 from jaxrl_llm.tasks import prompt_template as prompt_template_lib
 from jaxrl_llm.tasks.answers import check_answers
@@ -111,13 +111,12 @@ def _check_chats(rows: Sequence[Row], tokenizer: Tokenizer | None) -> None:
     raise ValueError(Problem("config.task.system", short(system), fix))
   for of_row in dict.fromkeys(filter(None, roles)) if template is not None else ():
     try:
-      text = render(template, [{"role": role, "content": f"message {i}."} for i, role in enumerate(of_row)])
+      missing = left_out(template, [{"role": role, "content": f"message {i}."} for i, role in enumerate(of_row)])
     except ValueError:  # Such rows are bad rows.
       continue
-    for i, role in enumerate(of_row):
-      if f"message {i}." not in text:
-        fix = "write chats as plain text: task.chat=False"
-        raise ValueError(f"{template.path}: the chat template leaves out messages of the role {role}, which chats of the file have; {fix}")
+    if missing:
+      what = f"leaves out messages of the role {missing['role']}, which chats of the file have"
+      raise ValueError(f"{template.path}: the chat template {what}; write chats as plain text: task.chat=False")
 
 
 def check_file(
