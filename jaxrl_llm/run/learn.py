@@ -155,8 +155,8 @@ def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBa
 def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], layouts: list[packing.Layout]) -> list[TrainBatch]:
   """Returns mini-batches for the learner's pass, in which all tokens count that statistics read.
 
-  These are the tokens of all sequences if the learner's outputs enter a statistic, else those that
-  are learned from.
+  These are the tokens of all sequences if log-probabilities or entropies enter a statistic, else
+  those that are learned from.
 
   Args:
     run: RL run.
@@ -164,7 +164,7 @@ def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], 
     bare: The mini-batches on the devices.
     layouts: Places of all sequences of the batch; where outputs are read, no update leaves out any.
   """
-  if np.all(batch.counted) or not read_by_credit(run, recomputed=True):
+  if np.all(batch.counted) or not {"ref_logprobs", "old_entropy"} & read_by_credit(run, recomputed=True).keys():
     return bare
   written = trajectories.whole_sequences(written_mask(batch.rollouts).astype(np.float32), batch.rollouts)
   laid = map(packing.lay, packing.split(written, len(bare)), layouts)
