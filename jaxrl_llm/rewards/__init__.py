@@ -49,10 +49,8 @@ from jaxrl_llm.text_types import RewardFn
 __all__ = [
   "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key", "attempt",
   "build_reward", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer",
-  "final_number",
-  "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "question_of", "running_sum", "soft_overlong",
-  "stated_answers",
-  "tags", "weighted",
+  "final_number", "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "question_of",
+  "running_sum", "soft_overlong", "stated_answers", "tags", "weighted",
 ]  # fmt: skip
 
 REWARDS: dict[str, Reward] = {

@@ -121,6 +121,8 @@ def sentences(part: Part) -> list[str]:
     if word in part.lower
     for match in pattern.finditer(part.lower)
   ]
+  if not matches:
+    return []
   matches.sort(key=lambda match: match.start())
   ends = [*(match.start() for match in matches), len(part.text)][1:]
   return [behind(part.text, match.end(), end) for match, end in zip(matches, ends, strict=True)]

@@ -32,6 +32,8 @@ def boxed(text: str) -> list[str]:
 
 def _contents(text: str) -> tuple[list[str], bool]:
   """Returns the content of each box, and whether the last one is never closed."""
+  if "box" not in text:
+    return [], False
   starts = [start for name in ("\\boxed", "\\fbox", "\\framebox") if (start := text.find(name)) >= 0]
   if not starts:
     return [], False

@@ -75,7 +75,7 @@ def _hashes(part: Part) -> list[str]:
 
 
 def _json(part: Part) -> list[str]:
-  if 'answer"' not in part.lower and "answer'" not in part.lower and 'answer\\"' not in part.lower:
+  if "answer" not in part.lower or not any(f"answer{quote}" in part.lower for quote in ('"', "'", '\\"')):
     return []
   return [_unescaped(next(filter(None, match.groups()), "")).strip() for match in _JSON.finditer(part.text)]
 

@@ -25,10 +25,10 @@ _MAX_ANSWERS = 8  # Distinct final answers of one response; each may cost a pars
 def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 3.0) -> RewardFn:
   """Makes a reward that is 1 if the final answer is mathematically correct, else 0.
 
-  The reasoning does not count. The answer is read from `\\boxed{}`, after `####`, from a line
-  "Answer: ...", or after "the answer is" (`extraction.stated_answers`). Text before `</think>` is
-  not read. A response that states several different answers earns 0 unless all are correct:
-  "1/2, i.e. 0.5" can earn 1 and "5 or 6" cannot. `equivalent` decides whether two answers are equal.
+  The reasoning does not count. The answer is stated in one of the forms of `forms.FORMS`, such as
+  `\\boxed{}`, "Answer: ..." or "the answer is". Text before `</think>` is not read. A response that
+  states several different answers earns 0 unless all are correct: "1/2, i.e. 0.5" can earn 1 and
+  "5 or 6" cannot. `equivalent` decides whether two answers are equal.
 
   Args:
     field: Field of the example with the correct answer: LaTeX or plain text, a number, or a
