@@ -73,7 +73,7 @@ def responses(reward: str, count: int, *, seed: int) -> list[tuple[str, str]]:
 
 
 def serve() -> None:
-  """Grades what each line of stdin asks for, `[reward, count, seed]`, and writes seconds and rewards."""
+  """Grades what each line of stdin asks for, `[reward, count, seed]`."""
   from jaxrl_llm import rewards
   from jaxrl_llm.text_types import Completion
 

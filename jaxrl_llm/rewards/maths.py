@@ -27,7 +27,8 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
   The reasoning does not count. The answer is read from `\\boxed{}`, after `####`, from a line
   "Answer: ...", or after "the answer is" (`extraction.stated_answers`). Text before `</think>` is
   not read. A response that states several different answers earns 0 unless all are correct:
-  "1/2, i.e. 0.5" can earn 1 and "5 or 6" cannot. `equivalent` decides whether two answers are equal.
+  "1/2, i.e. 0.5" can earn 1 and "5 or 6" cannot. `equivalent` decides whether two answers are
+  equal.
 
   Args:
     field: Field of the example with the correct answer: LaTeX or plain text, a number, or a
