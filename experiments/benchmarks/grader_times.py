@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).parents[2]
 REWARDS = ("maths", "final_number", "final_text", "exact_match", "choice")
+SETTINGS = {"maths": {"seconds": 60.0}}  # A busy machine must not end a call.
 _REASONING = "We start from what is given and simplify step by step, keeping both sides equal. "
 _FORMS = ("So the answer is $\\boxed{{{}}}$.", "#### {}", "**Answer:** {}", "The answer is {}.")
 
@@ -72,13 +73,13 @@ def responses(reward: str, count: int, *, seed: int) -> list[tuple[str, str]]:
 
 
 def serve() -> None:
-  """Grades what each line of stdin asks for, `[reward, count, seed]`, and writes seconds and rewards."""
+  """Grades what each line of stdin asks for, `[reward, count, seed]`."""
   from jaxrl_llm import rewards
   from jaxrl_llm.text_types import Completion
 
   for line in sys.stdin:
     reward, count, seed = json.loads(line)
-    fn = rewards.make(reward)
+    fn = rewards.make(reward, **SETTINGS.get(reward, {}))
     jobs = [
       (Completion(text, (), 250, True), {"answer": gold, "question": "?"})
       for gold, text in responses(reward, count, seed=seed)

@@ -1,6 +1,6 @@
 """Error rates of the rewards on real responses that others have judged.
 
-  python -m experiments.verdicts.measure --gsm8k=DIR --math=DIR --mathvision=DIR --json=experiments/verdicts/results.json
+  python -m experiments.verdicts.measure --gsm8k=DIR --math=DIR --mathvision=DIR --json=FILE
 
 Each folder is a checkout of a public repository (`SETS`). A disagreement is an error of either
 side; --show prints each, to be read.

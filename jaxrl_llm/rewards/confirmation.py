@@ -254,7 +254,7 @@ def _vanishes(difference: sympy.Expr) -> bool:
 
 
 def _magnitude(expression: sympy.Basic) -> float:
-  """Bounds log10 of an expression's largest number, with letters below 100: x^(10^9) takes for ever."""
+  """Bounds log10 of an expression's largest number, with letters below 100, as in x^(10^9)."""
   if expression.is_Rational:
     return max(abs(expression.p), expression.q).bit_length() * 0.302
   if not expression.args:

@@ -38,7 +38,8 @@ _FONT = r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|it|bf|sf|tt)|mbox|hbo
 _SPACE = r"(?: |~|\\[,;: ])"
 _GAP = r"(?:\\[,;: !]|~|\{,\}|,\\!)"  # Between groups of digits.
 _GROUP = r"[1-9][0-9]{0,2}"
-# What may stand before a number that is rewritten: 2 in "1/2 1/3" and "3^2 \times 10^5" is a part of another.
+# What may not stand before a number that is rewritten: 2 in "1/2 1/3" and "3^2 \times 10^5" is a
+# part of another.
 _BEFORE = r"(?<![\w.^_/}])(?<![0-9],(?=[0-9]{3}(?![0-9])))(?<!/ )(?<!\\div )(?<!frac )(?<![0-9] )"
 _DIGITS = r"[0-9]{1,40}+"
 _EXPONENT = r"[-+]?[0-9]{1,5}+"
@@ -196,7 +197,7 @@ REWRITINGS = (
     r"0.2\overline{3}",
     r"\frac{21}{90}",
   ),
-  # Beside another letter the last one is an unknown. math-verify takes that of "t^2 + 5t" for a unit.
+  # Beside another letter the last one is an unknown, which math-verify takes for a unit.
   _row(
     "0 1 2 3 4 5 6 7 8 9 \\",
     r"\A((?:.*=)?+[^=]*?(?<![a-zA-Z\\])[a-df-hj-zA-Z](?![a-zA-Z])[^=]*[0-9}\s]\s?)([a-zA-Z])\Z",

@@ -89,7 +89,7 @@ def near(rng: random.Random, value: Fraction) -> Fraction:
 
 
 def numbers(rng: random.Random, *, right: bool) -> Pair:
-  """Whole numbers, decimals and fractions."""
+  """Draws whole numbers, decimals and fractions."""
   value = a_number(rng)
   other = value if right else near(rng, value)
   gold, answer = spell_number(rng, value), spell_number(rng, other)
@@ -99,7 +99,7 @@ def numbers(rng: random.Random, *, right: bool) -> Pair:
 
 
 def several(rng: random.Random, *, right: bool) -> Pair:
-  """Tuples, sets, intervals, matrices, equations and inequalities of fractions."""
+  """Draws tuples, sets, intervals, matrices, equations and inequalities of fractions."""
   values = [
     Fraction(value, rng.choice([1, 1, 2, 3, 7]))
     for value in rng.sample(range(-30, 0), 2) + rng.sample(range(1, 30), 2)
@@ -134,7 +134,7 @@ def several(rng: random.Random, *, right: bool) -> Pair:
 
 
 def polynomials(rng: random.Random, *, right: bool) -> Pair:
-  """Factored and expanded polynomials."""
+  """Draws factored and expanded polynomials."""
   roots = [rng.randint(-9, 9) for _ in range(rng.randint(2, 3))]
   scale = rng.choice([1, 1, 2, 3, -1, 5])
   coefficients = [scale]
@@ -170,7 +170,7 @@ def polynomials(rng: random.Random, *, right: bool) -> Pair:
 
 
 def irrational(rng: random.Random, *, right: bool) -> Pair:
-  """Roots, multiples of pi and e, logarithms and complex numbers, tiny powers and factorials."""
+  """Draws roots, multiples of pi and e, logarithms and complex numbers, tiny powers and factorials."""
   a, b, k = rng.randint(2, 30), rng.choice([2, 3, 5, 6, 7, 10, 11, 13]), rng.randint(2, 12)
   off = 0 if right else rng.choice([1, 2])
   n = rng.randint(55, 200)
@@ -201,7 +201,7 @@ def irrational(rng: random.Random, *, right: bool) -> Pair:
 
 
 def mixed(rng: random.Random, *, right: bool) -> Pair:
-  """Pairs of all kinds; most are numbers, whose verdicts take no algebra system."""
+  """Draws pairs of all kinds; most are numbers, whose verdicts take no algebra system."""
   return rng.choices([numbers, several, polynomials, irrational], [197, 1, 1, 1])[0](rng, right=right)
 
 

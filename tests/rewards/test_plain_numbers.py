@@ -13,8 +13,8 @@ from jaxrl_llm.rewards.plain_numbers import answer_key, plain_verdict
   ("9" * 200, "9" * 199 + "8", False), ("x_1 + 2", "x_1 + 2", True),
   # A space may separate two numbers or the thousands of one.
   ("32, 349", "32,349", None),
-  # Left to the algebra system: units, percent, decimal commas, answers without numbers, and division
-  # by zero.
+  # Left to the algebra system: units, percent, decimal commas, answers without numbers, and
+  # division by zero.
   ("5", "5 cm", None), ("5", "x=5", None), ("50", "50%", None), ("1,22", "1.22", None),
   ("0,111", "0.111", None), ("Evelyn", "Evelyn", None), ("1", "1/0", None), ("1/0", "2/0", None),
   ("", "", None), ("5", "", None),
