@@ -170,7 +170,7 @@ def polynomials(rng: random.Random, *, right: bool) -> Pair:
 
 
 def irrational(rng: random.Random, *, right: bool) -> Pair:
-  """Draws roots, multiples of pi and e, logarithms and complex numbers, tiny powers and factorials."""
+  """Draws roots, multiples of pi and e, logarithms, complex numbers, and tiny powers."""
   a, b, k = rng.randint(2, 30), rng.choice([2, 3, 5, 6, 7, 10, 11, 13]), rng.randint(2, 12)
   off = 0 if right else rng.choice([1, 2])
   n = rng.randint(55, 200)
