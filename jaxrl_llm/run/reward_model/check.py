@@ -28,9 +28,7 @@ def job_problems(config: ConfigDict) -> list[str]:
   wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config made by configs/reward_model.py")
   if readable:
     wrong += [*tracker_problems(config.log.trackers), *_task_problems(config), *_model_problems(config)]
-    wrong = wrong or list(_relations(config))
-    for path, why in unread(config, REWARD_MODEL_FIELDS).items():
-      wrong += unused(config, {path: REWARD_MODEL_FIELDS[path].default}, why)
+    wrong = wrong or [*_relations(config), *_unread(config)]
   return list(map(str, wrong))
 
 
@@ -117,6 +115,11 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
     for name in _OF_TOKENIZERS:
       if config.task[name] is not None:
         yield Problem(f"config.task.{name}", repr(config.task[name]), "None, because the byte tokenizer ignores it")
+
+
+def _unread(config: ConfigDict) -> Iterator[Problem]:
+  for path, why in unread(config, REWARD_MODEL_FIELDS).items():
+    yield from unused(config, {path: REWARD_MODEL_FIELDS[path].default}, why)
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:
