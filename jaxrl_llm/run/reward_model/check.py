@@ -29,9 +29,7 @@ def job_problems(config: ConfigDict) -> list[str]:
   wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config made by configs/reward_model.py")
   if readable:
     wrong += [*tracker_problems(config.log.trackers), *_task_problems(config), *_model_problems(config)]
-    wrong = wrong or list(_relations(config))
-    for path, why in unread(config, REWARD_MODEL_FIELDS).items():
-      wrong += unused(config, {path: REWARD_MODEL_FIELDS[path].default}, why)
+    wrong = wrong or [*_relations(config), *_unread(config)]
   return list(map(str, wrong))
 
 
@@ -123,6 +121,11 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
     yield in_config(problem_of(error))
   if config.model.path is None or tokenizer:
     yield from unused(config, [f"task.{name}" for name in OF_TOKENIZERS], "the byte tokenizer ignores it")
+
+
+def _unread(config: ConfigDict) -> Iterator[Problem]:
+  for path, why in unread(config, REWARD_MODEL_FIELDS).items():
+    yield from unused(config, {path: REWARD_MODEL_FIELDS[path].default}, why)
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import main
+from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, unread_defaults
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.models import load_reward_params, make_model, make_reward_model, preset, read_reward_config, save_hf
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -25,6 +26,8 @@ def tiny(**overrides):
   config = importlib.import_module("configs.reward_model").get_config("tiny")
   config.log.tensorboard = False
   config.update_from_flattened_dict(overrides)
+  unread = unread_defaults(config, REWARD_MODEL_FIELDS)
+  config.update_from_flattened_dict({path: value for path, value in unread.items() if path not in overrides})
   return config
 
 
@@ -154,6 +157,7 @@ PROBLEMS = {
     {"task.path": "x.jsonl"},
     ["config.task.path: found 'x.jsonl', expected None", "set task.name='file'"],
   ),
+  "column of a file": ({"task.margin_column": None, "task.chosen_column": "best"}, ["it is read only if task.name is 'file'"]),
   "preset": ({"model.preset": "nan"}, ["'nan'", "did you mean 'nano'?"]),
   "missing folder": ({"model.path": "no/such"}, ["config.model.path: found 'no/such', which does not exist"]),
   "tokenizer alone": ({"model.tokenizer": "bytes"}, ["config.model.tokenizer: found 'bytes', expected None"]),
