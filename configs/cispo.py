@@ -20,5 +20,5 @@ from configs import common
 def get_config(arg: str = ""):
   """Returns the config; `arg` is "" (the laptop job) or "tiny" (a smoke run)."""
   config = common.laptop("cispo", arg)
-  config.reward.overlong_buffer = config.rollout.max_new_tokens // 5
+  config.reward.overlong_buffer = config.rollout.get_ref("max_new_tokens") // 5
   return config

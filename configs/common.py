@@ -1,6 +1,7 @@
 """The base of the experiments: the laptop job, its smoke run and variants, and models for pods.
 
-Every field is documented, with its default, in `jaxrl_llm/config/fields.py`.
+Every field is documented, with its default, in `jaxrl_llm/config/fields.py`. A value that a config
+file derives from another field is a reference (`get_ref`), so that it follows that field's flag.
 """
 
 from ml_collections import ConfigDict

@@ -44,6 +44,6 @@ def get_config(arg: str = ""):
     common.paper_scale(config, updates_per_rollout=16)
   config.objective.weights = "token_mean"
   config.objective.clip_low, config.objective.clip_high = 0.2, 0.28
-  config.reward.overlong_buffer = config.rollout.max_new_tokens // 5
+  config.reward.overlong_buffer = config.rollout.get_ref("max_new_tokens") // 5
   config.rollout.max_refills = 2
   return config

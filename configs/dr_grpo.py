@@ -23,5 +23,5 @@ def get_config(arg: str = ""):
   if arg == "paper":
     common.paper_scale(config, updates_per_rollout=1)
   else:
-    config.objective.max_tokens = config.rollout.max_new_tokens
+    config.objective.max_tokens = config.rollout.get_ref("max_new_tokens") * 1
   return config

@@ -3,10 +3,10 @@
 Paper: DeepSeekMath: pushing the limits of mathematical reasoning in open language models,
 arXiv:2402.03300, 2024.
 
-The penalty is relative to the frozen policy after the warm start. The clip range of 0.2 and the KL
-coefficient of 0.04 are the paper's. The paper makes one update per rollout batch, so that its clip
-never binds. The laptop job makes four, like every config here. `:paper` makes one, with 64 samples
-per prompt.
+The penalty is relative to the frozen policy after the warm start; with adapters, to the model under
+them (docs/models.md). The clip range of 0.2 and the KL coefficient of 0.04 are the paper's. The
+paper makes one update per rollout batch, so that its clip never binds. The laptop job makes four,
+like every config here. `:paper` makes one, with 64 samples per prompt.
 
 Command: python -m jaxrl_llm.main --config=configs/grpo.py
 

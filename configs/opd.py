@@ -48,7 +48,7 @@ def get_config(arg: str = ""):
   if arg in PODS:
     # The same weights read the right answer beside the problem (OPSD): no second model is needed.
     config.teacher.path, config.teacher.privileged = "self", "{prompt}\n\nThe right answer is {answer}. Work it out."
-    config.teacher.row_tokens, config.rollout.group_size = 2176 + config.rollout.max_new_tokens, 2
+    config.teacher.row_tokens, config.rollout.group_size = config.rollout.get_ref("max_new_tokens") + 2176, 2
     config.rollout.num_prompts = 1024
     return config
   if arg == "smollm2":

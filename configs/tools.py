@@ -34,5 +34,5 @@ def get_config(arg: str = ""):
     config.eval.every = 4
   # With a row per conversation, all of them are prefilled for their next turn, and none is read
   # token by token.
-  config.rollout.slots = config.rollout.num_prompts * config.rollout.group_size
+  config.rollout.slots = config.rollout.get_ref("num_prompts") * config.rollout.get_ref("group_size")
   return config

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.config.fields import without_teacher
+from jaxrl_llm.devices.absent_tpu import skip_absent_tpu
 from jaxrl_llm.messages import MissingPackageError, Problem
 from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.models.files.adapters import save_adapter
@@ -90,6 +91,7 @@ def main(argv: list[str]) -> int:
   try:
     hub = None if args.push is None else check_push(args.push)
     name = args.push and args.push.partition("/")[2]
+    skip_absent_tpu()
     step = export(localize(args.workdir), args.folder, dtype=args.dtype, adapter=args.adapter, name=name)
     address = None if hub is None else push(hub, args.folder, args.push)
   except (MissingPackageError, ValueError) as error:

@@ -269,7 +269,7 @@ def begin_attempt(
     for line in notes:
       log.write(line)
     other = hosts.on_main(lambda: changes.check_devices(workdir, jax.device_count(), allowed=allow_changes))
-    differing = hosts.on_main(lambda: [f"config.{x}: {a!r} -> {b!r}" for x, (a, b) in claim.changes(workdir, config.to_dict()).items()])
+    differing = hosts.on_main(lambda: claim.describe_changes(workdir, config.to_dict()))
     for line in (*differing, *filter(None, [other])):
       if hosts.is_main():
         print(line)

@@ -37,7 +37,7 @@ VARIED = {"reward.overlong_buffer": 16}
 
 
 def tiny_config(name: str = "gspo", overrides: dict[str, Any] | None = None) -> ConfigDict:
-  """Returns `configs/NAME.py:tiny` with other values for some fields, as the command line sets them."""
+  """Returns `configs/NAME.py:tiny` with other values, as the command line sets them."""
   config = importlib.import_module(f"configs.{name}").get_config("tiny")
   config.log.num_table_rows, overrides = 0, overrides or {}
   config.update_from_flattened_dict(overrides)

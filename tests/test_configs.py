@@ -8,7 +8,7 @@ import math
 import pytest
 
 from configs import common
-from jaxrl_llm.config import check
+from jaxrl_llm.config import check, command_line, fields
 from jaxrl_llm.objectives import OBJECTIVES
 from jaxrl_llm.pretrained import where
 from tests.runs import ROOT, rows, run_here, tiny_config
@@ -47,6 +47,22 @@ OBJECTIVE_OF = {
   "tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce", "scale_rl": "cispo",
   "opd": "dapo",
 }
+
+
+FOLLOWING = {
+  ("dr_grpo", "objective.max_tokens"): ({"rollout.max_new_tokens": "8"}, 8),
+  ("dapo", "reward.overlong_buffer"): ({"rollout.max_new_tokens": "200"}, 40),
+  ("cispo", "reward.overlong_buffer"): ({"rollout.max_new_tokens": "10"}, 2),
+  ("tools", "rollout.slots"): ({"rollout.num_prompts": "2", "rollout.group_size": "3"}, 6),
+}
+
+
+@pytest.mark.parametrize(("name", "path"), FOLLOWING)
+def test_a_value_that_a_config_derives_follows_flags(name, path):
+  flags, expected = FOLLOWING[name, path]
+  made = lambda more: fields.flatten(command_line.override(tiny_config(name), {field: [text] for field, text in (flags | more).items()}))
+  assert made({})[path] == expected
+  assert made({path: "5"}) == made({}) | {path: 5}, "a flag for the value itself changes nothing else"
 
 
 @pytest.mark.parametrize("name", NAMES)

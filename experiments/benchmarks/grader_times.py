@@ -24,12 +24,19 @@ def number(draw: random.Random) -> tuple[str, str]:
   """Draws a number as the right answer, and a response's answer in one of several spellings."""
   value = draw.choice([draw.randrange(100), draw.randrange(-(10**6), 10**6)])
   other = value + draw.choice([0, 0, 1])
-  return str(value), draw.choice([f"{other:,}", f"{other}", f"{other}.0", f"{2 * other}/2", rf"\frac{{{3 * other}}}{{3}}"])
+  return str(value), draw.choice(
+    [f"{other:,}", f"{other}", f"{other}.0", f"{2 * other}/2", rf"\frac{{{3 * other}}}{{3}}"]
+  )
 
 
 def formula(draw: random.Random) -> tuple[str, str]:
   """Draws a right answer that takes algebra to compare, and a response's answer."""
-  a, b, c, off = draw.randrange(2, 10**4), draw.randrange(2, 10**4), draw.randrange(2, 50), draw.choice([0, 0, 1])
+  a, b, c, off = (
+    draw.randrange(2, 10**4),
+    draw.randrange(2, 10**4),
+    draw.randrange(2, 50),
+    draw.choice([0, 0, 1]),
+  )
   pairs = [
     (rf"{a}\sqrt{{{b}}}", rf"\sqrt{{{a * a * b + off}}}"), (f"(x+{a})(x-{c})", f"x^2+{a - c + off}x-{a * c}"),
     (f"({a},{a + b}]", f"({a},{a + b + off}]"), (rf"\frac{{\pi}}{{{a}}}", rf"\frac{{{c}\pi}}{{{a * c + off}}}"),
@@ -42,7 +49,9 @@ def formula(draw: random.Random) -> tuple[str, str]:
 def letter(draw: random.Random) -> tuple[str, str]:
   """Draws a letter as the right answer, and a response's choice."""
   right, chosen = draw.choice("ABCDE"), draw.choice("ABCDE")
-  return right, draw.choice([chosen, f"({chosen})", f"({chosen}) {draw.randrange(100)} cm", rf"\text{{{chosen}}}"])
+  return right, draw.choice(
+    [chosen, f"({chosen})", f"({chosen}) {draw.randrange(100)} cm", rf"\text{{{chosen}}}"]
+  )
 
 
 def responses(reward: str, count: int, *, seed: int) -> list[tuple[str, str]]:
@@ -70,13 +79,18 @@ def serve() -> None:
   for line in sys.stdin:
     reward, count, seed = json.loads(line)
     fn = rewards.make(reward)
-    jobs = [(Completion(text, (), 250, True), {"answer": gold, "question": "?"}) for gold, text in responses(reward, count, seed=seed)]
+    jobs = [
+      (Completion(text, (), 250, True), {"answer": gold, "question": "?"})
+      for gold, text in responses(reward, count, seed=seed)
+    ]
     started = time.process_time()
     values = [fn(*job) for job in jobs]
     print(json.dumps([time.process_time() - started, sum(values)]), flush=True)
 
 
-def compare(checkouts: Sequence[pathlib.Path], *, count: int, repeats: int) -> dict[str, list[dict[str, list[float]]]]:
+def compare(
+  checkouts: Sequence[pathlib.Path], *, count: int, repeats: int
+) -> dict[str, list[dict[str, list[float]]]]:
   """Measures the rewards in each checkout, in turns.
 
   Args:
@@ -93,7 +107,14 @@ def compare(checkouts: Sequence[pathlib.Path], *, count: int, repeats: int) -> d
       raise ValueError(f"--against: found {str(root)!r}, expected a checkout of this repository")
   command = [sys.executable, str(pathlib.Path(__file__).resolve())]
   workers = [
-    subprocess.Popen(command, cwd=root, env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    subprocess.Popen(
+      command,
+      cwd=root,
+      env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
     for root in checkouts
   ]
   try:

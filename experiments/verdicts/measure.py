@@ -54,7 +54,9 @@ def math(folder: pathlib.Path) -> Iterator[Judged]:
   """Reads eight responses to each of 100 MATH problems with verdicts from QwenLM/Qwen2.5-Math."""
   for row in _rows(folder / "evaluation/data/eval_rm_maj_example/math_cot_100.jsonl"):
     for i, (response, right) in enumerate(zip(row["code"], row["score"], strict=True)):
-      yield Judged("maths", response, {"question": row["question"], "answer": row["gt"]}, right, f"{row['idx']}, {i}")
+      yield Judged(
+        "maths", response, {"question": row["question"], "answer": row["gt"]}, right, f"{row['idx']}, {i}"
+      )
 
 
 def mathvision(folder: pathlib.Path) -> Iterator[Judged]:
@@ -65,10 +67,16 @@ def mathvision(folder: pathlib.Path) -> Iterator[Judged]:
       problem = problems[row["id"]]
       reward = "choice" if problem["options"] else "maths"
       example = {"question": problem["question"], "answer": problem["answer"], "options": problem["options"]}
-      yield Judged(reward, row["response"] or "", example, row["correct"], f"{path.partition('/')[2]} {row['id']}")
+      yield Judged(
+        reward, row["response"] or "", example, row["correct"], f"{path.partition('/')[2]} {row['id']}"
+      )
 
 
-SETS: dict[str, Callable[[pathlib.Path], Iterator[Judged]]] = {"gsm8k": gsm8k, "math": math, "mathvision": mathvision}
+SETS: dict[str, Callable[[pathlib.Path], Iterator[Judged]]] = {
+  "gsm8k": gsm8k,
+  "math": math,
+  "mathvision": mathvision,
+}
 """Readers of the published verdicts; each takes a checkout of the repository that it names."""
 
 
@@ -98,7 +106,9 @@ def judge(items: Iterator[Judged], *, show: Callable[[str], None] | None = None)
   counts: dict[str, dict[str, int]] = {}
   for item in items:
     count = counts.setdefault(item.reward, dict(right=0, wrong=0, only_here=0, only_there=0, failed=0))
-    outcome = attempt(_reward(item.reward), Completion(item.response, (), len(item.response), True), item.example)
+    outcome = attempt(
+      _reward(item.reward), Completion(item.response, (), len(item.response), True), item.example
+    )
     here = bool(outcome.value)
     count["right" if item.right else "wrong"] += 1
     count["failed"] += outcome.value is None
@@ -106,13 +116,21 @@ def judge(items: Iterator[Judged], *, show: Callable[[str], None] | None = None)
     count["only_there"] += item.right and not here
     if here != item.right and show is not None:
       side = "here" if here else "there"
-      show(json.dumps([item.reward, f"right {side} only", item.source, item.example["answer"], item.response[-300:]], ensure_ascii=False))
+      show(
+        json.dumps(
+          [item.reward, f"right {side} only", item.source, item.example["answer"], item.response[-300:]],
+          ensure_ascii=False,
+        )
+      )
   return counts
 
 
 def table(result: dict) -> str:
   """Formats the counts as a Markdown table."""
-  rows = ["| set | reward | responses | right | right here only | right there only |", "| --- | --- | --- | --- | --- | --- |"]
+  rows = [
+    "| set | reward | responses | right | right here only | right there only |",
+    "| --- | --- | --- | --- | --- | --- |",
+  ]
   for name, by_reward in result["sets"].items():
     for reward, x in by_reward.items():
       rows.append(
@@ -137,7 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not folders:
       raise ValueError(f"found no folder, expected one of {', '.join(f'--{name}' for name in SETS)}")
     versions = {name: importlib.metadata.version(name) for name in ("math-verify", "sympy")}
-    sets = {name: judge(SETS[name](folder), show=print if flags.show else None) for name, folder in folders.items()}
+    sets = {
+      name: judge(SETS[name](folder), show=print if flags.show else None) for name, folder in folders.items()
+    }
     return dict(date=datetime.date.today().isoformat(), versions=versions, sets=sets)
 
   return report(measure, table, flags.json)

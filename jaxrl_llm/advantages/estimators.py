@@ -97,9 +97,9 @@ class Estimator(NamedTuple):
 
 
 def _compared(evidence: Evidence, group_size: int) -> Evidence:
-  """Returns the evidence that statistics are made of, whose mask holds sequences that have a reward.
+  """Returns the evidence that statistics are made of: that of all sequences that have a reward.
 
-  They are valid in whole groups of `group_size`.
+  Groups of `group_size` without all of their rewards are left out.
   """
   valid, ends = evidence.valid, evidence.step_ends
   mask = evidence.mask if evidence.written is None else evidence.written

@@ -40,8 +40,8 @@ def maxrl_advantages(rewards: ArrayLike, group_size: int, *, valid: ArrayLike | 
     Maximum Likelihood Reinforcement Learning (MaxRL), arXiv:2602.02710, 2026.
 
   Note:
-    The paper's rewards are 0 or 1. Beside negative rewards a mean can be as close to 0 as one likes,
-    and the advantages without bound. A run refuses them (`Estimator.from_zero`).
+    The paper's rewards are 0 or 1. With negative rewards a mean could be arbitrarily close to 0,
+    and advantages would have no bound. A run refuses them (`Estimator.from_zero`).
   """
   groups = jnp.maximum(by_group(rewards, group_size), 0)
   centred, count = centred_groups(groups.reshape(-1), group_size, valid)

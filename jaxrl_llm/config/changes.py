@@ -21,6 +21,9 @@ FIXED: dict[str, str] = {
 }
 """Fields that no flag allows to change, with the reason; a final dot marks a section."""
 
+SCHEDULED = ("learner.updates_per_rollout", "critic.value_warmup_steps")
+"""Fields that set how many updates of the policy a step makes, which a linear schedule counts."""
+
 FREE = ("task.data_dir",)
 """Fields of a fixed section that may change."""
 
@@ -49,6 +52,8 @@ def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     why = None if field in FREE else FIXED.get(field, FIXED.get(section))
     if field == "objective.name" and ("advantage.estimator" in old) != ("advantage.estimator" in new):
       why = "a reward model and a policy are different models"  # Only a policy has advantages.
+    if field in SCHEDULED and "linear" in (old["learner.schedule"], new["learner.schedule"]):
+      why = "the linear learner.schedule counts the policy's updates, and would end before or after the run"
     shapes_groups = section in ("rollout.", "environment.") and field not in ("rollout.spare_prompts", "environment.timeout_s")
     if shapes_groups and (old.get("rollout.spare_prompts") or 0) > 0:
       why = f"{FIXED['rollout.spare_prompts']} (rollout.spare_prompts)"

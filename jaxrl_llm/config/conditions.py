@@ -22,14 +22,18 @@ CONTAINER = Condition("sandbox.backend is 'docker'", lambda x: x["sandbox.backen
 ENVIRONMENT = Condition("environment.name is set", lambda x: x["environment.name"] is not None)
 FILE_OF_PAIRS = Condition("task.name is 'file'", lambda x: x["task.name"] == "file")
 KEPT_WARM_START = Condition(
-  "warm_start.cache is True and warm_start.num_steps is above 0", lambda x: x["warm_start.cache"] and x["warm_start.num_steps"] > 0
+  "warm_start.cache is True and warm_start.num_steps is above 0",
+  lambda x: x["warm_start.cache"] and x["warm_start.num_steps"] > 0,
 )
 KL_IN_REWARD = Condition("reward.kl_coef is above 0", lambda x: x["reward.kl_coef"] > 0)
 PRESET = Condition("model.path is None", lambda x: x["model.path"] is None)
 PROGRAMS = Condition("sandbox.backend is not 'off'", lambda x: x["sandbox.backend"] != "off")
 REWARD_MODEL = Condition("reward.model_path is set", lambda x: x["reward.model_path"] is not None)
 SAMPLERS = Condition("rollout.samplers is above 0", lambda x: x["rollout.samplers"] > 0)
-SERVICE = Condition("sandbox.backend is 'sandbox_fusion' or 'piston'", lambda x: x["sandbox.backend"] in ("sandbox_fusion", "piston"))
+SERVICE = Condition(
+  "sandbox.backend is 'sandbox_fusion' or 'piston'",
+  lambda x: x["sandbox.backend"] in ("sandbox_fusion", "piston"),
+)
 SHOTS = Condition("task.shots is above 0", lambda x: x["task.shots"] > 0)
 SPIKES = Condition(
   "alarms.spike_sigmas or alarms.reward_sigmas is set",

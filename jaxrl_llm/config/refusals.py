@@ -90,7 +90,7 @@ def _learns_nothing(c: ConfigDict) -> bool:
 
 
 def _setting(c: ConfigDict, x: Chosen, name: str) -> Any:
-  """Returns a setting of the estimator, its default if the config does not set it; None for others."""
+  """Returns the value of a setting of the estimator, given or by default; None for others."""
   given_here = c.advantage[name]
   return x.estimator.defaults.get(name) if given_here is None or name not in x.estimator.defaults else given_here
 
@@ -169,6 +169,8 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("teacher.gkd_beta", lambda c, x: c.teacher.gkd_beta is not None and not c.teacher.gkd_coef,
     "None, because teacher.gkd_coef is 0: no divergence over the vocabulary is computed"),
   Refusal("teacher.temperature", lambda c, x: not has_teacher(c) and c.teacher.temperature != 1.0, "1.0, because teacher.path is None"),
+  Refusal("teacher.temperature", lambda c, x: c.teacher.opd_coef > 0 and has_teacher(c) and c.teacher.temperature != c.rollout.temperature,
+    "rollout.temperature, because teacher.opd_coef compares log-probabilities of the teacher with those of the policy at that temperature"),
   Refusal("teacher.dtype", lambda c, x: not has_teacher(c) and c.teacher.dtype is not None, "None, because teacher.path is None"),
   Refusal("teacher.dtype", lambda c, x: c.teacher.path == "self" and c.teacher.dtype is not None,
     "None, because the teacher is the policy itself"),
@@ -203,6 +205,8 @@ REFUSALS: tuple[Refusal, ...] = (
     "this objective trains none"),
   Refusal("advantage.estimator", lambda c, x: not x.reads_values and x.objective.value_loss is not None,
     "{value_estimators}, because this objective trains a critic (objective.value_coef) that no other estimator reads"),
+  Refusal("critic.value_warmup_steps", lambda c, x: x.reads_values and (c.critic.value_warmup_steps or 0) >= c.num_steps > 0,
+    "less than num_steps, or the policy would never be trained"),
   Refusal("advantage.lam", lambda c, x: c.advantage.lam is not None and c.advantage.length_alpha is not None,
     "None, because advantage.length_alpha takes its place"),
   Refusal("rollout.group_size",
@@ -287,6 +291,8 @@ REFUSALS: tuple[Refusal, ...] = (
     lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0 and c.environment.name is None and not c.rollout.queue,
     "0, because with rollout.staleness above 0 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
     "or staleness=0"),
+  Refusal("eval.samples", lambda c, x: c.eval.temperature == 0 and c.eval.samples > 1 and c.environment.name is None,
+    "1, because with eval.temperature=0 all samples of a problem are its greedy response"),
   Refusal("serving.layout", lambda c, x: c.serving.layout is not None and c.mesh.sampler > 0,
     "None, because mesh.sampler is above 0: mesh.sampler_expert and mesh.sampler_tensor lay out the sampler's weights"),
   Refusal("serving.layout", lambda c, x: c.serving.layout == "spread" and c.mesh.fsdp == c.mesh.expert == 1,

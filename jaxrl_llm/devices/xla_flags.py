@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from jaxrl_llm.devices.absent_tpu import device_text, skip_absent_tpu
 from jaxrl_llm.messages import did_you_mean
 
 VARIABLE = "JAXRL_LLM_XLA_FLAGS"
@@ -64,6 +65,8 @@ _NVIDIA = ("nvidia0", "nvidiactl", "dxg")
 def set_flags(environment: MutableMapping[str, str] = os.environ) -> str:
   """Sets the flags of this machine's chip; must run before JAX starts its devices.
 
+  On a machine without an accelerator, JAX is kept from looking for a TPU (`absent_tpu`).
+
   Returns:
     A line that says what was set.
 
@@ -78,6 +81,7 @@ def set_flags(environment: MutableMapping[str, str] = os.environ) -> str:
   """
   chip = chip_here(environment)
   if chip is None:
+    skip_absent_tpu(environment)
     if environment.get(VARIABLE):
       raise ValueError(f"{VARIABLE}: found {environment[VARIABLE]!r} without an accelerator, expected none set, or {CHIP}=v5e, ...")
     return "XLA flags: none, because there is no accelerator that has any"
@@ -166,13 +170,6 @@ def chip_here(environment: Mapping[str, str], *, root: Path = Path("/")) -> str 
     generation = kind.split("-")[0].replace("v5litepod", "v5e").replace("v5lite", "v5e")
     return generation if generation in FLAGS else None
   for device in sorted(root.glob("sys/bus/pci/devices/*")):
-    if _text(device / "vendor") == _GOOGLE and (chip := _TPUS.get(_text(device / "device"))):
+    if device_text(device / "vendor") == _GOOGLE and (chip := _TPUS.get(device_text(device / "device"))):
       return chip
   return "gpu" if any((root / "dev" / name).exists() for name in _NVIDIA) else None
-
-
-def _text(path: Path) -> str:
-  try:
-    return path.read_text().strip()
-  except OSError:  # A device without this file is none of those looked for.
-    return ""

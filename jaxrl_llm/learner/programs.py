@@ -22,6 +22,7 @@ from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.devices.offload import check_offload
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
+from jaxrl_llm.learner.schedules import decay_steps, policy_updates
 from jaxrl_llm.learner.teacher_programs import Advise, TeacherPrograms, abstract_params, make_advise, make_teacher_programs
 from jaxrl_llm.learner.token_scores import TokenScores, make_token_scores
 from jaxrl_llm.learner.train_step import (
@@ -356,8 +357,8 @@ def make_optimizers(config: ConfigDict) -> tuple[Optimizer, Optimizer]:
   Their states have the same shape, so that one checkpoint format holds either.
   """
   learner, warm = config.learner, config.warm_start
-  rl = phase_optimizer(config, learner, config.num_steps * learner.updates_per_rollout)
-  return rl, phase_optimizer(config, warm, warm.num_steps)
+  num_updates = policy_updates(config.num_steps, learner.updates_per_rollout, config.critic.value_warmup_steps)
+  return phase_optimizer(config, learner, num_updates), phase_optimizer(config, warm, warm.num_steps)
 
 
 def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> Optimizer:
@@ -371,8 +372,7 @@ def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> 
   learner = config.learner
   adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
   adamw |= dict(moments_dtype=learner.moments_dtype, offload=learner.offload_optimizer)
-  # 0 decay steps keep the rate constant.
-  decay = max(num_updates - phase.warmup_steps, 1) if phase.schedule == "linear" else 0
+  decay = decay_steps(phase.schedule, phase.warmup_steps, num_updates)
   return make_optimizer(learning_rate=phase.learning_rate, warmup_steps=phase.warmup_steps, decay_steps=decay, **adamw)
 
 

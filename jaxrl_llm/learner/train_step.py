@@ -10,6 +10,8 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from jaxrl_llm.devices.offload import is_on_host, offloaded
+from jaxrl_llm.learner.rounding import in_bfloat16
+from jaxrl_llm.learner.schedules import make_schedule
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics, token_mean, token_weights
@@ -28,9 +30,6 @@ from jaxrl_llm.types import (
 
 TrainStepFn = Callable[..., tuple[TrainState, Metrics]]
 """`(state, batch, *others) -> (state, metrics)`; the others are for the step's `outputs_fn`."""
-
-ECHO = "echo"
-"""Name of the terms of the replies' cross-entropy among the metrics of tokens."""
 
 LogprobsFn = Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
 """Log-probabilities and entropy of each token whose mask is above 0.
@@ -123,18 +122,10 @@ def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B
   }
 
 
-def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, float]) -> TokenTerm:
-  """Returns the loss terms and metrics of a mixture of experts.
-
-  They are the routers' own losses at each token, and how far the live routes are from the replayed
-  ones.
-  """
-  losses = outputs.router_losses or {}
-  total = sum((coefs[name] * x for name, x in losses.items()), jnp.zeros_like(outputs.logprobs))
-  metrics = {f"moe/{name}_loss": x for name, x in losses.items()}
-  if outputs.live_routing is not None and batch.routing is not None:
-    metrics["moe/replay_expert_change"] = routing.expert_change(outputs.live_routing, batch.routing)
-  return total, jax.tree.map(jax.lax.stop_gradient, metrics)
+def router_term(outputs: PolicyOutputs, coefs: Mapping[str, float]) -> TokenTerm:
+  """Returns the routers' own losses at each token, times their coefficients, and their metrics."""
+  total = sum((coefs[name] * x for name, x in outputs.router_losses.items()), jnp.zeros_like(outputs.logprobs))
+  return total, jax.lax.stop_gradient({f"moe/{name}_loss": x for name, x in outputs.router_losses.items()})
 
 
 def with_replies(batch: TrainBatch) -> TrainBatch:
@@ -200,7 +191,8 @@ def make_train_step(
     name: Name of what is trained, the first part of its metrics' names.
     trainable: Params tree with True for each weight that is trained; the others have neither
       gradient nor moments. None trains all.
-    router_coefs: Weight of each router loss that `outputs_fn` returns.
+    router_coefs: Weight of the mean of each router loss that `outputs_fn` returns, over the counted
+      tokens of the global batch.
     streams: Further objectives, whose losses add up. Each has weights of its own, and thus a
       denominator of its own.
     echo_coef: Weight of the mean cross-entropy of `TrainBatch.replies` over the global batch
@@ -227,45 +219,47 @@ def make_train_step(
   # A loss outside the mask must not even be multiplied by its zero weight: 0 · inf is NaN.
   total = lambda weights, losses: jnp.sum(jnp.where(weights > 0, weights * losses, 0))
 
-  def loss_fn(
-    trained: Params, frozen: Params, batch: TrainBatch, all_weights: list[Float[Array, "B T"]],
-    echo_weights: Float[Array, "B T"] | None, *others,
-  ):  # fmt: skip
-    outputs, (weights, *of_streams) = outputs_fn(combine(trained, frozen), with_replies(batch), *others), all_weights
+  def weigh(batch: TrainBatch) -> tuple[list[Float[Array, "B T"]], list[Float[Array, "B T"]]]:
+    """Returns the mask and the weights of each term of the loss, in the order of `loss_fn`."""
+    weights = [token_weights(each, batch.mask, batch.segments, batch.groups) for each in (objective, *streams)]
+    # With the objective's weights, an auxiliary loss would be stronger in some objectives.
+    auxiliary = [mask for mask in (batch.mask if router_coefs else None, batch.replies) if mask is not None]
+    weights += [token_mean(mask, batch.segments) for mask in auxiliary]
+    return [batch.mask] * (1 + len(streams)) + auxiliary, weights
+
+  def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
+    outputs = outputs_fn(combine(trained, frozen), with_replies(batch), *others)
     # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
       seen = batch._replace(routing=None, images=None, replies=None, taught=None)
       plain = outputs._replace(live_routing=None, router_losses=None)
-      losses, metrics = objective.token_loss(plain._replace(comparison=None), seen)
-      terms = [stream.token_loss(plain, seen) for stream in streams]
-    numbers = [batch.mask, weights, outputs.logprobs, losses, *(further for further, _ in terms)]
+      terms = [objective.token_loss(plain._replace(comparison=None), seen), *(stream.token_loss(plain, seen) for stream in streams)]
+    if router_coefs:
+      terms.append(router_term(outputs, router_coefs))
+    if batch.replies is not None:
+      terms.append((-echo_coef * outputs.logprobs, {"echo/nll": jax.lax.stop_gradient(-outputs.logprobs)}))
+    losses, metrics = map(list, zip(*terms, strict=True))
+    numbers = [batch.mask, *weights, outputs.logprobs, *losses]
     chex.assert_equal_shape(
       numbers, **refusing("mask, weights, log-probabilities and losses need one number per token")
     )
-    further, router_metrics = router_terms(outputs, batch, router_coefs)
-    losses, metrics = losses + further, metrics | router_metrics
+    if outputs.live_routing is not None and batch.routing is not None:
+      metrics[0] = metrics[0] | {"moe/replay_expert_change": routing.expert_change(outputs.live_routing, batch.routing)}
     if name == "actor" and batch.sampler_logprobs is not None:
-      metrics = metrics | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
-    loss = sum((total(*x) for x in zip(of_streams, (further for further, _ in terms), strict=True)), total(weights, losses))
-    if echo_weights is not None:
-      surprise = jnp.where(echo_weights > 0, -echo_weights * outputs.logprobs, 0)
-      loss, metrics = loss + echo_coef * jnp.sum(surprise), metrics | {ECHO: jax.lax.stop_gradient(surprise)}
-    return loss, [metrics, *(of_stream for _, of_stream in terms)]
+      metrics[0] = metrics[0] | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
+    return sum(map(total, weights, losses)), metrics
 
-  def accumulate(
-    trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]],
-    echo_weights: Float[Array, "B T"] | None, *others,
-  ):  # fmt: skip
+  def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
     grad_fn, num_micro_batches = jax.value_and_grad(loss_fn, has_aux=True), count_micro_batches(batch, rows_at_once)
     if num_micro_batches == 1:
-      return grad_fn(trained, frozen, batch, weights, echo_weights, *others)
+      return grad_fn(trained, frozen, batch, weights, *others)
 
     def body(total, micro_batch):
       (loss, metrics), grads = grad_fn(trained, frozen, *micro_batch, *others)
       return jax.tree.map(jnp.add, total, (loss, grads)), metrics
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
-    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights, echo_weights), num_micro_batches))
+    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights), num_micro_batches))
     return (loss, join_rows(metrics)), grads
 
   def train_step(state: TrainState, batch: TrainBatch, *others: Params) -> tuple[TrainState, Metrics]:
@@ -274,11 +268,9 @@ def make_train_step(
     chex.assert_tree_shape_prefix(text, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask"))
     chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
     batch = batch if objective.prepare is None else objective.prepare(batch)
-    weights = [token_weights(each, batch.mask, batch.segments, batch.groups) for each in (objective, *streams)]
+    masks, weights = weigh(batch)
     trained, frozen = partition(state.params, trainable)
-    echo_weights = None if batch.replies is None else token_mean(batch.replies, batch.segments)
-    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights, echo_weights, *others)
-    echo = token_metrics[0].pop(ECHO, None)
+    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights, *others)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
@@ -289,16 +281,16 @@ def make_train_step(
     keep = lambda new, old: jax.tree.map(lambda n, o: n if is_on_host(o) else jnp.where(finite, n, o), new, old)
     applied = state.step - state.skipped
     metrics = {}
-    for of_stream, own in zip(token_metrics, weights, strict=True):
-      metrics |= reduce_metrics(of_stream, batch.mask, own)
+    for of_term, mask, own in zip(token_metrics, masks, weights, strict=True):
+      metrics |= reduce_metrics(of_term, mask, own)
     metrics |= {
       f"{name}/loss": loss,
       f"{name}/grad_norm": grad_norm,
       f"{name}/lr": jnp.asarray(learning_rate(applied), jnp.float32),
       ("train/skipped" if name == "actor" else f"{name}/skipped"): 1 - finite.astype(jnp.float32),
     }
-    if echo is not None:  # Replies are not in the mask, over which other metrics are reduced.
-      metrics |= {"echo/nll": jnp.sum(echo), "echo/num_tokens": jnp.sum(batch.replies)}
+    if batch.replies is not None:
+      metrics["echo/num_tokens"] = jnp.sum(batch.replies)
     updated_state = TrainState(
       params=combine(keep(updated, trained), frozen),
       opt_state=keep(opt_state, state.opt_state),
@@ -354,13 +346,10 @@ def make_optimizer(
   References:
     Decoupled weight decay regularization, arXiv:1711.05101, 2017.
   """
-  # The first update already has a positive rate: a rate of 0 would waste it.
-  climb = optax.linear_schedule(learning_rate / max(warmup_steps, 1), learning_rate, max(warmup_steps - 1, 1))
-  rest = optax.linear_schedule(learning_rate, 0.0, decay_steps) if decay_steps else optax.constant_schedule(learning_rate)
-  schedule = optax.join_schedules([climb, rest], [warmup_steps])
+  schedule = make_schedule(learning_rate=learning_rate, warmup_steps=warmup_steps, decay_steps=decay_steps)
 
   def decayed(params: Params):
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale" and "bias" not in path[-1].key, params)
 
-  adamw = optax.adamw(schedule, b1=b1, b2=b2, weight_decay=weight_decay, mask=decayed, mu_dtype=moments_dtype)
+  adamw = in_bfloat16(optax.adamw(schedule, b1=b1, b2=b2, weight_decay=weight_decay, mask=decayed, mu_dtype=moments_dtype))
   return optax.chain(optax.clip_by_global_norm(max_grad_norm), offloaded(adamw) if offload else adamw), schedule

@@ -183,14 +183,19 @@ def _outputs(
   return jax.tree.map(lambda y: jnp.where(flat, y[place], 0).reshape(counted.shape), outputs)
 
 
-def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, Array]:
-  """Computes the log-probabilities and entropies of a chunk, and the logarithms of its sums."""
-  top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-  masses = jnp.exp(logits - top)
+def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
+  """Computes the log-probabilities and entropies of a chunk, its largest logits and log-sums."""
+  top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+  # Differences of large logits would lose the digits that the results consist of. All results read
+  # the same differences: a compiler may fuse the subtraction with the filter's division, so that
+  # the largest is not 0.
+  relative = logits - top[:, None]
+  masses = jnp.exp(relative)
   total = jnp.sum(masses, axis=-1)
-  log_total = jnp.log(total) + top[:, 0]
-  entropy = log_total - jnp.sum(masses * logits, axis=-1) / total
-  return jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0] - log_total, entropy, log_total
+  log_total = jnp.log(total)
+  entropy = log_total - jnp.sum(masses * relative, axis=-1) / total
+  of_targets = jnp.take_along_axis(relative, targets[:, None], axis=-1)[:, 0]
+  return of_targets - log_total, jnp.maximum(entropy, 0), (top, log_total)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -220,15 +225,16 @@ def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: 
 
   zeros = jax.tree.map(lambda y: jnp.zeros(len(rows), jnp.float32), jax.eval_shape(of_chunk, 0))
   outputs = jax.lax.fori_loop(0, num_chunks, body, zeros)
-  (logprobs, entropy, log_total), compared = jax.tree.map(lambda y: y[: len(x)], outputs)
+  (logprobs, entropy, log_totals), compared = jax.tree.map(lambda y: y[: len(x)], outputs)
   comparison, sums = (None, None) if compared is None else compared
-  return (logprobs, entropy, comparison), (head, x, targets, num_chunks, teacher, (entropy, log_total, sums))
+  return (logprobs, entropy, comparison), (head, x, targets, num_chunks, teacher, (entropy, log_totals, sums))
 
 
 def _chunked_bwd(piece: Piece, saved, cotangents):
   head, x, targets, num_chunks, teacher, of_tokens = saved
   pad = lambda tree: jax.tree.map(partial(_padded, piece), tree)
-  rows, ids, (entropies, log_totals, sums), (of_logprobs, of_entropy, of_comparison) = (pad(a) for a in (x, targets, of_tokens, cotangents))
+  rows, ids, (entropies, (tops, log_totals), sums) = (pad(a) for a in (x, targets, of_tokens))
+  of_logprobs, of_entropy, of_comparison = pad(cotangents)
   teacher_head, teacher_rows = (None, None) if teacher is None else (teacher[0], pad(teacher[1]))
 
   def body(i, total):
@@ -237,7 +243,7 @@ def _chunked_bwd(piece: Piece, saved, cotangents):
     logits, filter_vjp = jax.vjp(lambda raw: piece.filter_logits(raw, part(ids)), raw)
     # With the sums of the forward pass there is nothing to reduce. XLA on CPUs fuses a softmax into
     # the product before it, which then takes five times as long.
-    logprobs = logits - part(log_totals)[:, None]
+    logprobs = logits - part(tops)[:, None] - part(log_totals)[:, None]
     probs = jnp.exp(logprobs)
     # d log p_target / d logit_v = [v = target] - p_v;  dH / d logit_v = -p_v·(log p_v + H).
     is_target = jnp.arange(logits.shape[-1]) == part(ids)[:, None]

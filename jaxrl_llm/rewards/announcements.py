@@ -89,7 +89,8 @@ class Part(NamedTuple):
 def part_of(text: str, question: str) -> Part:
   """Returns a text, with what its reading needs."""
   lower = text.lower()
-  return Part(text, lower if len(lower) == len(text) else text, question)  # Some letters become two.
+  # Some letters become two.
+  return Part(text, lower if len(lower) == len(text) else text, question)
 
 
 def lines(part: Part) -> list[str]:

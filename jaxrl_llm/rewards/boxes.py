@@ -69,7 +69,7 @@ def is_filler(content: str) -> bool:
 def own_boxes(text: str, question: str) -> list[str]:
   """Returns the boxes that are neither filler nor the question's.
 
-  If the last box is never closed, only an empty text is returned: what it would have held is unknown.
+  If the last box is never closed, only an empty text is returned: its content is unknown.
   """
   contents, breaks_off = _contents(text)
   if breaks_off:

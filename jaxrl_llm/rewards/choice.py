@@ -151,7 +151,7 @@ def _is_word(rest: str) -> bool:
 
 @functools.cache
 def _patterns(letters: str) -> tuple[re.Pattern, ...]:
-  """Returns patterns of a leading label, one behind a text, several in a text, and one more in a hedge."""
+  """Returns patterns: a leading label, one behind a text, several in a text, one in a hedge."""
   either = f"[{letters}{letters.lower()}]"
   label = (
     rf"[(\[]\s*({either})(?:\s*[)\]]|\s+\(|\s*$)|([{letters}]"

@@ -40,7 +40,9 @@ def aligned(gold: Any, answer: Any) -> tuple[Any, Any]:
     >>> aligned(sympy.Integer(-1), sympy.Symbol("i") ** 2)
     (-1, -1)
   """
-  if not any(_is_relation(side) or isinstance(side, sympy.Symbol) and side.name != "i" for side in (gold, answer)):
+  if not any(
+    _is_relation(side) or isinstance(side, sympy.Symbol) and side.name != "i" for side in (gold, answer)
+  ):
     gold, answer = (_with_imaginary_unit(side) for side in (gold, answer))
   return _solved(gold, answer), _solved(answer, gold)
 
@@ -105,7 +107,11 @@ def _right_sides(gold: Any, answer: Any) -> tuple[Any, Any]:
 
 
 def _last(expression: Any) -> Any:
-  return expression._unsorted_args[-1].rhs if hasattr(expression, "_unsorted_args") and _is_relation(expression) else expression
+  return (
+    expression._unsorted_args[-1].rhs
+    if hasattr(expression, "_unsorted_args") and _is_relation(expression)
+    else expression
+  )
 
 
 def _is_relation(expression: Any) -> bool:
@@ -117,7 +123,9 @@ def _same_relations(gold: Any, answer: Any) -> bool:
   if isinstance(gold, sympy.And) and isinstance(answer, sympy.And):
     parts = list(zip(gold._unsorted_args, answer._unsorted_args, strict=False))
     if all(isinstance(part, sympy.Eq) for pair in parts for part in pair):  # x = 1/2 = 0.5
-      return _same_relations(*(sympy.Eq(side._unsorted_args[0].lhs, _last(side), evaluate=False) for side in (gold, answer)))
+      return _same_relations(
+        *(sympy.Eq(side._unsorted_args[0].lhs, _last(side), evaluate=False) for side in (gold, answer))
+      )
     return all(_same_relations(*pair) for pair in parts)
   if isinstance(gold, sympy.And) or isinstance(answer, sympy.And):
     return True
@@ -128,8 +136,14 @@ def _same_relations(gold: Any, answer: Any) -> bool:
     return True
   if not isinstance(gold, sympy.Eq) or not isinstance(answer, sympy.Eq):
     return False
-  solutions = [sympy.solve(difference, *sorted(difference.free_symbols, key=str), dict=True) for difference in (left, right)]
-  values = [[sympy.Tuple(*(value for _, value in sorted(each.items(), key=str))) for each in side] for side in solutions]
+  solutions = [
+    sympy.solve(difference, *sorted(difference.free_symbols, key=str), dict=True)
+    for difference in (left, right)
+  ]
+  values = [
+    [sympy.Tuple(*(value for _, value in sorted(each.items(), key=str))) for each in side]
+    for side in solutions
+  ]
   return _matched(*values)
 
 
@@ -166,10 +180,15 @@ def _same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     return True  # Words: math-verify compares their letters.
   percents = [_percent(side) for side in (gold, answer)]
   if percents != [None, None]:  # 28 % is 28 and 0.28.
-    bare = [side if percent is None else percent for side, percent in zip((gold, answer), percents, strict=True)]
+    bare = [
+      side if percent is None else percent for side, percent in zip((gold, answer), percents, strict=True)
+    ]
     if _same_value(*bare):
       return True
-    gold, answer = (side if percent is None else percent / 100 for side, percent in zip((gold, answer), percents, strict=True))
+    gold, answer = (
+      side if percent is None else percent / 100
+      for side, percent in zip((gold, answer), percents, strict=True)
+    )
   decimals = [_decimal(side) for side in (gold, answer)]
   if any(decimals) and not (gold.free_symbols or answer.free_symbols):
     exact, decimal = (answer, decimals[0]) if decimals[0] else (gold, decimals[1])
@@ -178,7 +197,9 @@ def _same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool:
 
 
 def _percent(expression: sympy.Expr) -> sympy.Expr | None:
-  is_percent = isinstance(expression, sympy.Mul) and len(expression.args) == 2 and expression.args[1] == _HUNDREDTH
+  is_percent = (
+    isinstance(expression, sympy.Mul) and len(expression.args) == 2 and expression.args[1] == _HUNDREDTH
+  )
   return expression.args[0] if is_percent else None
 
 
@@ -198,7 +219,10 @@ def _rounds_to(expression: sympy.Expr, decimal: Number) -> bool:
   exact = _exact(expression)
   if not exact.is_Rational:
     # Six written places may end with zeros, which the parser dropped: 11.180340 is 5 sqrt(5).
-    exact, decimal = sympy.Rational(exact.evalf(2 * _DIGITS)), decimal._replace(places=max(decimal.places, PLACES))
+    exact, decimal = (
+      sympy.Rational(exact.evalf(2 * _DIGITS)),
+      decimal._replace(places=max(decimal.places, PLACES)),
+    )
   return same(Number(Fraction(int(exact.p), int(exact.q))), decimal)
 
 
@@ -224,7 +248,8 @@ def _vanishes(difference: sympy.Expr) -> bool:
     return True
   digits = _digits(difference)
   return all(
-    _is_zero(difference.xreplace({symbol: point(i) for i, symbol in enumerate(symbols)}).doit(), digits) for point in _POINTS
+    _is_zero(difference.xreplace({symbol: point(i) for i, symbol in enumerate(symbols)}).doit(), digits)
+    for point in _POINTS
   )
 
 
@@ -251,7 +276,9 @@ def _digits(expression: sympy.Expr) -> int:
   1 + 2^-200 then differs from 1 in a logarithm.
   """
   sizes = [max(abs(number.p), number.q) for number in expression.atoms(sympy.Rational)]
-  return _DIGITS + max((min(size, 1000) // 2 + min(size.bit_length(), 10_000) // 3 for size in sizes), default=0)
+  return _DIGITS + max(
+    (min(size, 1000) // 2 + min(size.bit_length(), 10_000) // 3 for size in sizes), default=0
+  )
 
 
 def _is_zero(number: sympy.Expr, digits: int) -> bool:

@@ -71,7 +71,7 @@ _CHANGES = re.compile(
 
 
 def undecorated(answer: str) -> str:
-  """Strips spaces, dollar signs, quotes, bold, tags, text commands and a full stop around an answer.
+  """Strips spaces, dollar signs, quotes, bold, tags, commands and a full stop around an answer.
 
   Example:
     >>> undecorated(" **$5$.** "), undecorated(r"\\textbf{(B)}"), undecorated("<b>5</b>")
@@ -111,7 +111,7 @@ def _is_balanced(text: str) -> bool:
 
 
 def without_remark(statement: str) -> str:
-  """Returns an answer without decoration, lead-in ("clearly"), remark ("because ...") and further sentences.
+  """Returns the answer of a statement without decoration, lead-in, remark and further sentences.
 
   Example:
     >>> without_remark("clearly $5$, because 2 + 3 = 5. Done.")
@@ -133,7 +133,7 @@ def _without_lead(text: str) -> str:
 
 
 def readings(statement: str) -> Iterator[str]:
-  """Yields what a statement may be as a text: up to a remark, up to the end of a sentence, or whole.
+  """Yields what a statement may be as a text: up to a remark or a sentence's end, or whole.
 
   Example:
     >>> list(readings("He left because it rained. I know."))

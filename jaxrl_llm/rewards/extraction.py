@@ -35,7 +35,8 @@ def answer_part(text: str) -> str:
         end = min(end, match.start())
   if end - start <= MAX_CHARS:
     return text[start:end]
-  return text[end - MAX_CHARS : end].lstrip("0123456789,.")  # It may be the second half of a number.
+  # It may begin with the second half of a number.
+  return text[end - MAX_CHARS : end].lstrip("0123456789,.")
 
 
 def question_of(example: Mapping[str, Any]) -> str:
@@ -48,8 +49,8 @@ class Statement(NamedTuple):
   """An answer as a response states it.
 
   Attributes:
-    text: All that is stated, as it stands in the response. It is empty if it cannot be read, such as
-      a last box that is never closed.
+    text: All that is stated, as it stands in the response. It is empty if it cannot be read, such
+      as a last box that is never closed.
     form: Form of the statement.
   """
 
@@ -120,7 +121,7 @@ PLACES: dict[str, Callable[[str, str | None], str | None]] = {
   "stated": lambda text, question=None: _only([statement.answer() for statement in stated(text, question)]),
   "tag": lambda text, question=None: _only(tagged(answer_part(text))),
 }
-"""Locations of an answer: `(response, question) -> answer`, or None if there are none or several."""
+"""Locations of an answer: `(response, question) -> answer`, or None for none or several."""
 
 
 def place(name: str) -> Callable[[str, str | None], str | None]:

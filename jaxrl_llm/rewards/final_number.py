@@ -14,11 +14,10 @@ def final_number(completion: Completion, example: Mapping[str, Any]) -> float:
 
   The answer is the last number that is stated in one of the forms of `forms.FORMS`. Two numbers
   stated as alternatives are a hedge and earn 0. If the response states nothing, it is the last
-  number. Thousands separators, currencies, units, trailing zeros and
-  words such as "million" do not matter (`1,200.0`). A number that is only a part of what is written
-  (`1/2`, `2^3`, `3-5`, `5x`) is not the answer, but the result of an equation is (`6 * 7 = 42`). The
-  values must be exactly equal. A response that was cut off by the token budget earns 0, as in
-  `final_answer`.
+  number. Thousands separators, currencies, units, trailing zeros and words such as "million" do not
+  matter (`1,200.0`). A number that is only a part of what is written (`1/2`, `2^3`, `3-5`, `5x`) is
+  not the answer, but the result of an equation is (`6 * 7 = 42`). The values must be exactly equal.
+  A response that was cut off by the token budget earns 0, as in `final_answer`.
 
   Raises:
     ValueError: If the row's `answer` is not a number.

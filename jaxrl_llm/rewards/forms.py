@@ -9,6 +9,7 @@ from jaxrl_llm.rewards.boxes import boxes_of_the_question, is_filler, own_boxes
 from jaxrl_llm.rewards.headings import is_heading
 
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*+([^\n#]*+)")
+_NEXT_HASHES = re.compile(r"\s*+####(?!#)")
 _TAG = re.compile(r"<answer>|</answer>", re.IGNORECASE)
 _JSON = re.compile(
   r"""\\?["'](?:final[ _]?)?answer\\?["']\s{0,9}+:\s{0,9}+"""
@@ -64,9 +65,11 @@ def _hashes(part: Part) -> list[str]:
     starts_line = not before.rpartition("\n")[2].strip(" \t>*") and ("\n" in before or match.start() <= 8)
     body = match[1].strip() or (behind(text, match.end()) if text.startswith("\n", match.end()) else "")
     heading = is_heading(body, followed=match.end() < end) if starts_line else False
+    if heading is None and _NEXT_HASHES.match(text, match.end()):
+      heading = False  # Words without text below.
     if body and heading is not True and not LINE.match(part.lower, match.end() - len(match[1])):
       bodies.append((body, heading))
-  # Words are the answer if they end the response, and else a heading.
+  # Words with text below are a heading, unless words end the response.
   words = bool(bodies) and bodies[-1][1] is None and match.end() >= end
   return [body for body, heading in bodies if heading is False or words]
 

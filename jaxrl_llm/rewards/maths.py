@@ -28,8 +28,7 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
   The reasoning does not count. The answer is read from `\\boxed{}`, after `####`, from a line
   "Answer: ...", or after "the answer is" (`extraction.stated_answers`). Text before `</think>` is
   not read. A response that states several different answers earns 0 unless all are correct:
-  "1/2, i.e. 0.5" can earn 1 and "5 or 6" cannot. math-verify decides whether two expressions are
-  equal. Plain numbers and answers spelt alike are decided without it, with the same verdict.
+  "1/2, i.e. 0.5" can earn 1 and "5 or 6" cannot. `equivalent` decides whether two answers are equal.
 
   Args:
     field: Field of the example with the correct answer: LaTeX or plain text, a number, or a
@@ -116,6 +115,18 @@ def gold_answer(example: Mapping[str, Any], field: str) -> str:
 @functools.lru_cache(maxsize=16_384)
 def equivalent(gold: str, answer: str) -> bool:
   """Returns whether an answer is mathematically equal to the correct one. Verdicts are cached.
+
+  Both are brought to one notation (`notation.unified`). Plain numbers are compared as fractions;
+  otherwise math-verify must take both for equal, and `confirmation.confirmed` must find no
+  difference: numbers and the values of formulas are equal exactly, or to 50 digits if they are
+  irrational. No tolerance is absolute.
+
+  - A decimal stands for an exact value if it is that value, correctly rounded, with at least 6
+    decimal places and 6 significant digits: 0.333333 is 1/3, and 0.33 is not.
+  - A list or sum with dots needs the same terms around the dots.
+  - An interval equals the inequality that it solves: (0, 1) is 0 < x < 1. A point is not told from
+    an open interval, as in math-verify.
+  - Units are ignored ("5 cm" is 5), and words for scales are not ("5 million" is not 5).
 
   Args:
     gold: Correct answer, in LaTeX or plain text without dollar signs.

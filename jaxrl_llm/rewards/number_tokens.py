@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _SUPERSCRIPTS = "\u2070\u00b9\u00b2\u00b3\u2074-\u2079"
-# ASCII digits only. Possessive quantifiers (`++`, `?+`) never retry and never cut a number in two to
-# make a pattern fit.
+# ASCII digits only. Possessive quantifiers (`++`, `?+`) never retry and never cut a number in two
+# to make a pattern fit.
 NUMBER = (
   r"(?:[0-9]{1,3}+(?:(?:,|\{,\}|\\[,!]|,\\!|[\u2009\u202f])[0-9]{3})++(?![0-9])"
   r"|[0-9]++)(?:\.[0-9]++)?+|\.[0-9]++"
@@ -109,7 +109,7 @@ def _class(tokens: Sequence[_Token], i: int, last: str, *, is_statement: bool) -
     tokens: All tokens.
     i: Index of the token.
     last: Part of the previous token; U for a word behind a number.
-    is_statement: See `classes`.
+    is_statement: Whether the text states the answer; see `classes`.
   """
   token, after = tokens[i], tokens[i + 1]
   before = tokens[i - 1] if i else _Token("stop", "", True)
@@ -226,7 +226,7 @@ def _word(tokens: Sequence[_Token], i: int, last: str, is_statement: bool) -> tu
 
 
 def _dash(tokens: Sequence[_Token], i: int, last: str) -> str:
-  """A dash is a minus sign, a subtraction or a range, or punctuation."""
+  """Returns the part of a dash: a minus sign, a subtraction or a range, or punctuation."""
   spaced, after = tokens[i].spaced, tokens[i + 1]
   is_operand = (
     _number_next(tokens, i) or (after.kind == "word" and len(after.text) == 1) or after.text.startswith("\\")

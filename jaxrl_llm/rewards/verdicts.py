@@ -1,6 +1,6 @@
 """The tables of docs/verdicts.md: which forms of an answer earn what, by reward.
 
-`python -m jaxrl_llm.rewards.verdicts docs/verdicts.md` writes them into the page, between its marks.
+`python -m jaxrl_llm.rewards.verdicts docs/verdicts.md` writes them between the marks of the page.
 """
 
 import pathlib
@@ -69,7 +69,7 @@ def tables() -> str:
 
 
 def _verdicts(text: str, answer: str) -> list[str]:
-  """Returns the reward of each of `JUDGES`, and nothing where the answer is of no kind that it judges."""
+  """Returns the reward of each of `JUDGES`; empty for one that does not judge such an answer."""
   completion, example = Completion(text, (), 9, True), {"answer": answer, "question": QUESTION}
   judges = (
     ["choice"]
@@ -78,11 +78,15 @@ def _verdicts(text: str, answer: str) -> list[str]:
     if answer.isalpha()
     else JUDGES[:-1]
   )
-  return [f"{make(name)(completion, example):g}" if name in judges else "" for name in JUDGES]
+  # The first call of `maths` imports an algebra system.
+  settings = {"maths": {"seconds": 600.0}}
+  return [
+    f"{make(name, **settings.get(name, {}))(completion, example):g}" if name in judges else "" for name in JUDGES
+  ]
 
 
 def _code(text: str) -> str:
-  """Returns a text as code within a cell; a sign stands for a line break, and dots for a long run of them."""
+  """Returns a text as code within a cell; a sign stands for a line break, dots for many."""
   text = text.replace(" \n" * 1200, "\n...\n").replace("\n", "\u23ce").replace("|", "\\|")
   return f"`` {text} ``" if "`" in text else f"`{text}`"
 

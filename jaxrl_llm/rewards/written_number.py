@@ -120,7 +120,7 @@ def _spelling(digits: str, is_negative: bool, scale: int) -> str:
 
 
 class _Side:
-  """One side of an equation while it is read: its numbers, and whether they are only a part of it."""
+  """One side of an equation while it is read: its numbers, and whether they are only a part."""
 
   __slots__ = ("is_negative", "is_part", "numbers", "scale")
 

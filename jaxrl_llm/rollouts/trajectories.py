@@ -41,8 +41,8 @@ def evidence(
     kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, if it is part of the reward.
     kl_coef: Penalty per nat of divergence.
     old_logprobs, ref_logprobs: Values of log π_old and log π_ref at each sequence's tokens, prompt
-      included; `kl` requires the latter. Without the former it takes the sampler's log-probabilities.
-      A sequence in which one of these is not finite then has no known reward.
+      included; `kl` requires the latter. Without the former it takes the sampler's, and a sequence
+      in which one of these is not finite has no known reward.
     values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
     old_entropy: Entropy of the policy at each sequence's tokens, prompt included, if it is read.
   """
@@ -90,7 +90,7 @@ def steps_of(
 
   Args:
     completion: The response.
-    example: Its row.
+    example: Task row of the response.
     parts: Unweighted reward of each term.
     terms: Terms of the reward.
     last: Index of the response's last token.

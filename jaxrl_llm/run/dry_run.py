@@ -3,7 +3,9 @@
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config import sizes
+from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.learner import memory
+from jaxrl_llm.learner.schedules import unfinished_warm_ups
 from jaxrl_llm.rollouts.gallery import KEPT
 from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.out_of_memory import DoesNotFitError, footprint, shortage
@@ -32,6 +34,7 @@ def describe_run(config: ConfigDict) -> str:
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
     f"verifier: {', '.join(experiment.task.rewards)}",
     *chosen,
+    *unfinished_warm_ups(flatten(config)),
     *memory.table(estimate),
   ]
   if (gallery := experiment.gallery) is not None:

@@ -349,6 +349,8 @@ def build_experiment(config: ConfigDict) -> Experiment:
   talk = make_rules(config)
   task, lengths, left_out = load_measured(config, replies=talk and talk.environment.replies)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
+  if (top_k := config.rollout.top_k) > shape.vocab_size:
+    raise ValueError(f"config.rollout.top_k: found {top_k}, expected at most {shape.vocab_size}, the tokens of the vocabulary; 0 keeps all")
   privileged = None if config.teacher.privileged is None else privileged_prompts(task, config.teacher.privileged)
   if privileged is not None:
     lengths = lengths._replace(privileged=[len(privileged(row)) for row in task.train])

@@ -21,7 +21,7 @@ class NegativeRewardError(ValueError):
 
 
 def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
-  """Returns the batch of drawn rollouts with their rewards, and the sequences that are learned from.
+  """Returns the batch of drawn rollouts with their rewards and with what is learned from.
 
   Raises:
     NoRewardError: If more than `reward.max_failed_fraction` of the responses, or all, have no

@@ -153,19 +153,18 @@ def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBa
 
 
 def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], layouts: list[packing.Layout]) -> list[TrainBatch]:
-  """Returns mini-batches for the learner's pass, in which sequences that no update learns from count.
+  """Returns mini-batches for the learner's pass, in which all tokens count that statistics read.
 
-  Statistics of the batch read its outputs for them too. Without such statistics the mini-batches
-  are returned as they are.
+  These are the tokens of all sequences if log-probabilities or entropies enter a statistic, else
+  those that are learned from.
 
   Args:
     run: RL run.
     batch: Graded batch.
     bare: The mini-batches on the devices.
-    layouts: Places of all sequences of the batch, since no update leaves out a sequence whose outputs
-      are read.
+    layouts: Places of all sequences of the batch; where outputs are read, no update leaves out any.
   """
-  if np.all(batch.counted) or not read_by_credit(run, recomputed=True):
+  if np.all(batch.counted) or not {"ref_logprobs", "old_entropy"} & read_by_credit(run, recomputed=True).keys():
     return bare
   written = trajectories.whole_sequences(written_mask(batch.rollouts).astype(np.float32), batch.rollouts)
   laid = map(packing.lay, packing.split(written, len(bare)), layouts)
@@ -224,13 +223,9 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   batch = batch._replace(routing=sampled if replay == "R3" else None)
   bare = needed_by_logprobs(batch)
   metrics: Metrics = {}
-  # With one update per rollout the ratio stays 1, and in float32 the sampler is exact: the pass
-  # would gain nothing.
-  of_sampler = config.model.sampler_dtype or config.model.dtype
-  in_float32 = {config.model.dtype, of_sampler, config.rollout.cache_dtype or of_sampler} == {"float32"}
-  is_current = config.rollout.staleness == 0 and config.rollout.spare_prompts == 0
-  exact = config.learner.updates_per_rollout == 1 and is_current and in_float32 and "sampler_logprobs" not in needs
-  recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
+  # No condition skips this pass: the sampler is another program, whose weights, cache or products
+  # may be rounded, and its numbers never stand in for the learner's.
+  recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs
   measures_entropy = "old_entropy" in needs
   if recomputed or measures_entropy or replay == "R2" or measures_routes(run, step):
     own = learner.logprobs(params, bare)
@@ -335,7 +330,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
   if run.record.role_baselines is not None:
     evidence = evidence._replace(role_baselines=np.float32(run.record.role_baselines))
   if in_reward:
-    # Of all responses that lose reward by it, learned from or not: `adapt_kl` moves its coefficient.
+    # Of all responses that lose reward by it, learned from or not, because `adapt_kl` reads it.
     mean = float(np.sum(evidence.kl * evidence.written) / max(np.sum(evidence.written), 1))
     metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
   credit = jax.device_get(experiment.credit(evidence))

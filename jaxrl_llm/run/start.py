@@ -14,6 +14,7 @@ from jaxrl_llm.config.fields import flatten, given
 from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
+from jaxrl_llm.learner.schedules import unfinished_warm_ups
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import carried_talks, partial, schedule
 from jaxrl_llm.rollouts.carried_talks import TalkGroups
@@ -148,7 +149,8 @@ def start_run(
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
   first_lines = [] if experiment.task.report is None else report.lines(experiment.task.report)
-  first_lines += [*prompt_notes(experiment.task.train, experiment.task.tokenizer), *chosen, *experiment.drawn_by()]
+  first_lines += [*prompt_notes(experiment.task.train, experiment.task.tokenizer), *chosen]
+  first_lines += [*experiment.drawn_by(), *unfinished_warm_ups(flatten(config))]
   writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   if config.rollout.samplers:
     use_samplers(config, experiment, workdir, note=progress.note)

@@ -118,11 +118,6 @@ def _draw(settings: Settings, inputs: Inputs, loop: Loop, logits: Float[Array, "
     gather(inputs.numbers, here).reshape(-1), length
   )
   tokens, logprobs = draw(filtered, keys)
-  if settings.temperature == 0 and temperatures is None and settings.group_size > 1:
-    # n-best: the samples of a prompt begin with its n likeliest tokens and continue greedily.
-    rank = gather(inputs.numbers, here).reshape(-1) % settings.group_size
-    best = jax.lax.top_k(logits, settings.group_size)[1]
-    tokens = jnp.where(length == 0, jnp.take_along_axis(best, rank[:, None], axis=1)[:, 0], tokens)
   results = {"tokens": tokens, "logprobs": logprobs}
   if loop.outputs.raw_logprobs is not None:
     of_drawn = jnp.take_along_axis(raw, tokens[:, None], axis=1)[:, 0]

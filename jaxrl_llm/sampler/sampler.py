@@ -39,8 +39,7 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
     stop_ids: Tokens that end a response. The stop token is kept and counts as an action.
     pad_id: Token that fills the slots after the end.
     temperature, top_k, top_p: Settings of `filters.make_filter`. With a temperature of 0 the G
-      samples of a prompt are its n-best list: they begin with the G likeliest first tokens and
-      continue greedily, and the first of them is the greedy response.
+      samples of a prompt are the same.
     slots: Number of sequences decoded at once. None means 128 per CPU device and 512 per
       accelerator, or all sequences if nothing ends a response before its budget.
     cache_dtype: One of `models.CACHE_DTYPES`; None means the model's own dtype.
@@ -58,8 +57,7 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
     ValueError: If a setting is out of range.
 
   References:
-    Chain-of-thought reasoning without prompting, arXiv:2402.10200, 2024 (the n-best list); Orca,
-    OSDI 2022 (continuous batching).
+    Orca: a distributed serving system for transformer-based generative models, OSDI 2022.
   """
   settings = make_settings(model, **settings)
 

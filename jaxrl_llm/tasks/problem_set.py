@@ -222,7 +222,7 @@ class _Kept(NamedTuple):
 def _select(
   sources: Mapping[str, Sequence], style: Style, tokenizer: Tokenizer, setup: Setup, tally: Tally, choose: Callable[[Row], bool] | None
 ) -> tuple[dict[str, list[_Kept]], set[int], str]:
-  """Returns the kept rows of each split in their order, the levels of all rows and a fingerprint."""
+  """Returns the kept rows of each split in order, the levels of all rows and a fingerprint."""
   kept: dict[str, list[_Kept]] = {}
   levels, digest, draws, shared = set(), hashlib.blake2b(digest_size=8), {}, collections.Counter()
   for split, source in sources.items():

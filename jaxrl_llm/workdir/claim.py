@@ -160,6 +160,17 @@ def changes(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, An
   return changes_lib.differences(*_both(marker, config)) if marker.exists() else {}
 
 
+def describe_changes(workdir: Path, config: Mapping[str, Any]) -> list[str]:
+  """Returns a line for each of the `changes`, and one if they move the learning rate."""
+  if not (changed := changes(workdir, config)):
+    return []
+  from jaxrl_llm.learner.schedules import rate_change
+
+  step, _ = changes_lib.written_on(workdir) or (0, None)
+  rate = rate_change(*_both(workdir / _MARKER, config), step)
+  return [f"config.{field}: {was!r} -> {now!r}" for field, (was, now) in changed.items()] + ([] if rate is None else [rate])
+
+
 def change(workdir: Path, config: Mapping[str, Any], *, attempt: int) -> str | None:
   """Replaces the config of the run in a folder.
 

@@ -145,7 +145,7 @@ def pass_at_k(s, x, size):
 
 
 def per_reward(s, x, size):
-  """Computes the weighted sum of the normalised rewards, over its standard deviation in the batch."""
+  """Computes the weighted sum of the normalised rewards, over its deviation in the batch."""
   each = [group(s, {"rewards": part} | {key: x[key] for key in ("mask", "valid") if key in x}, size) for part in x["parts"]]
   weights = x.get("weights", [1.0] * len(each))
   sums = {i: math.fsum(weight * part[i] for weight, part in zip(weights, each)) for i in each[0]}

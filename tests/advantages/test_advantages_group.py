@@ -322,6 +322,9 @@ def test_a_large_reward_does_not_drown_a_small_one(x64):
   a = per_reward_advantages(parts, [1.0, 1.0], 2, eps=0.0)
   np.testing.assert_allclose(a, per_reward_advantages(parts * [[1], [1e-3]], [1.0, 1.0], 2, eps=0.0), rtol=1e-12)
   assert a[0] == 0 and a[2] > 0
+  # A weight is no part of the reward that is normalised.
+  weighed = np.asarray(per_reward_advantages(parts, [1.0, 0.1], 2, eps=0.0))
+  np.testing.assert_allclose(weighed[[0, 2]] / weighed[2], [0.9 / 1.1, 1], rtol=1e-12)
 
 
 def test_a_single_sample_has_no_per_reward_advantage():

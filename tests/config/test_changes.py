@@ -39,7 +39,7 @@ def fields(name="gspo", changes=None):
 
 def test_the_table_names_existing_fields():
   known = set(fields_lib.flatten(common.base())) | {"model.tokenizer"}
-  for path in (*changes_lib.FIXED, *changes_lib.FREE):
+  for path in (*changes_lib.FIXED, *changes_lib.SCHEDULED, *changes_lib.FREE):
     assert path in known or any(field.startswith(path) for field in known if path.endswith(".")), path
 
 
@@ -51,12 +51,14 @@ REFUSED = {
   "a reference": ({"objective.kl_coef": 0.1}, "found a reference in this config, expected no reference"),
   "a critic": ({"objective.name": "ppo", "advantage.estimator": "gae"}, "config.advantage.estimator: found a critic"),
   "warm start": ({"warm_start.num_steps": 3}, "warm_start.num_steps"),
+  "updates of a step": ({"learner.updates_per_rollout": 1}, "config.learner.updates_per_rollout: found 1, expected 2 as at the start"),
+  "updates without end": ({"learner.updates_per_rollout": 4, "learner.schedule": "constant"}, "would end before or after the run"),
 }
 
 
 def test_carried_conversations_keep_their_rules():
-  old = fields("tools", {"rollout.spare_prompts": 2})
-  changed = {"rollout.group_size": 2, "environment.max_turns": 9, "environment.timeout_s": 9.0}
+  old = fields("tools", {"rollout.spare_prompts": 2, "rollout.slots": 8})
+  changed = {"rollout.slots": 8, "rollout.group_size": 2, "environment.max_turns": 9, "environment.timeout_s": 9.0}
   lines = list(changes_lib.refusals(old, fields("tools", changed | {"rollout.spare_prompts": 2})))
   assert [line.split(":")[0] for line in lines] == ["config.environment.max_turns", "config.rollout.group_size"]
   assert not list(changes_lib.refusals(fields("tools"), fields("tools", changed)))
@@ -80,10 +82,13 @@ def test_a_reward_model_does_not_become_a_policy_or_the_other_way_round(order):
 
 def test_legal_changes_are_not_refused():
   allowed = {
-    "num_steps": 9, "learner.learning_rate": 1e-3, "learner.updates_per_rollout": 1, "rollout.num_prompts": 16, "rollout.group_size": 2,
+    "num_steps": 9, "learner.learning_rate": 1e-3, "rollout.num_prompts": 16, "rollout.group_size": 2,
     "mesh.fsdp": 2, "rollout.max_new_tokens": 32, "objective.clip_low": 0.1, "task.data_dir": "elsewhere", "eval.every": 1,
   }  # fmt: skip
   assert not list(changes_lib.refusals(fields(), fields(changes=allowed)))
+  # A rate that stays constant needs no count of updates.
+  constant = {"learner.schedule": "constant"}
+  assert not list(changes_lib.refusals(fields(changes=constant), fields(changes=constant | {"learner.updates_per_rollout": 1})))
 
 
 @pytest.mark.parametrize(("was", "now"), [(4, 8), (8, 4), (4, 6), (6, 4), (1, 5)])
@@ -115,6 +120,7 @@ def test_a_finished_run_resumes_with_other_settings(tmp_path, capsys):
   assert "config.seed: found 5, expected 0 as at the start of the run" in capsys.readouterr().err
   assert call(tmp_path, "--allow_config_change", **longer) == 0
   out = capsys.readouterr().out
+  assert "learning rate: 8e-05 in the last update, 0.0005 in the next one" in out
   for words in ("config.num_steps: 2 -> 3", "config.rollout.num_prompts: 8 -> 16", "config.learner.learning_rate: 0.0002 -> 0.001"):
     assert words in out
   assert "resumed" in out and "drawn again" not in out, "16 prompts are whole batches of 8 and of 16"

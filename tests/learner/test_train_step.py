@@ -417,6 +417,28 @@ def test_the_sampler_gap_is_a_metric_if_a_sampler_drew_the_tokens():
   assert not [name for name in metrics if name.startswith("rollout_corr")]
 
 
+@pytest.mark.parametrize("rows_at_once", [None, 2])
+@pytest.mark.parametrize("weights", few(["sequence_sum", "sequence_mean", "token_mean", "constant"], "sequence_sum", rest="slow"))
+def test_router_losses_are_means_over_tokens_whatever_weighs_the_policy(weights, rows_at_once):
+  """Response lengths do not multiply them, and their coefficients keep their meaning."""
+  state, batch, _ = tiny_setting()
+  coefs, counted = {"balance": 0.1, "z": 0.01}, np.asarray(batch.mask) > 0
+
+  def outputs_fn(params, batch):
+    at_tokens = params["table"][batch.tokens % 6, 0]
+    return bigram_outputs(params, batch)._replace(router_losses={"balance": 1 + at_tokens**2, "z": at_tokens})
+
+  objective = objectives.make("grpo", kl_coef=0.0, weights=weights, max_tokens=40 if weights == "constant" else None)
+  options = dict(learning_rate=lambda _: 1.0, rows_at_once=rows_at_once)
+  step = lambda fn, **more: jax.jit(make_train_step(fn, objective, SGD, **options, **more))(init_state(state.params, SGD), batch)
+  (_, metrics), (_, plain) = step(outputs_fn, router_coefs=coefs), step(bigram_outputs)
+  at_tokens = np.asarray(state.params["table"])[np.asarray(batch.tokens) % 6, 0][counted]
+  means = {"balance": np.mean(1 + at_tokens**2), "z": np.mean(at_tokens)}
+  for name, mean in means.items():
+    np.testing.assert_allclose(metrics[f"moe/{name}_loss"], mean, rtol=1e-5)
+  np.testing.assert_allclose(metrics["actor/loss"], plain["actor/loss"] + sum(coefs[name] * x for name, x in means.items()), rtol=1e-5)
+
+
 def test_the_state_is_donated():
   state, batch, _ = tiny_setting()
   optimizer, schedule = make_optimizer(learning_rate=0.1, warmup_steps=0, weight_decay=0.1, b1=0.9, b2=0.9, max_grad_norm=1.0)

@@ -10,6 +10,7 @@ from jaxrl_llm.models import head as head_lib
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
 from jaxrl_llm.models.linear import matmul_in_float32
 from jaxrl_llm.sampler import make_filter
+from jaxrl_llm.sampler.draw import inverse_cdf
 from tests.marks import few
 
 BATCH, LENGTH, WIDTH, VOCAB = 8, 12, 16, 48
@@ -70,6 +71,29 @@ def test_every_mesh_gives_the_same_results(work, shape):
   sharded = loss_of(lambda *args: token_logprobs(*args, **settings, mesh=mesh), targets, counted, weights)(head, placed)
   for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
     np.testing.assert_allclose(b, a, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(a)))))
+
+
+@pytest.mark.parametrize("temperature", few([0.01, 1.0, 0.1, 1e-3, 1e-6], 0, rest="slow"))
+def test_large_logits_lose_no_more_digits_than_in_the_sampler(temperature, rng):
+  """Against float64: log-probabilities, their gradient, and an entropy that is never negative."""
+  logits, uniforms, weights = jnp.float32(rng.normal(size=(512, 264)) * 8), jnp.float32(rng.random((512, 2))), rng.normal(size=512)
+  filter_logits = make_filter(temperature=temperature)
+  targets, drawn = jax.jit(lambda x: inverse_cdf(filter_logits(x), uniforms))(logits)
+
+  def loss(x):
+    settings = dict(unembed=lambda head, x: x + head, filter_logits=filter_logits, chunk=128)
+    logprobs, entropy = token_logprobs(jnp.zeros(264), x[None], targets[None], jnp.ones((1, 512), bool), **settings)
+    return jnp.sum(jnp.float32(weights) * logprobs), (logprobs[0], entropy[0])
+
+  (_, (logprobs, entropy)), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
+  relative = np.float64(logits) / temperature
+  relative -= relative.max(axis=1, keepdims=True)
+  right = relative - np.log(np.sum(np.exp(relative), axis=1, keepdims=True))
+  of_targets = right[np.arange(512), targets]
+  error = lambda x: np.max(np.abs(np.float64(x) - of_targets))
+  assert error(logprobs) <= error(drawn) * 1.01 + 1e-6 and np.min(entropy) >= 0
+  of_logits = weights[:, None] * ((np.arange(264) == np.asarray(targets)[:, None]) - np.exp(right))
+  np.testing.assert_allclose(grad * temperature, of_logits, atol=2e-6)
 
 
 def test_the_entropy_has_a_gradient_only_if_it_is_learned(work):

@@ -80,7 +80,7 @@ def part_of_something(rng: random.Random, g: str) -> str:
 
 
 def misleading(rng: random.Random, g: str, w: str) -> str:
-  """Returns a response that shows the right answer where it does not count, and states another or none."""
+  """Returns a response with the right answer where it does not count, and perhaps another one."""
   return rng.choice((
     f"<think>The answer is {g}.</think>The answer is {w}.", f"<think>\\boxed{{{g}}}</think>\n\\boxed{{{w}}}",
     f"<think>So the answer is {g}.", f"<think>\n#### {g}\n",
@@ -96,7 +96,7 @@ def misleading(rng: random.Random, g: str, w: str) -> str:
 
 
 def wrong_number(rng: random.Random) -> Response:
-  """Returns a response that states another number, or the right digits as a part of something else."""
+  """Returns a response with another number, or the right digits as a part of something else."""
   value = Fraction(rng.choice((rng.randint(2, 30), rng.randint(30, 999))))
   other = other_value(rng, value)
   g, w = text_of_value(value), text_of_value(other)

@@ -13,63 +13,83 @@ Pair = tuple[str, str]
 
 def spell_integer(rng: random.Random, value: int) -> str:
   """Writes a whole number in one of many ways."""
-  sign, digits = "-" * (value < 0), str(abs(value))
-  groups = f"{abs(value):,}".split(",")
-  ways = [digits, digits + ".0", digits + ".", ",".join(groups), "{,}".join(groups), r"\,".join(groups), " ".join(groups), "\u202f".join(groups)]
-  text = sign + rng.choice(ways).removesuffix(".")
+  sign, digits, groups = "-" * (value < 0), str(abs(value)), f"{abs(value):,}".split(",")
+  ways = [
+    digits,
+    digits,
+    digits + ".0",
+    *(gap.join(groups) for gap in (",", "{,}", r"\,", "~", " ", "\u202f")),
+  ]
   if abs(value) > 10**6 and not value % 10:
     mantissa = digits.rstrip("0")
-    zeros = len(digits) - len(mantissa)
-    point = mantissa[0] + ("." + mantissa[1:] if len(mantissa) > 1 else "")
-    power = zeros + len(mantissa) - 1
-    ways = [f"{point}e{power}", rf"{point} \times 10^{{{power}}}", rf"{mantissa} \cdot 10^{{{zeros}}}", f"{point}E+{power}", f"{point}*10^{power}"]
-    text = rng.choice([text, sign + rng.choice(ways)])
-  return rng.choice([text] * 8 + [rf"\text{{{text}}}", rf"\textbf{{{text}}}", rf"\mathbf{{{text}}}"])
+    point, power = mantissa[0] + ("." + mantissa[1:]) * (len(mantissa) > 1), len(digits) - 1
+    ways += [
+      f"{point}e{power}",
+      rf"{point} \times 10^{{{power}}}",
+      rf"{mantissa} \cdot 10^{{{len(digits) - len(mantissa)}}}",
+    ]
+    ways += [f"{point}E+{power}", f"{point}*10^{power}"]
+  text = sign + rng.choice(ways)
+  return rng.choice([text] * 9 + [rf"\text{{{text}}}", rf"\textbf{{{text}}}", rf"\mathbf{{{text}}}"])
 
 
 def spell_fraction(rng: random.Random, value: Fraction) -> str:
   """Writes a fraction as a quotient, reduced or not, a mixed number, or a decimal if it is one."""
-  scale = rng.choice([1, 1, 1, 2, 3, 10])
-  top, bottom, sign = abs(value.numerator) * scale, value.denominator * scale, "-" * (value < 0)
-  ways = [f"{top}/{bottom}", rf"\frac{{{top}}}{{{bottom}}}", rf"\dfrac{{{top}}}{{{bottom}}}", rf"\frac {{{top}}} {{{bottom}}}", rf"\tfrac{{{top}}}{{{bottom}}}"]
+  scale, sign = rng.choice([1, 1, 1, 2, 3, 10]), "-" * (value < 0)
+  top, bottom = abs(value.numerator) * scale, value.denominator * scale
+  ways = [
+    f"{top}/{bottom}",
+    *(rf"\{name}{{{top}}}{{{bottom}}}" for name in ("frac", "dfrac", "tfrac", "frac ")),
+  ]
   whole, rest = divmod(top, bottom)
   if whole and rest:
-    ways += [f"{whole} {rest}/{bottom}", rf"{whole}\frac{{{rest}}}{{{bottom}}}", rf"{whole} \dfrac{{{rest}}}{{{bottom}}}"]
+    ways += [
+      f"{whole} {rest}/{bottom}",
+      rf"{whole}\frac{{{rest}}}{{{bottom}}}",
+      rf"{whole} \dfrac{{{rest}}}{{{bottom}}}",
+    ]
   if 10**20 % value.denominator == 0:
-    ways += [format(Decimal(abs(value.numerator) * (10**20 // value.denominator)).scaleb(-20, EXACT), "f")] * 3
+    ways += [
+      format(Decimal(abs(value.numerator) * (10**20 // value.denominator)).scaleb(-20, EXACT), "f")
+    ] * 3
   return sign + rng.choice(ways)
 
 
 def spell_number(rng: random.Random, value: Fraction) -> str:
-  """Writes a number in one of many ways, sometimes with a unit or a name before it."""
+  """Writes a number in one of many ways, rarely with a unit or a name."""
   text = spell_integer(rng, value.numerator) if value.denominator == 1 else spell_fraction(rng, value)
-  return rng.choice([text] * 9 + [f"{text}" + r"\text{ cm}", f"x = {text}"])
+  return rng.choice([text] * 198 + [text + r"\text{ cm}", f"x = {text}"])
 
 
 def a_number(rng: random.Random) -> Fraction:
   """Draws a number of any size."""
-  kind = rng.randrange(6)
-  if kind == 0:
-    return Fraction(rng.randint(-50, 50))
-  if kind == 1:
-    return Fraction(rng.randint(-(10**6), 10**6))
-  if kind == 2:
-    return Fraction(rng.randint(1, 999) * 10 ** rng.randint(5, 40))
-  if kind == 3:
-    return Fraction(rng.randint(-(10**9), 10**9), 10 ** rng.randint(1, 9))
-  if kind == 4:
-    return Fraction(rng.randint(-(10**30), 10**30))
-  return Fraction(rng.randint(-500, 500), rng.randint(2, 60))
+  return rng.choice([
+    lambda: Fraction(rng.randint(-50, 50)), lambda: Fraction(rng.randint(-(10**6), 10**6)),
+    lambda: Fraction(rng.randint(1, 999) * 10 ** rng.randint(5, 40)),
+    lambda: Fraction(rng.randint(-(10**9), 10**9), 10 ** rng.randint(1, 9)),
+    lambda: Fraction(rng.randint(-(10**30), 10**30)), lambda: Fraction(rng.randint(-500, 500), rng.randint(2, 60)),
+  ])()  # fmt: skip
 
 
 def near(rng: random.Random, value: Fraction) -> Fraction:
   """Draws a different number that is near in one of several senses."""
   small = Fraction(1, 10 ** rng.randint(7, 20))
-  others = [value + 1, value - 1, -value, value * 10, value / 10, value + small, value * (1 + small), value * 2, value + Fraction(1, 3)]
+  others = [
+    value + 1,
+    value - 1,
+    -value,
+    value * 10,
+    value / 10,
+    value + small,
+    value * (1 + small),
+    value * 2,
+    value + Fraction(1, 3),
+  ]
   return rng.choice([other for other in others if other != value])
 
 
 def numbers(rng: random.Random, *, right: bool) -> Pair:
+  """Whole numbers, decimals and fractions."""
   value = a_number(rng)
   other = value if right else near(rng, value)
   gold, answer = spell_number(rng, value), spell_number(rng, other)
@@ -79,39 +99,38 @@ def numbers(rng: random.Random, *, right: bool) -> Pair:
 
 
 def several(rng: random.Random, *, right: bool) -> Pair:
-  """Tuples, intervals, sets, matrices, equations and inequalities of numbers."""
-  values = rng.sample(range(-30, 30), rng.randint(2, 4))
-  values = [Fraction(value, rng.choice([1, 1, 2, 3, 7])) for value in values]
+  """Tuples, sets, intervals, matrices, equations and inequalities of fractions."""
+  values = [
+    Fraction(value, rng.choice([1, 1, 2, 3, 7]))
+    for value in rng.sample(range(-30, 0), 2) + rng.sample(range(1, 30), 2)
+  ]
   others = list(values)
   if not right:
-    at = rng.randrange(len(values))
-    change = rng.choice([Fraction(1), Fraction(1, 2), Fraction(1, 2 ** rng.randint(55, 90))])
-    others[at] += change
-  spell = lambda value: rng.choice([f"{value}", rf"\frac{{{value.numerator}}}{{{value.denominator}}}", rf"{value.numerator}/{value.denominator}"])
-  form = rng.randrange(5)
-  if form == 0:
-    left, right_ = rng.choice([("(", ")"), (r"\left(", r"\right)")]), rng.choice([("(", ")"), (r"\left(", r"\right)")])
-    return (left[0] + ", ".join(map(spell, values)) + left[1], right_[0] + ",".join(map(spell, others)) + right_[1])
-  if form == 1:
-    rng.shuffle(others)
-    return (r"\{" + ", ".join(map(spell, values)) + r"\}", rng.choice([r"\{{{}\}}", "{}"]).format(", ".join(map(spell, others))))
-  if form == 2:
-    pair = sorted(values[:2])
-    if others[:2] == values[:2]:
-      others = values if right else [values[0] + 1, *values[1:]]
-    low, high = rng.choice(["[", "("]), rng.choice(["]", ")"])
-    return f"{low}{spell(pair[0])}, {spell(pair[1])}{high}", rf"\left{low}{spell(min(others[:2]))},{spell(max(others[:2]))}\right{high}"
-  if form == 3:
-    first, second = rng.choice(["pmatrix", "bmatrix"]), rng.choice(["pmatrix", "bmatrix"])
-    return (
-      rf"\begin{{{first}}} " + r" \\ ".join(map(spell, values)) + rf" \end{{{first}}}",
-      rf"\begin{{{second}}}" + r"\\".join(map(spell, others)) + rf"\end{{{second}}}",
+    others[rng.randrange(2)] += rng.choice(
+      [Fraction(1, 3), Fraction(1, 2), Fraction(1, 2 ** rng.randint(55, 90))]
     )
-  if others[0] == values[0] and not right:
-    others[0] += 1
-  return rng.choice([("x = {}", "{}"), ("x = {}", "x={}"), ("x = {}", "{} = x"), ("x < {}", "x<{}"), (r"x \le {}", r"x \leq {}"), ("{}", "y = {}")]).__class__(
-    text.format(spell(value)) for text, value in zip(rng.choice([("x = {}", "x={}"), ("x < {}", "x<{}"), (r"x \le {}", r"x \leq {}"), ("{}", "y = {}")]), (values[0], others[0]), strict=True)
-  )
+
+  def joined(numbers, separator):
+    spell = lambda x: rng.choice(
+      [
+        f"{x}",
+        rf"\frac{{{x.numerator}}}{{{x.denominator}}}",
+        rf"\dfrac{{{2 * x.numerator}}}{{{2 * x.denominator}}}",
+      ]
+    )
+    return separator.join(map(spell, numbers))
+
+  shuffled = rng.sample(others, len(others))
+  low, high = rng.choice("[("), rng.choice("])")
+  return rng.choice([
+    ("(" + joined(values, ", ") + ")", rf"\left( {joined(others, ',')} \right)"),
+    (rf"\{{{joined(values, ', ')}\}}", rng.choice([r"\{%s\}", "%s"]) % joined(shuffled, ", ")),
+    (low + joined(values[1:3], ", ") + high, rf"\left{low} {joined([others[0] - values[0] + others[1], others[2]], ',')}\right{high}"),
+    (rf"\begin{{pmatrix}} {joined(values, ' & ')} \end{{pmatrix}}", rf"\begin{{bmatrix}}{joined(others, '&')}\end{{bmatrix}}"),
+    tuple(f"{joined(side[:1], '')} < x < {joined([side[1] + 60], '')}" for side in (values, others)),
+    (f"x = {joined(values[:1], '')}", joined([others[0] + others[1] - values[1]], "")),
+    (f"y = ({joined(values[:1], '')})x", f"({joined([2 * (others[0] + others[1] - values[1])], '')})x - 2y = 0"),
+  ])  # fmt: skip
 
 
 def polynomials(rng: random.Random, *, right: bool) -> Pair:
@@ -125,17 +144,27 @@ def polynomials(rng: random.Random, *, right: bool) -> Pair:
     at = rng.randrange(len(coefficients))
     coefficients[at] += rng.choice([1, -1, 2])
   letter = rng.choice("xyzntab")
-  factors = "".join(f"({letter} {'-' if root > 0 else '+'} {abs(root)})" if root else letter for root in roots)
+  factors = "".join(
+    f"({letter} {'-' if root > 0 else '+'} {abs(root)})" if root else letter for root in roots
+  )
   factored = {1: "", -1: "-"}.get(scale, str(scale)) + factors
   degree = len(coefficients) - 1
   terms = ""
   for i, value in enumerate(coefficients):
     if value:
       power = degree - i
-      unknown = "" if not power else letter if power == 1 else rng.choice([f"{letter}^{power}", f"{letter}^{{{power}}}"])
+      unknown = (
+        ""
+        if not power
+        else letter
+        if power == 1
+        else rng.choice([f"{letter}^{power}", f"{letter}^{{{power}}}"])
+      )
       number = "" if abs(value) == 1 and power else str(abs(value))
       terms += (" - " if value < 0 else " + ") + number + unknown
-  expanded = terms.removeprefix(" + ").replace(" - ", "-", 1) if terms.startswith(" - ") else terms.removeprefix(" + ")
+  expanded = (
+    terms.removeprefix(" + ").replace(" - ", "-", 1) if terms.startswith(" - ") else terms.removeprefix(" + ")
+  )
   pair = (factored, expanded or "0")
   return pair if rng.random() < 0.5 else pair[::-1]
 
@@ -151,7 +180,7 @@ def irrational(rng: random.Random, *, right: bool) -> Pair:
     (rf"\frac{{{a}\pi}}{{{k}}}", rf"{a + off}\pi/{k}"),
     (rf"{a}\pi", rf"\frac{{{k * a + off}\pi}}{{{k}}}"),
     (rf"\frac{{{a}}}{{e}}", rf"{a + off} e^{{-1}}"),
-    (rf"\ln {a}^{{{k}}}" if False else rf"{k}\ln({a})", rf"\ln({a**k + off})"),
+    (rf"{k}\ln({a})", rf"\ln({a**k + off})"),
     (rf"\log_{{{a}}}({a ** k})", f"{k + off}"),
     (f"({a}+{b}i)^2", f"{a * a - b * b + off}+{2 * a * b}i"),
     (rf"\frac{{1}}{{{a}-{b}i}}", rf"\frac{{{a + off}+{b}i}}{{{a * a + b * b}}}"),
@@ -171,5 +200,15 @@ def irrational(rng: random.Random, *, right: bool) -> Pair:
   ])  # fmt: skip
 
 
-KINDS: dict[str, Callable[..., Pair]] = {"numbers": numbers, "several": several, "polynomials": polynomials, "irrational": irrational}
-"""Generators of pairs by kind: `(random, right) -> (correct answer, answer)`."""
+def mixed(rng: random.Random, *, right: bool) -> Pair:
+  """Pairs of all kinds; most are numbers, whose verdicts take no algebra system."""
+  return rng.choices([numbers, several, polynomials, irrational], [197, 1, 1, 1])[0](rng, right=right)
+
+
+KINDS: dict[str, Callable[..., Pair]] = {
+  "numbers": numbers,
+  "several": several,
+  "polynomials": polynomials,
+  "irrational": irrational,
+}
+"""Generators by kind: `(random, right) -> (correct answer, answer)`."""

@@ -1,4 +1,4 @@
-"""Synthetic responses, right and wrong, for tests of rewards; nothing here comes from the graders."""
+"""Synthetic responses for tests of rewards; nothing here comes from the graders."""
 
 import json
 import random

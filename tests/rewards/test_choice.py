@@ -49,7 +49,7 @@ def test_wrong(text):
 
 @pytest.mark.parametrize("written, letter", EXAMPLES)
 def test_what_is_written_chooses_a_letter(written, letter):
-  """The letter that leads counts, in any form of statement; letters behind it are the option's text."""
+  """The letter that leads counts, in any form; letters behind it are the option's text."""
   for response in (f"The answer is {written}", f"Answer: {written}", f"\\boxed{{{written}}}",
     f"**Final Answer**\n\n{written}", f"<answer>{written}</answer>"):
     assert [other for other in "ABCDE" if reward(response, other)] == [*letter], response

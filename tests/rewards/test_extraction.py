@@ -107,7 +107,7 @@ def test_the_examples_of_the_table(form):
   ("#### 1.1 Setup\nx\n#### 42", ["42"]),
   # Answers: values, even with text below, and words that end the response.
   ("#### 42\n\nQuestion: How many?", ["42"]), ("#### 1. Since 7 is odd", ["1"]), ("#### Paris", ["Paris"]),
-  ("#### Paris\n#### Rome", ["Paris", "Rome"]), ("#### x = 5\nDone.", ["x = 5"]),
+  ("#### Paris\n#### Rome", ["Paris", "Rome"]), ("#### Paris\n#### x-ray", ["Paris", "x-ray"]), ("#### x = 5\nDone.", ["x = 5"]),
   (r"#### \frac{1}{2}" + "\nDone.", [r"\frac{1}{2}"]), ("####\n42", ["42"]),
   ("#### Final Answer\n42", ["42"]), ("#### Answer: 42", ["42"]), ("so #### 42", ["42"]), ("##### 42", []),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Each reward on synthetic responses: none that is wrong earns 1, and hardly a right one earns 0."""
+"""Rewards of synthetic responses: no wrong one earns 1, and hardly a right one earns 0."""
 
 import functools
 import random

@@ -44,12 +44,13 @@ def right_text(rng: random.Random) -> Response:
     return Response(text_working(rng) + statement, answer, "What is it?")
   thinking = "<think>Perhaps the answer is Rome.\nAnswer: Oslo</think>\n" if rng.random() < 0.3 else ""
   statement = stated(rng, shown, mathematical=False, statements=TEXT_STATEMENTS)
-  end = "" if statement.startswith("####") else rng.choice(ENDS)  # Words with text below are a heading.
+  # Words with text below are a heading.
+  end = "" if statement.startswith("####") else rng.choice(ENDS)
   return Response(thinking + text_working(rng) + statement + end, answer, "What is it?")
 
 
 def wrong_text(rng: random.Random) -> Response:
-  """Returns a response that states another text, several texts or none, and may mention the right one."""
+  """Returns a response that states another text, several or none, and may mention the right one."""
   answer, other = rng.sample([x for x in PLACES_AND_PEOPLE if x != "yes"], 2)
   if rng.random() < 0.5:
     statement = rng.choice((
@@ -70,7 +71,7 @@ def wrong_text(rng: random.Random) -> Response:
 
 
 def at_place(rng: random.Random, place: str, right: bool) -> Response:
-  """Returns a response with a text at a location, in the spelling of the row, and another text elsewhere."""
+  """Returns a response with a text at a location, spelt as in the row, and another elsewhere."""
   answer, other = rng.sample(PLACES_AND_PEOPLE, 2)
   given, elsewhere = (answer, other) if right else (other, answer)
   lines = text_working(rng)

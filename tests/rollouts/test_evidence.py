@@ -1,4 +1,4 @@
-"""From a graded batch to advantages: what is compared, what is learned from, and what is not read."""
+"""From a graded batch to advantages: what is compared, what is learned from, what is not read."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ class Case:
   seed: int = 0
 
   def terms(self):
-    """Two rewards with weights, the first divided among steps, and a penalty for length."""
+    """Makes two rewards with weights, the first divided among steps, and a penalty for length."""
     steps = lambda completion, example: [(0, float(completion.num_tokens % 2)), (completion.num_tokens - 1, example["value"])]
     return [WeightedReward("a", None, 1.0, steps=steps), WeightedReward("b", None, 0.25), WeightedReward("long", None, shapes=True)]
 
@@ -54,7 +54,7 @@ class Case:
     return batch_lib.Batch(rollouts, texts, [{"value": float(i % 3) / 2} for i in range(number)], graded, 4, graded.valid)
 
   def outputs(self, *names):
-    """The learner's outputs of whole sequences, junk at the prompt."""
+    """Makes the learner's outputs for whole sequences, junk at the prompt."""
     rng = np.random.default_rng(self.seed + 1)
     drawn = {name: [rng.random(PROMPT + n).astype(np.float32) for n in self.lengths] for name in ("old_logprobs", "ref_logprobs", *NEEDED)}
     return {name: drawn[name] for name in names}
@@ -282,7 +282,8 @@ def test_unknown_rewards_are_not_compared():
   terms, case = [WeightedReward("a", None)], Case(failed=(0, 4, 5))
   batch = case.batch(dict(a=[1, 0, 0, 1, 1, 0, 1, 1]), terms)
   assert signal("group", batch, terms) == [True, False]  # 0 0 1, and 1 1
-  assert signal("returns", batch, terms) == [True, False]  # Compares no groups: rewards that differ.
+  # Without a comparison of groups, a signal is a difference of rewards.
+  assert signal("returns", batch, terms) == [True, False]
   assert signal("pass_at_k", batch, terms) == signal("rloo_n", batch, terms, min_valid=4) == [False, False]
   known = batch._replace(advantages=np.zeros((8, SLOTS)), signal=np.array(signal("group", batch, terms, shaped=True)))
   assert batch_lib.metrics(known)["group/frac_reward_zero_std"] == 0.5

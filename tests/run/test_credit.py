@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.run import learn
+from tests.marks import few
 from tests.runs import rows, run_here, tiny_config
 
 # Random weights end a response at about every tenth token, so that some of 24 tokens are truncated.
@@ -14,7 +15,7 @@ ONE = {
   "rollout.stop_strings": tuple(string.ascii_lowercase),
   "eval.every": 1, "eval.num_prompts": 8, "eval.samples": 1, "eval.metrics": (), "log.tensorboard": False, "log.num_samples": 0,
 }  # fmt: skip
-PPO = {"objective.kl_coef": None, "critic.value_warmup_steps": 0, "advantage.whiten": True}
+PPO = {"objective.kl_coef": None, "reward.overlong_buffer": 16, "critic.value_warmup_steps": 0, "advantage.whiten": True}
 
 
 def learned(path, changes, monkeypatch, config="grpo"):
@@ -30,14 +31,13 @@ def learned(path, changes, monkeypatch, config="grpo"):
   return rows(path, "rl")[0], seen[0].batch
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("changes", "config"),
   [
     # Only adapters differ from their reference after a warm start.
-    ({"reward.kl_coef": 0.1, "model.lora_rank": 4, "warm_start.learning_rate": 1e-2}, "grpo"),
-    ({"advantage.estimator": "gtpo"}, "grpo"),
-    (PPO, "ppo"),
+    pytest.param({"reward.kl_coef": 0.1, "model.lora_rank": 4, "warm_start.learning_rate": 1e-2}, "grpo", marks=pytest.mark.slow),
+    pytest.param({"advantage.estimator": "gtpo"}, "grpo", marks=pytest.mark.exhaustive),
+    pytest.param(PPO, "ppo", marks=pytest.mark.exhaustive),
   ],
 )
 def test_the_overlong_filter_moves_no_advantage_of_other_responses(changes, config, tmp_path, monkeypatch):
@@ -53,8 +53,10 @@ def test_the_overlong_filter_moves_no_advantage_of_other_responses(changes, conf
     assert on["actor/reward_kl_penalty"] == pytest.approx(off["actor/reward_kl_penalty"], rel=1e-5) and on["actor/reward_kl_penalty"] != 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("estimator", "rate"), [("per_reward", 0.0), ("steps", 0.0), ("pass_at_k", 1.0)])
+@pytest.mark.parametrize(
+  ("estimator", "rate"),
+  few([pytest.param("per_reward", 0.0, marks=pytest.mark.slow), ("steps", 0.0), ("pass_at_k", 1.0)], rest="exhaustive"),
+)
 def test_nothing_is_learned_from_equal_random_rewards(estimator, rate, tmp_path, monkeypatch):
   """Whatever the true rewards are, of which the curriculum sees as little as the estimator."""
   terms = {"reward.terms": ("pattern=0.5",), "reward.settings": ("pattern.regex=[a-m]",), "task.curriculum": "problem"}

@@ -72,3 +72,9 @@ def test_the_estimate_follows_the_settings(field):
   peak = lambda overrides: float(lines_of(overrides)[-1].split()[1].replace(",", ""))
   sizes = {"model.preset": "tiny", "learner.row_tokens": 256}
   assert peak(sizes | {field: "full"}) < peak(sizes | {field: "dots"}) < peak(sizes | {field: "none"})
+
+
+@pytest.mark.parametrize("top_k", [265, 10**9])
+def test_more_tokens_than_the_vocabulary_has_are_refused(top_k):
+  with pytest.raises(ValueError, match=f"config.rollout.top_k: found {top_k}, expected at most 264"):
+    lines_of({"rollout.top_k": top_k})

@@ -8,11 +8,12 @@ import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.main import main
 from jaxrl_llm.rollouts import drawing_queue, schedule
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
 from jaxrl_llm.rollouts.singles import Singles
-from jaxrl_llm.run import learn, sample
+from jaxrl_llm.run import experiment, learn, sample
 from tests.marks import few
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
 
@@ -200,3 +201,17 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
   distance = max(abs(np.searchsorted(ordered[0], grid, "right") / len(drawn) - np.searchsorted(ordered[1], grid, "right") / len(learned)))
   # Kolmogorov and Smirnov's 95 % bound for two samples of these sizes.
   assert distance < 1.36 * np.sqrt((len(drawn) + len(learned)) / (len(drawn) * len(learned)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gspo", "tools"])
+def test_greedy_evaluations_are_the_same_over_the_engine_and_over_the_sampler(name, tmp_path, monkeypatch):
+  """Single turns and conversations; the texts are compared, not their scores."""
+  greedy = {"eval.temperature": 0.0, "eval.samples": 1, "eval.num_prompts": 16, "eval.batch_prompts": 16, "eval.save_samples": True}
+  greedy |= {"num_steps": 1, "warm_start.num_steps": 40, "checkpoint.every": 1, "rollout.staleness": 0}
+  responses = lambda path: [(row.response, row.turns, row.num_tokens, row.score) for row in read_samples(path / "evaluations/step-0.jsonl")]
+  read = lambda folder: responses(tmp_path / folder)
+  run_here(config_of(name, greedy), tmp_path / "engine")
+  monkeypatch.setattr(experiment, "why_not_engine", lambda *_: "this is a test")
+  run_here(config_of(name, greedy | {"rollout.queue": False}), tmp_path / "sampler")
+  assert read("engine") == read("sampler") and len({row[0] for row in read("engine")}) > 1

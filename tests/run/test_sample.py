@@ -17,7 +17,7 @@ from tests.runs import tiny_config
 
 
 def assess(num_failed, limit, reward=1.0, **changes):
-  """Grades eight responses to four prompts, of which `num_failed` fail and the others have a reward."""
+  """Grades eight responses to four prompts: `num_failed` fail, and the others earn `reward`."""
 
   def judge(completion, example):
     return 1 / 0 if completion.num_tokens <= num_failed else reward

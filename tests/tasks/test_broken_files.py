@@ -52,7 +52,7 @@ FILES = {
   "chats as answers": ("a.jsonl", lines(*sums(lambda i: [user("?"), assistant(str(i + 1))])), {}, READ, "final_number"),
   "answers of users": ("a.jsonl", lines(*sums(lambda i: [user(str(i))])), {}, "answer does not end with the assistant"),
   "answers in an object": (
-    "a.jsonl", lines(*sums(lambda i: {"style": "rule", "ground_truth": str(i)})), {}, "answer is an object", "such as answer.style"),
+    "a.jsonl", lines(*sums(lambda i: {"style": "rule", "ground_truth": str(i)})), {}, "answer is an object", "such as answer.ground_truth"),
   "several answers": ("a.jsonl", lines(*sums(lambda i: [i, -i])), {}, "answer is a list of several", "'[0, 0]', expected one value"),
   "an object as text": (
     "a.csv", table(sums(lambda i: f"\"{{'value': '{i}'}}\""), ",").encode(), {}, "lists or objects as text in 'answer'"),
@@ -80,7 +80,7 @@ FILES = {
   "UTF-16": ("a.jsonl", lines(*sums()).decode().encode("utf-16"), {}, "found UTF-16 text, expected UTF-8"),
   "UTF-16 without a mark": ("a.jsonl", lines(*sums()).decode().encode("utf-16-le"), {}, "UTF-16 without its mark"),
   "Parquet as JSON lines": ("a.jsonl", parquet(sums()), {}, READ),
-  "JSON lines as Parquet": ("a.parquet", lines(*sums()), {}, "found no Parquet file"),
+  "JSON lines as Parquet": ("a.parquet", lines(*sums()), {}, READ),
   "a JSON list as lines": ("a.jsonl", json.dumps(sums(), indent=1).encode(), {}, READ),
   "two JSON lists": ("a.jsonl", json.dumps(sums()).encode() * 2, {}, "1 text behind the JSON list"),
   "gzip under another name": ("a.jsonl", gzip.compress(lines(*sums())), {}, READ),

@@ -1,4 +1,4 @@
-"""The program in a response: its blocks of code, as CommonMark has them, and the one that is meant."""
+"""The program in a response: blocks of code as CommonMark has them, and the one that is meant."""
 
 import functools
 import re
@@ -52,7 +52,8 @@ def extract_code(text: str, *, wanted: re.Pattern[str] | None = None) -> str | N
     return None
   best: tuple[bool, bool, str | None] = (False, False, None)
   for parser in _parsers():
-    blocks = [(wanted is None or wanted.search(block.code) is not None, block.is_python, block.code) for block in _blocks(text, parser)]
+    hits = lambda code: wanted is None or wanted.search(code) is not None
+    blocks = [(hits(block.code), block.is_python, block.code) for block in _blocks(text, parser)]
     # Of equals, `max` returns the first.
     best = max([best, *reversed(blocks)], key=lambda each: (each[2] is not None, *each[:2]))
     if best[0] and best[1]:
@@ -65,7 +66,8 @@ def _parsers() -> list[Any]:
   """Returns parsers of blocks alone: that of CommonMark, and one that knows fences only."""
   from markdown_it import MarkdownIt  # Imported late: no other reward needs it.
 
-  parsers = [MarkdownIt("zero").enable(rules) for rules in (["code", "fence", "blockquote", "hr", "list", "heading"], ["fence"])]
+  rules = ["code", "fence", "blockquote", "hr", "list", "heading"]
+  parsers = [MarkdownIt("zero").enable(rules), MarkdownIt("zero").enable("fence")]
   for parser in parsers:
     parser.core.ruler.enableOnly(["normalize", "block"])
   return parsers
@@ -78,10 +80,12 @@ def _blocks(text: str, parser: Any) -> list[Block]:
     fences = [token for token in parser.parse("\n".join(lines)) if token.type == "fence"]
     if not any(_end_block(lines, fence) for fence in fences):
       break
-  blocks = [Block(_content(lines, fence), _PYTHON.match(fence.info) is not None) for fence in fences]
-  return [
-    block for block, fence in zip(blocks, fences, strict=True) if block.code.strip() and (block.is_python or not fence.info.strip())
-  ]
+  blocks = []
+  for fence in fences:
+    code, is_python = _content(lines, fence), _PYTHON.match(fence.info) is not None
+    if code.strip() and (is_python or not fence.info.strip()):
+      blocks.append(Block(code, is_python))
+  return blocks
 
 
 def _content(lines: list[str], fence: Any) -> str:
@@ -89,8 +93,13 @@ def _content(lines: list[str], fence: Any) -> str:
   first, content = fence.map[0], fence.content.removesuffix("\n")
   inside = lines[first + 1 : first + 2 + content.count("\n")]
   indentation = lines[first].partition(fence.markup)[0]
-  if content and indentation.isspace() and not all(line.startswith(indentation) for line in inside if line.strip()):
-    return textwrap.dedent("\n".join(inside))  # CommonMark would take what it can from each line, and break the program.
+  if (
+    content
+    and indentation.isspace()
+    and not all(line.startswith(indentation) for line in inside if line.strip())
+  ):
+    # CommonMark would take what it can from each line, and break the program.
+    return textwrap.dedent("\n".join(inside))
   return content
 
 

@@ -12,7 +12,9 @@ TOLERANCE = 1e-6
 """Error allowed where a float is expected, absolute or relative: the usual one of contests."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?inf(?:inity)?|[+-]?nan", re.IGNORECASE)
+_FLOAT = re.compile(
+  r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?inf(?:inity)?|[+-]?nan", re.IGNORECASE
+)
 _PADDED = re.compile(r"[+-]?0[0-9]")
 _PARTS = re.compile(r"[\[\](){},;]|[^\[\](){},;]+")
 _CONTEXT = decimal.Context(prec=50, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[])
@@ -87,13 +89,17 @@ def same_output(output: str, expected: str, *, tolerance: float = TOLERANCE) -> 
     return True
   if [*map(len, rows)] != [*map(len, expected_rows)]:
     return False
-  pairs = (pair for row, other in zip(rows, expected_rows, strict=True) for pair in zip(row, other, strict=True))
+  pairs = (
+    pair for row, other in zip(rows, expected_rows, strict=True) for pair in zip(row, other, strict=True)
+  )
   return all(word == other or _same_word(word, other, tolerance) for word, other in pairs)
 
 
 def _same_word(word: str, expected: str, tolerance: float) -> bool:
   parts, others = _PARTS.findall(word), _PARTS.findall(expected)
-  return len(parts) == len(others) and all(a == b or _same_part(a, b, tolerance) for a, b in zip(parts, others, strict=True))
+  return len(parts) == len(others) and all(
+    a == b or _same_part(a, b, tolerance) for a, b in zip(parts, others, strict=True)
+  )
 
 
 def _same_part(part: str, expected: str, tolerance: float) -> bool:
@@ -142,6 +148,10 @@ def same_value(value: Any, expected: Any, *, tolerance: float = TOLERANCE) -> bo
   is_float, expects_float = isinstance(value, float), isinstance(expected, float)
   if value == expected or not (is_float or expects_float):
     return value == expected
-  if not all(is_float or -_HUGE < number < _HUGE for number, is_float in ((value, is_float), (expected, expects_float))):
+  if not all(
+    is_float or -_HUGE < number < _HUGE for number, is_float in ((value, is_float), (expected, expects_float))
+  ):
     return False  # An integer beyond all floats, whose decimal digits take quadratic time.
-  return same_number(Number(Decimal(value), is_float), Number(Decimal(expected), expects_float), tolerance=tolerance)
+  return same_number(
+    Number(Decimal(value), is_float), Number(Decimal(expected), expects_float), tolerance=tolerance
+  )

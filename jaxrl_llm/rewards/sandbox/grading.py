@@ -19,6 +19,8 @@ from jaxrl_llm.rewards.sandbox.program import Execution, Judge, Limits, Program,
 from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, Tests, program_pattern, read_tests
 from jaxrl_llm.text_types import Completion, RewardFn
 
+_JUDGE = Judge()
+
 
 class Grade(NamedTuple):
   """The result of testing a program.
@@ -35,7 +37,7 @@ class Grade(NamedTuple):
 
 
 def grade(
-  source: str, tests: Tests, sandbox: Sandbox, *, judge: Judge = Judge(), total_s: float = 60.0, stop_early: bool = True
+  source: str, tests: Tests, sandbox: Sandbox, *, judge: Judge = _JUDGE, total_s: float = 60.0, stop_early: bool = True
 ) -> Grade:
   """Runs a program against tests.
 
@@ -46,8 +48,8 @@ def grade(
   Args:
     source: Source of the program.
     tests: Tests of the program.
-    sandbox: Working sandbox. Its time limit applies to one test, or to all calls of one program. Its
-      limit on output is at least twice the expected output.
+    sandbox: Working sandbox. Its time limit applies to one test, or to all calls of one program.
+      The expected output raises its limit on output.
     judge: What the program has besides the language.
     total_s: Wall time for all tests, in seconds. Tests not passed by then are failed.
     stop_early: Whether to stop at the first failure.
@@ -136,7 +138,7 @@ def _run(run_programs: Callable[..., Execution], *programs: Program, sandbox: Sa
 
 
 def _with_room(sandbox: Sandbox, expected_bytes: int) -> Sandbox:
-  """Raises the limit on output to twice the expected output, which may have been printed with other spaces."""
+  """Raises the limit on output to twice the expected output; spaces may differ."""
   limits = sandbox.limits
   return sandbox._replace(limits=limits._replace(file_kb=max(limits.file_kb, expected_bytes >> 9)))
 
@@ -161,17 +163,17 @@ def code_tests(
   memory_gb: float = 1.0,
   output_mb: float = 4.0,
   time_scale: float = 2.0,
-  imports: bool = Judge().imports,
-  recursion_limit: int = Judge().recursion_limit,
+  imports: bool = _JUDGE.imports,
+  recursion_limit: int = _JUDGE.recursion_limit,
   partial: bool = False,
   image: str = Sandbox().image,
   url: str = "",
 ) -> RewardFn:
   """Makes a reward that is 1 if the program in a response passes all tests of its example, else 0.
 
-  `extract_code` finds the program: of blocks marked Python, the last that defines the function under
-  test or reads standard input. A response without a program, or one that was cut off by the token
-  budget, earns 0.
+  `extract_code` finds the program: of blocks marked Python, the last that defines the function
+  under test or reads standard input. A response without a program, or one that was cut off by the
+  token budget, earns 0.
 
   Args:
     backend: Key of `BACKENDS`, or `auto`. There is no default: it is your decision where the

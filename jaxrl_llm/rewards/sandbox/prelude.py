@@ -28,7 +28,8 @@ from sys import *
 from json import *
 from builtins import *
 from typing import *
-import string, re, datetime, collections, heapq, bisect, copy, math, random, statistics, itertools, functools, operator, io, sys, json, typing
+import string, re, datetime, collections, heapq, bisect, copy, math, random
+import statistics, itertools, functools, operator, io, sys, json, typing
 """
 """Imports of LiveCodeBench's judge, in its order, and `typing`."""
 
@@ -47,7 +48,7 @@ def settings_text(*, imports: bool, recursion_limit: int) -> str:
 
 
 def reads_unbound_names(source: bytes | str) -> bool:
-  """Returns whether a program may read a global name that it does not bind and that is not built in.
+  """Returns whether a program may read a global name that is neither its own nor built in.
 
   Example:
     >>> reads_unbound_names("from math import inf\\nx = inf"), reads_unbound_names("def f(): return inf")
@@ -78,7 +79,7 @@ def run_candidate(namespace: dict) -> None:
   with open(SETTINGS, encoding="ascii") as file:
     imports, recursion_limit = map(int, file.read().split())
   sys.setrecursionlimit(recursion_limit)
-  if hasattr(sys, "set_int_max_str_digits"):  # Not in early releases of Python 3.10, which a container may have.
+  if hasattr(sys, "set_int_max_str_digits"):  # A container may have an earlier Python.
     sys.set_int_max_str_digits(0)
   with open(CANDIDATE, "rb") as file:
     source = file.read()
@@ -86,7 +87,9 @@ def run_candidate(namespace: dict) -> None:
   if imports and reads_unbound_names(source):
     names: dict = {}
     exec(IMPORTS, names)
-    namespace["__builtins__"] = vars(builtins) | {name: value for name, value in names.items() if name != "__builtins__"}
+    namespace["__builtins__"] = vars(builtins) | {
+      name: value for name, value in names.items() if name != "__builtins__"
+    }
   exec(code, namespace)
 
 

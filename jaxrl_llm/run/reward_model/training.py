@@ -14,10 +14,12 @@ import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
+from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation import bootstrap_interval
 from jaxrl_llm.learner import packing
+from jaxrl_llm.learner.schedules import unfinished_warm_ups
 from jaxrl_llm.models import save_reward_model
 from jaxrl_llm.pretrained.tokenizer_files import files_of
 from jaxrl_llm.rewards.model import notes_of
@@ -119,7 +121,7 @@ def start_run(
     )
     opened.notes.append(f"resumed {workdir} at step {record.rl_steps}")
     record.batch_pairs = size
-  profiler, first_lines = Profiler(None, start=0, num_steps=0), [f"data: {in_words(pairs)}"]
+  profiler, first_lines = Profiler(None, start=0, num_steps=0), [f"data: {in_words(pairs)}", *unfinished_warm_ups(flatten(config))]
   writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   return RewardModelRun(
     config,
@@ -257,4 +259,5 @@ def describe_training(config: ConfigDict) -> str:
     f"mesh: {dict(mesh.shape)} over {mesh.size} {mesh.devices.flat[0].device_kind} device(s)",
     f"reward model: {config.model.path or config.model.preset}, {programs.model.num_params:,} parameters",
     f"data: {in_words(pairs)}",
+    *unfinished_warm_ups(flatten(config)),
   ])

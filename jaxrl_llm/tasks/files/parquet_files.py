@@ -59,6 +59,9 @@ def _plain_rows(batch) -> Iterator[dict[str, Any] | tuple[str, str]]:
   Parquet does not check that texts are UTF-8, and its dates go beyond Python's. If a value cannot
   be read, the batch is converted row by row, so that the other rows are kept.
   """
+  for number, field in enumerate(batch.schema):
+    if getattr(field.type, "unit", "") == "ns":
+      batch = batch.set_column(number, field.name, batch.column(number).cast(_microseconds(field.type), safe=False))
   try:
     yield from batch.to_pylist()
     return
@@ -71,6 +74,15 @@ def _plain_rows(batch) -> Iterator[dict[str, Any] | tuple[str, str]]:
       yield "not UTF-8", _reason(error)
     except (ValueError, OverflowError) as error:
       yield "value out of range", _reason(error)
+
+
+def _microseconds(kind):
+  """Returns an Arrow type of nanoseconds with the microseconds that Python's own types hold."""
+  import pyarrow
+
+  if pyarrow.types.is_timestamp(kind):
+    return pyarrow.timestamp("us", kind.tz)
+  return pyarrow.duration("us") if pyarrow.types.is_duration(kind) else pyarrow.time64("us")
 
 
 def _converter(kind) -> Callable[[Any], Any] | None:

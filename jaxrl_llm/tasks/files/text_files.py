@@ -67,8 +67,8 @@ def read_records(path: str | os.PathLike, *, columns: Iterable[str] | None = Non
   Args:
     path: A `.jsonl`, `.ndjson`, `.json` (a list of objects, one object, or one object per line),
       `.csv`, `.tsv` (with a header line, separated by commas, semicolons, tabs or bars) or
-      `.parquet` file. All but the last may be compressed with gzip. A Parquet file, a list or
-      gzip data under another of these suffixes is read as what it is.
+      `.parquet` file. All but the last may be compressed with gzip. JSON, Parquet or gzip
+      data under another of these suffixes is read as what it is.
     columns: Columns to read from a Parquet file, if they exist; None reads all. Other formats are
       always read whole.
 
@@ -85,7 +85,7 @@ def read_records(path: str | os.PathLike, *, columns: Iterable[str] | None = Non
   try:
     with open(path, "rb") as file:
       start = file.read(_START)
-    if suffix == ".parquet" or start.startswith(parquet_files.MAGIC):
+    if start.startswith(parquet_files.MAGIC) or (suffix == ".parquet" and start.lstrip()[:1] not in (b"{", b"[")):
       _check_kind(path, start)
       for number, row in enumerate(parquet_files.read_rows(path, columns), 1):
         yield f"{path}:{number}", Fault(*row) if isinstance(row, tuple) else row

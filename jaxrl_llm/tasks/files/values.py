@@ -106,8 +106,9 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
   if isinstance(value, list | tuple) and value:
     raise Unusable(f"{name} is a list of several", f"{short(_json(value, name))}, expected one value")
   if isinstance(value, Mapping):
-    keys = ", ".join(map(str, list(value)[:6]))
-    raise Unusable(f"{name} is an object", f"with the keys {keys}, expected one value, such as {name}.{next(iter(value), 'KEY')}")
+    keys = list(map(str, value)) or ["KEY"]
+    key = next((key for key in keys if key in ("ground_truth", "answer", "value")), keys[0])
+    raise Unusable(f"{name} is an object", f"with the keys {', '.join(keys[:6])}, expected one value, such as {name}.{key}")
   if value is None and not empty:
     raise Unusable(f"{name} is null")
   written = "" if value is None or isinstance(value, list | tuple) else _scalar(value, name)

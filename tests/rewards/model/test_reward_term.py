@@ -164,3 +164,5 @@ def test_unusable_reward_models_are_refused(judge, tmp_path):
   assert "found 2 labels, expected 1" in line
   (line,) = problems_of(judge[0], **{"environment.name": "calculator"})
   assert "a reward model reads one response, and environment.name is set" in line
+  (line,) = problems_of(judge[0], **{"advantage.estimator": "maxrl"})
+  assert "expected None: its output can be negative, and advantage.estimator='maxrl' takes rewards of 0 or more" in line

@@ -101,23 +101,46 @@ def test_the_content_is_not_touched(program):
 
 
 @pytest.mark.parametrize(
-  "tests", [CallTests("add", [([1], 2)]), AssertTests("assert candidate(1) == 2", "add"), AssertTests("assert add(1) == 2\nassert add(2)")]
+  "tests",
+  [
+    CallTests("add", [([1], 2)]),
+    AssertTests("assert candidate(1) == 2", "add"),
+    AssertTests("assert add(1) == 2\nassert add(2)"),
+  ],
 )
 def test_the_block_that_tests_can_run_is_preferred(tests):
   usage = "```python\nprint(add(3))\nassert add(1) == 2\n```"
-  for program in ("def add(x):\n  return x", "class Solution:\n  async def add(self, x):\n    return x", "add = lambda x: x"):
-    for text in (f"```python\n{program}\n```\nUse it:\n{usage}", f"```\n{program}\n```\nIt prints\n```\n4\n```\n{usage}"):
+  for program in (
+    "def add(x):\n  return x",
+    "class Solution:\n  async def add(self, x):\n    return x",
+    "add = lambda x: x",
+  ):
+    for text in (
+      f"```python\n{program}\n```\nUse it:\n{usage}",
+      f"```\n{program}\n```\nIt prints\n```\n4\n```\n{usage}",
+    ):
       assert extract_code(text, wanted=program_pattern(tests)) == program
   body = "```python\n  return x + 1\n```"  # It completes the prompt of the problem.
   assert extract_code(body, wanted=program_pattern(tests)) == "  return x + 1"
 
 
 @pytest.mark.parametrize(
-  "program", ["print(input())", "import sys\nprint(sys.stdin.read())", "read = input\nprint(read())", "for x in open(0): print(x)"]
+  "program",
+  [
+    "print(input())",
+    "import sys\nprint(sys.stdin.read())",
+    "read = input\nprint(read())",
+    "for x in open(0): print(x)",
+  ],
 )
 def test_a_program_that_reads_its_input_is_preferred(program):
   wanted = program_pattern(StdioTests([("1", "1")]))
-  for behind in ("```python\nprint(f(3))\n```", "```\n1\n```", "```\ninput\n3\n```", "```\n$ python x.py\n```"):
+  for behind in (
+    "```python\nprint(f(3))\n```",
+    "```\n1\n```",
+    "```\ninput\n3\n```",
+    "```\n$ python x.py\n```",
+  ):
     assert extract_code(f"```\n{program}\n```\n{behind}", wanted=wanted) == program
   assert extract_code("```python\nprint(1)\n```\n```python\nprint(2)\n```", wanted=wanted) == "print(2)"
 
@@ -125,28 +148,50 @@ def test_a_program_that_reads_its_input_is_preferred(program):
 # A writer of responses, which shares nothing with the reader: it knows the program.
 WORDS = "so the sum of all x is then 3 and we print it * 1. - > # `n` ~ | 2) <b> &amp; a_b [c](d)".split()
 MARKS = ["python", "Python", "py", "python3", "python3.12", " python", "{.python}", "python title='a'", "py3"]
-OTHERS = ["text", "bash", "cpp", "java", "output", "json", "pycon", "javascript", "c", "console", "plaintext", "pseudocode"]
+OTHERS = [
+  "text",
+  "bash",
+  "cpp",
+  "java",
+  "output",
+  "json",
+  "pycon",
+  "javascript",
+  "c",
+  "console",
+  "plaintext",
+  "pseudocode",
+]
 
 
 def line_of_code(rng):
-  return rng.choice(["", "    ", "  "]) + rng.choice(["x = 1", "print(x)", "s = '`'", "# ~~ note", "y = [1, 2]", "s = '``'", "z = x > 1", "- x"])
+  code = ["x = 1", "print(x)", "s = '`'", "# ~~ note", "y = [1, 2]", "s = '``'", "z = x > 1", "- x"]
+  return rng.choice(["", "    ", "  "]) + rng.choice(code)
 
 
 def response_with(rng, program):
   """Returns a response around a program, or around none if the program is None."""
-  prose = lambda: " ".join(rng.choices(WORDS, k=rng.randrange(1, 9))).replace("1. ", "x ").lstrip("*-> #~|123.)")
+  prose = lambda: (
+    " ".join(rng.choices(WORDS, k=rng.randrange(1, 9))).replace("1. ", "x ").lstrip("*-> #~|123.)")
+  )
   fence = lambda: rng.choice("`~") * rng.randrange(3, 6)
   block = lambda mark, code, marker: f"{marker}{mark}\n{code}\n{marker}{rng.choice(['', ' ', marker[0]])}"
-  other = lambda: block(rng.choice(OTHERS), "\n".join(line_of_code(rng) for _ in range(rng.randrange(1, 4))), fence())
+  other = lambda: block(
+    rng.choice(OTHERS), "\n".join(line_of_code(rng) for _ in range(rng.randrange(1, 4))), fence()
+  )
   parts = [rng.choice([prose, other])() for _ in range(rng.randrange(3))]
   if program is not None:
     marked, has_samples = rng.random() < 0.8, rng.random() < 0.5
     own = block(rng.choice(MARKS) if marked else "", program, fence())
-    own = rng.choice([own, own, f"1. Code:\n{textwrap.indent(own, '   ')}", textwrap.indent(own, "> ", lambda line: True)])
+    own = rng.choice(
+      [own, own, f"1. Code:\n{textwrap.indent(own, '   ')}", textwrap.indent(own, "> ", lambda line: True)]
+    )
     if marked and has_samples:
       parts += [block("", rng.choice(["1", "YES", "3 4\n5"]), fence()) for _ in range(rng.randrange(1, 3))]
     parts.insert(rng.randrange(len(parts) + 1), own)
-  think = [f"<think>{prose()}\n{block('python', 'print(0)', fence())}\n</think>"] if rng.random() < 0.2 else []
+  think = (
+    [f"<think>{prose()}\n{block('python', 'print(0)', fence())}\n</think>"] if rng.random() < 0.2 else []
+  )
   return ("\n\n" if rng.random() < 0.7 else "\n").join([*think, *parts, prose()])
 
 
@@ -173,7 +218,10 @@ def test_ten_thousand_generated_responses():
   assert not missed and not invented, (len(missed), len(invented), [*missed, *invented][0])
 
 
-@pytest.mark.parametrize("text", ["```\nx```\n" * 300, "- ```\n" * 500, "> " * 3000 + "```", "```a\n" * 500, "`" * 9999, "~~~ `\n" * 500])
+@pytest.mark.parametrize(
+  "text",
+  ["```\nx```\n" * 300, "- ```\n" * 500, "> " * 3000 + "```", "```a\n" * 500, "`" * 9999, "~~~ `\n" * 500],
+)
 def test_hostile_texts_end(text):
   for _ in range(2):
     code = extract_code(text, wanted=re.compile("never"))

@@ -1,4 +1,4 @@
-"""Outputs and returned values against the expected ones: tables, and generated right and wrong ones."""
+"""Outputs and returned values against the expected ones: tables, and generated answers."""
 
 import math
 import random
@@ -155,7 +155,9 @@ def written(number: Fraction, digits: int, rng) -> str:
   text = str(abs(scaled)).rjust(digits + 1, "0")
   text = f"{text[: len(text) - digits]}.{text[len(text) - digits :]}"
   sign = "-" if scaled < 0 else rng.choice(["", "", "+"])
-  return sign + rng.choice([text, text + "0" * rng.randrange(3), f"{text}e0", f"{scaled if scaled >= 0 else -scaled}e-{digits}"])
+  return sign + rng.choice(
+    [text, text + "0" * rng.randrange(3), f"{text}e0", f"{scaled if scaled >= 0 else -scaled}e-{digits}"]
+  )
 
 
 def answer(rng):
@@ -170,11 +172,14 @@ def answer(rng):
     wrong = number + rng.choice([-10, -2, -1, 1, 2, 10])
     right = rng.choice([(str(number), number), (f"{number}.0", number), (f"{number}e0", number)])
     return (str(number), number), right, rng.choice([(str(wrong), wrong), (f"{wrong}.0", wrong)])
-  number = Fraction(rng.randrange(-(10**12), 10**12), rng.randrange(1, 10**6)) / (1 if kind == "large" else 10**6)
+  number = Fraction(rng.randrange(-(10**12), 10**12), rng.randrange(1, 10**6)) / (
+    1 if kind == "large" else 10**6
+  )
   if number.denominator == 1:
     number += Fraction(1, 3)
   scale = max(1, abs(number))
-  right, wrong = (number + rng.choice([-1, 1]) * scale * Fraction(rng.randrange(low, high), 10**9) for low, high in ((0, 900), (1200, 10**9)))
+  errors = [Fraction(rng.randrange(*limits), 10**9) for limits in ((0, 900), (1200, 10**9))]
+  right, wrong = (number + rng.choice([-1, 1]) * scale * error for error in errors)
   return tuple((written(each, 14, rng), float(each)) for each in (number, right, wrong))
 
 
@@ -183,14 +188,23 @@ def generated_mistakes(count):
   for _ in range(count):
     rows = [[answer(rng) for _ in range(rng.randrange(1, 5))] for _ in range(rng.randrange(1, 4))]
     worst = rng.choice(rng.choice(rows))
-    text = lambda choose, gap=" ", rows=rows: "\n".join(gap.join(choose(cell)[0] for cell in row) for row in rows)
+    text = lambda choose, gap=" ", rows=rows: "\n".join(
+      gap.join(choose(cell)[0] for cell in row) for row in rows
+    )
     value = lambda choose, kind, rows=rows: kind(kind(choose(cell)[1] for cell in row) for row in rows)
     right, wrong = (lambda cell: cell[1]), (lambda cell, worst=worst: cell[2 if cell is worst else 1])
     expected, expected_value = text(lambda cell: cell[0]), value(lambda cell: cell[0], list)
-    ours = [text(right, rng.choice([" ", "  "])) + rng.choice(["", "\n", " \n\n"]), value(right, rng.choice([list, tuple]))]
+    ours = [
+      text(right, rng.choice([" ", "  "])) + rng.choice(["", "\n", " \n\n"]),
+      value(right, rng.choice([list, tuple])),
+    ]
     theirs = [text(wrong), value(wrong, list)]
-    refused += [ours[0]] * (not same_output(ours[0], expected)) + [ours[1]] * (not same_value(ours[1], expected_value))
-    accepted += [theirs[0]] * same_output(theirs[0], expected) + [theirs[1]] * same_value(theirs[1], expected_value)
+    refused += [ours[0]] * (not same_output(ours[0], expected)) + [ours[1]] * (
+      not same_value(ours[1], expected_value)
+    )
+    accepted += [theirs[0]] * same_output(theirs[0], expected) + [theirs[1]] * same_value(
+      theirs[1], expected_value
+    )
   return refused, accepted
 
 

@@ -5,7 +5,17 @@ import json
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.rewards.sandbox import CallTests, Judge, Limits, Sandbox, StdioTests, code_tests, grade, probe, read_tests
+from jaxrl_llm.rewards.sandbox import (
+  CallTests,
+  Judge,
+  Limits,
+  Sandbox,
+  StdioTests,
+  code_tests,
+  grade,
+  probe,
+  read_tests,
+)
 from jaxrl_llm.rewards.sandbox.prelude import IMPORTS, reads_unbound_names
 from jaxrl_llm.text_types import Completion
 from tests.runs import ROOT
@@ -37,15 +47,27 @@ def test_names_that_judges_import():
   printed, called = grade(f"{source}print(1)", StdioTests([("", "1")]), LOCAL), CallTests("f", [([1], 1)])
   assert printed.passed == 1, printed
   assert grade(f"{source}\nclass Solution:\n  def f(self, x: List[int]): return x", called, LOCAL).passed == 1
-  assert "NameError: name 'inf'" in grade("print(inf)", StdioTests([("", "inf")]), LOCAL, judge=Judge(imports=False)).detail
+  assert (
+    "NameError: name 'inf'"
+    in grade("print(inf)", StdioTests([("", "inf")]), LOCAL, judge=Judge(imports=False)).detail
+  )
 
 
 @needs_namespaces
 @pytest.mark.parametrize("name", ["add", "gcd"])
 def test_an_imported_name_is_no_function_of_the_program(name):
   tests = CallTests(name, [([2, 3], 6)])
-  assert grade(f"class Solution:\n  def {name}(self, x: List[int], y): return x * y", tests, LOCAL).passed == 1
-  assert grade("def other(x: List[int], y): return x * y", tests._replace(cases=[([4, 4], {"add": 8}.get(name, 4))]), LOCAL).passed == 0
+  assert (
+    grade(f"class Solution:\n  def {name}(self, x: List[int], y): return x * y", tests, LOCAL).passed == 1
+  )
+  assert (
+    grade(
+      "def other(x: List[int], y): return x * y",
+      tests._replace(cases=[([4, 4], {"add": 8}.get(name, 4))]),
+      LOCAL,
+    ).passed
+    == 0
+  )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +120,9 @@ def test_errors_name_the_lines_of_the_program():
 
 
 @needs_namespaces
-@pytest.mark.parametrize("count, file_kb", [(20_000, 16), pytest.param(700_000, Limits().file_kb, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  "count, file_kb", [(20_000, 16), pytest.param(700_000, Limits().file_kb, marks=pytest.mark.slow)]
+)
 def test_an_output_above_the_limit(count, file_kb):
   """The expected output raises the limit: 700,000 numbers have 4.8 MB."""
   expected, program = "\n".join(map(str, range(count))), f"print('\\n'.join(map(str, range({count}))))"
@@ -110,7 +134,9 @@ def test_an_output_above_the_limit(count, file_kb):
 
 @needs_namespaces
 def test_an_argument_of_a_megabyte():
-  assert grade("def f(xs): return len(xs)", CallTests("f", [([[10**9] * 100_000], 100_000)]), LOCAL).passed == 1
+  assert (
+    grade("def f(xs): return len(xs)", CallTests("f", [([[10**9] * 100_000], 100_000)]), LOCAL).passed == 1
+  )
 
 
 @needs_namespaces
@@ -127,7 +153,10 @@ def test_returned_scalars_and_arrays_of_numpy():
   """The sandbox may have no NumPy, so that a class has its interface."""
   source = "class Array:\n  def __init__(self, x): self.x = x\n  def tolist(self): return self.x\n"
   tests = CallTests("f", [([], [3, 0.5, True, [1, 2]])])
-  assert grade(f"{source}def f(): return Array(3), Array(0.5), Array(True), Array([1, 2])", tests, LOCAL).passed == 1
+  assert (
+    grade(f"{source}def f(): return Array(3), Array(0.5), Array(True), Array([1, 2])", tests, LOCAL).passed
+    == 1
+  )
   assert grade(f"{source}def f(): return Array(f)", tests, LOCAL).passed == 0
 
 
@@ -136,9 +165,14 @@ def test_published_rows(tmp_path):
   """Rows of LiveCodeBench, as a run reads and judges them."""
   task = tasks.make("livecodebench", source=ROOT / "tests/tasks/fixtures/livecodebench", data_dir=tmp_path)
   reward = code_tests("namespaces", timeout_s=20.0)
-  programs = ("a, b = map(int, input().split())\nprint(a + b)", "class Solution:\n  def double(self, n: int) -> int:\n    return 2 * n")
+  programs = (
+    "a, b = map(int, input().split())\nprint(a + b)",
+    "class Solution:\n  def double(self, n: int) -> int:\n    return 2 * n",
+  )
   behind = ("It prints:\n```\n3\n```", "Use it:\n```python\nprint(Solution().double(4))\n```")
   for row, program, text in zip(task.test, programs, behind, strict=True):
-    floats, wrong = (program.replace("2 *", f"{a} *").replace("a +", f"a {b} +") for a, b in (("2.0", "+ 0.0"), ("3", "- 1")))
+    floats, wrong = (
+      program.replace("2 *", f"{a} *").replace("a +", f"a {b} +") for a, b in (("2.0", "+ 0.0"), ("3", "- 1"))
+    )
     for code, value in ((program, 1.0), (floats, 1.0), (wrong, 0.0)):
       assert reward(Completion(f"```python\n{code}\n```\n{text}", (), 9, True), row) == value

@@ -45,6 +45,14 @@ def test_maps_are_objects_and_dates_beyond_python_are_faults(tmp_path):
   assert (first, second.reason, third) == (datetime.date(1970, 1, 1), "value out of range", datetime.date(1970, 1, 2))
 
 
+def test_nanoseconds_are_cut_to_what_python_holds(tmp_path):
+  kinds = {"timestamp": pa.timestamp("ns"), "time": pa.time64("ns"), "duration": pa.duration("ns")}
+  columns = {name: pa.array([1_000_000_001, None], pa.int64()).view(kind) for name, kind in kinds.items()}
+  first, second = (record for _, record in text_files.read_records(write(tmp_path / "a.parquet", **columns)))
+  assert [value.isoformat() for value in (first["timestamp"], first["time"])] == ["1970-01-01T00:00:01", "00:00:01"]
+  assert first["duration"] == datetime.timedelta(seconds=1) and set(second.values()) == {None}
+
+
 def test_a_task_of_typed_columns(tmp_path):
   """The answers that a person would write, and the reward that reads them."""
   made = {
