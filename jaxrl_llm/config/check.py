@@ -44,7 +44,7 @@ def config_problems(config: ConfigDict) -> list[str]:
     wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
     of_model = ("config.model.", "config.moe.", "config.serving.", "config.mesh.sampler_expert")
     if not any(field_of(problem).startswith(of_model) for problem in wrong):
-      wrong += _model_problems(config)
+      wrong += [problem for problem in _model_problems(config) if field_of(problem) not in known]
     if config.reward.model_path is not None:
       wrong += _reward_model_problems(config)
     # Relations are checked only between fields that are valid by themselves.

@@ -29,7 +29,7 @@ BAD_BY_FIELD = {
   "advantage.min_valid": (1, 0),
   "rollout.top_p": (0.0, 1.1, float("nan")),
   "alarms.window": (0, 15),
-  "task.chat_options": ((), ("",), "enable_thinking=False"),
+  "task.chat_options": ((), ("",)),
   "task.special_tokens": ("", "Tokens"),
   "learner.old_logprobs": ("", "teacher"),
   "learner.schedule": ("", "cosine"),
