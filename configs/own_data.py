@@ -12,7 +12,8 @@ The model is SmolLM2-135M-Instruct with adapters, or another checkpoint:
 `--config.model.path=FOLDER`. Three solved problems precede each question, as plain text, and the
 answer is one line. A model that reasons first, in its chat template, needs
 `--config.task.chat=True --config.task.shots=0 --config.task.vary_shots=False
-"--config.rollout.stop_strings=()"` and a larger `--config.rollout.max_new_tokens`. The argument
+"--config.rollout.stop_strings=()"`, a larger `--config.rollout.max_new_tokens`, and
+`--config.learner.rows_per_device=2` to fit into memory. The argument
 `:scratch` selects the laptop job's small model instead, which must imitate first. It needs a column
 of solutions, `--config.task.response_column=...`, and `--config.warm_start.num_steps=...`.
 
