@@ -41,4 +41,4 @@ def with_draws(terms: Sequence[WeightedReward], graded: Graded, draws: Float[np.
     ([0.0, 1.0], [0.0, 1.0], [1.0, 1.0])
   """
   failures = {int(i): (graded.failed[i], graded.details[i]) for i in np.flatnonzero(~graded.valid)}
-  return weigh(terms, graded.parts | {RANDOM: np.float32(draws)}, failures)
+  return weigh(terms, graded.parts | {RANDOM: draws}, failures)

@@ -54,7 +54,7 @@ def rewarded_at_random(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
   """Fills the random reward of a batch with draws, which a resumed run repeats."""
   seed = (run.config.seed, run.record.rl_steps, zlib.crc32(batch.rollouts.tokens.tobytes()))
   draws = np.random.default_rng(seed).random(len(batch.completions)) < run.config.reward.at_random
-  return batch._replace(graded=with_draws(run.experiment.rewards, batch.graded, draws))
+  return batch._replace(graded=with_draws(run.experiment.rewards, batch.graded, draws.astype(np.float32)))
 
 
 def with_signal(run: Run, batch: batch_lib.Batch, *, shaped: bool) -> Bool[np.ndarray, " n"]:
