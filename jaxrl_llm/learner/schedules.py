@@ -64,7 +64,7 @@ def unfinished_warm_ups(fields: Mapping[str, Any]) -> Iterator[str]:
       last = float(phase_schedule(fields, phase.section, phase.num_updates)(phase.num_updates - 1))
       yield (
         f"learning rate: still climbs in the last update, to {last:.3g} ({phase.section}.learning_rate={rate:.3g}), because "
-        f"{phase.section}.warmup_steps={warmup} is not below the {phase.num_updates} updates"
+        f"{phase.section}.warmup_steps={warmup} is not below the number of updates, {phase.num_updates}"
       )
 
 

@@ -34,7 +34,7 @@ def test_a_warm_up_that_is_not_over_before_the_run_is_said():
   (line,) = unfinished_warm_ups(fields(learner__warmup_steps=10))
   assert line == (
     "learning rate: still climbs in the last update, to 0.00016 (learner.learning_rate=0.0002), because learner.warmup_steps=10 is not "
-    "below the 8 updates"
+    "below the number of updates, 8"
   )
   assert len(list(unfinished_warm_ups(fields(learner__warmup_steps=8)))) == 1
   assert "warm_start.warmup_steps=20" in next(unfinished_warm_ups(fields(warm_start__num_steps=5)))
