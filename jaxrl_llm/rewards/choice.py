@@ -26,6 +26,8 @@ _REASON = re.compile(
   r"|\s+[0-9$\\=(\u2013\u2014-]"
 )
 _OTHERS = re.compile(r"\W*(?:both|all|none|neither|either|only)\b", re.IGNORECASE)
+_TEXT = re.compile(r"\s*(?!(?:or|and|maybe|perhaps|possibly|also|even|option|choice)\b)[^\W\d_]{2}", re.IGNORECASE)
+_JOINED = re.compile(r"\band\s+[A-Z](?![\w).:\]])")
 _NEGATION = re.compile(
   r"\b(?:not|no|none|neither|nor|except|but|all|both|every|any|without|never|wrong|incorrect)\b",
   re.IGNORECASE,
@@ -33,11 +35,11 @@ _NEGATION = re.compile(
 
 EXAMPLES = (
   ("B", "B"), ("(B)", "B"), ("b", "B"), ("B. Four is even", "B"), ("B) Both A and C", "B"),
-  ("(B) vitamin A", "B"), ("B because 2 is even", "B"),
+  ("B. Vitamins A and D", "B"), ("(B) vitamin A", "B"), ("B because 2 is even", "B"),
   ("B (4 cm)", "B"), ("B - four", "B"), ("option $B$", "B"), (r"\textbf{(B) }15", "B"),
   (r"\text{B: four}", "B"), ("(D) None of (A) and (B)", "D"),
   ("four (B)", "B"), ("A dog (B)", "B"), ("B or C", ""), ("(A) or (B)", ""), ("A, B", ""), ("B and C", ""),
-  ("B) 4 or C) 5", ""), ("B-C-A", ""),
+  ("B) 4 or C) 5", ""), ("B) four and C) five", ""), ("B. four or C", ""), ("B-C-A", ""),
   ("All except E", ""), ("None of A and B", ""), ("not B", ""), ("a B-tree", ""), ("vitamin B", ""),
   ("ABCD", ""), ("B'", ""), ("B is wrong", ""),
   ("B = C", ""),
@@ -136,6 +138,8 @@ def letter_in(statement: str, letters: str) -> str | None:
     is_label = match[1] or match[3] in (")", ".", ":", "]") or rest[:2] == " ("
     if _OTHERS.match(rest) or (is_label and several.match(rest)):
       return letter
+    # "B. Vitamin C and D": a letter after "and" is the option's text too, if it is no label itself.
+    behind = _JOINED.sub(" ", behind) if is_label and _TEXT.match(rest) else behind
     others = {other.upper() for pair in hedge.findall(behind) for other in pair if other}
     return letter if others <= {letter} else None
   if _NEGATION.search(text):
