@@ -53,7 +53,7 @@ def find_limits(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Limits:
 
   Example:
     >>> from jaxrl_llm.config.fields import base
-    >>> lengths = Lengths([20] * 129 + [50_000], [30])
+    >>> lengths = Lengths([20] * 129 + [50_000], [20])
     >>> find_limits(base(), lengths, Bounds(d_model=64)).prompt
     176
   """
