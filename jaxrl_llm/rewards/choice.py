@@ -100,7 +100,8 @@ def chosen_letter(text: str, letters: str, question: str | None = None) -> str |
     >>> chosen_letter("Both are odd, so the answer is (B).", "ABCD")
     'B'
   """
-  if not (statements := stated(text, question)):
+  # A box may hold the option's value, and a sentence behind it the letter.
+  if not (statements := stated(text, question, accepts=lambda body: letter_in(body, letters) != "")):
     last_line = undecorated(_COMMANDS.sub(" ", answer_part(text).rstrip().rpartition("\n")[2]))
     lead = _LEAD.match(last_line)
     # "A dog barks." is no choice.

@@ -66,7 +66,9 @@ class Statement(NamedTuple):
     return [undecorated(self.text)] if self.form.is_closed else readings(self.text)
 
 
-def stated(text: str, question: str | None = None) -> list[Statement]:
+def stated(
+  text: str, question: str | None = None, *, accepts: Callable[[str], bool] | None = None
+) -> list[Statement]:
   """Returns each final answer stated in a response, in order.
 
   Only the strongest form of `forms.FORMS` that occurs is read.
@@ -74,12 +76,13 @@ def stated(text: str, question: str | None = None) -> list[Statement]:
   Args:
     text: Response.
     question: Question, whose boxes a response may quote; None if unknown.
+    accepts: Test of a statement, as in `forms.statements`.
 
   Example:
     >>> [statement.answer() for statement in stated("The answer is clearly $5$, because 2 + 3 = 5.")]
     ['5']
   """
-  bodies, form = statements(answer_part(text), question or "")
+  bodies, form = statements(answer_part(text), question or "", accepts=accepts)
   return [Statement(body, form) for body in bodies]
 
 

@@ -172,17 +172,21 @@ FORMS = (
 _FORM_OF_PROSE = next(form for form in FORMS if form.in_prose)
 
 
-def statements(text: str, question: str) -> tuple[list[str], Form]:
+def statements(
+  text: str, question: str, *, accepts: Callable[[str], bool] | None = None
+) -> tuple[list[str], Form]:
   """Returns what a text states as its answer, in the strongest form that occurs.
 
   Args:
     text: Response without its reasoning.
     question: Question that it answers; empty if unknown.
+    accepts: Test of a statement. A form none of whose statements passes is read only if no other
+      form passes; None accepts all.
 
   Returns:
     The statements in order, and their form.
   """
-  part, prose = part_of(text, question), []
+  part, prose, strongest = part_of(text, question), [], None
   for form in FORMS:
     if not (bodies := form.read(part)):
       continue
@@ -191,6 +195,8 @@ def statements(text: str, question: str) -> tuple[list[str], Form]:
     if form.in_prose:
       values = [body for body in bodies if not PROSE[form.name].match(body)]
       prose, bodies = prose or bodies, values
-    if bodies:
+    if bodies and (accepts is None or any(map(accepts, bodies))):
       return bodies, form
-  return prose, _FORM_OF_PROSE
+    if bodies and strongest is None:
+      strongest = bodies, form
+  return strongest or (prose, _FORM_OF_PROSE)

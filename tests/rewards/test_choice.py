@@ -26,6 +26,7 @@ def reward(text, gold="B", stopped=True, **settings):
   r"the answer is \(B\)", "#### B\n\nQuestion: ...", r"\boxed{\textbf{(B) }15}", "The answer is A dog (B)",
   "A and C are odd.\nThe answer is B", "<think>The answer is A</think>The answer is B", r"\boxed{\mathrm{B}}",
   "Answer: B. Four is even.",
+  "so $x = \\boxed{0.088}$.\nThe answer is (B).", "Answer: 4 cm\nThe correct option is B.",
 ])  # fmt: skip
 def test_right(text):
   assert reward(text) == 1
@@ -34,7 +35,7 @@ def test_right(text):
 @pytest.mark.parametrize("text", [
   "<think>The answer is B.", r"\boxed{B}. No: \boxed{", "The answer is B. Or C.", "Answer: A) 4 or B) 5",
   "(A) (B)", "Answer: neither A nor B", "The answer is everything except (B).", "Option B is wrong.",
-  r"\boxed{B = C}", r"\boxed{B \text{ or } C}", "Answer: A/B", "Answer: B + C",
+  "$\\boxed{4}$. The answer is B or C.", "\\boxed{C}\nThe answer is (B).", r"\boxed{B = C}", r"\boxed{B \text{ or } C}", "Answer: A/B", "Answer: B + C",
   "The answer is B.\nThe answer is A.", "B. or C", "Answer: vitamin B", "The answer is not B.",
   "A", "(C)", "", "Both are even", "B or C", "Answer: B or C", "Answer: (A) or (B)", "Answer: (B), (C)",
   "Answer: B and C",
