@@ -68,7 +68,7 @@ def picture_digests(row: Row) -> tuple[str, ...]:
   return tuple(hashlib.blake2b(picture, digest_size=16).hexdigest() for picture in row.get(IMAGES, ()))
 
 
-class _LocalInfo(tfds.core.DatasetInfo):
+class LocalInfo(tfds.core.DatasetInfo):
   """Metadata of a dataset that TFDS does not publish."""
 
   def initialize_from_bucket(self) -> None:
@@ -89,7 +89,7 @@ class StoredDataset(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     kinds = {"level": np.int64, INDEX: np.int64, IMAGES: tfds.features.Sequence(tfds.features.Text())}
     features = {name: kinds.get(name, tfds.features.Text()) for name in self.columns}
     description = sys.modules[type(self).__module__].__doc__
-    return _LocalInfo(builder=self, description=description, features=tfds.features.FeaturesDict(features))
+    return LocalInfo(builder=self, description=description, features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager):
     del dl_manager  # Nothing to download.

@@ -21,7 +21,7 @@ class Tiny(tfds.core.GeneratorBasedBuilder):
   code_path = None
 
   def _info(self):
-    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "n": np.int32}))
+    return storage.LocalInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "n": np.int32}))
 
   def _split_generators(self, dl_manager):
     return {"train": self._generate_examples(30), "test": self._generate_examples(5)}
@@ -138,7 +138,7 @@ def test_rows_of_other_columns_are_refused(tmp_path):
     name = "tiny"
 
     def _info(self):
-      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "m": np.int32}))
+      return storage.LocalInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "m": np.int32}))
 
     def _generate_examples(self, n):
       for key, row in super()._generate_examples(n):
