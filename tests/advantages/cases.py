@@ -122,7 +122,8 @@ def all_cases(names: list[str]) -> list[tuple[str, str, dict[str, Any], int, lis
     cases.append((name, "graded", {"whiten": True}, GROUP_SIZES["graded"], reads))
     cases += [(name, "right", {}, GROUP_SIZES["right"], [*reads, "kl", "kl_coef"])] if name in WITH_KL else []
     # Baselines of as many roles as the estimator has by default.
-    cases += [(name, batch, {}, GROUP_SIZES[batch], [*reads, "role_baselines"]) for batch in ("right", "missing")] if name == "rae" else []
+    carried = {"right": [*reads, "role_baselines"], "missing": [*reads, "role_baselines", "valid"]}
+    cases += [(name, batch, {}, GROUP_SIZES[batch], fields) for batch, fields in carried.items()] if name == "rae" else []
     # A response that is not learned from: others are compared with it.
     written = [*reads, "written"]
     cases += [(name, "right", {}, GROUP_SIZES["right"], [*written, "kl", "kl_coef"])] if name in WITH_KL else []

@@ -189,6 +189,8 @@ def games(s, x):
   baselines, result = list(x.get("role_baselines", [0.0] * s["num_roles"])), {}
   roles = range(s["num_roles"])
   for i, row in enumerate(x["mask"]):
+    if not x.get("valid", [True] * len(x["mask"]))[i]:
+      continue
     won, tokens, turn = [0.0] * len(roles), [], 0
     for t, (m, end) in enumerate(zip(row, x["step_ends"][i])):
       role = turn % len(roles)
