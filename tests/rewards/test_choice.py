@@ -35,7 +35,8 @@ def test_right(text):
 @pytest.mark.parametrize("text", [
   "<think>The answer is B.", r"\boxed{B}. No: \boxed{", "The answer is B. Or C.", "Answer: A) 4 or B) 5",
   "(A) (B)", "Answer: neither A nor B", "The answer is everything except (B).", "Option B is wrong.",
-  "$\\boxed{4}$. The answer is B or C.", "\\boxed{C}\nThe answer is (B).", r"\boxed{B = C}", r"\boxed{B \text{ or } C}", "Answer: A/B", "Answer: B + C",
+  "$\\boxed{4}$. The answer is B or C.", "\\boxed{C}\nThe answer is (B).",
+  r"\boxed{B = C}", r"\boxed{B \text{ or } C}", "Answer: A/B", "Answer: B + C",
   "The answer is B.\nThe answer is A.", "B. or C", "Answer: vitamin B", "The answer is not B.",
   "A", "(C)", "", "Both are even", "B or C", "Answer: B or C", "Answer: (A) or (B)", "Answer: (B), (C)",
   "Answer: B and C",
