@@ -71,7 +71,7 @@ def stated(
 ) -> list[Statement]:
   """Returns each final answer stated in a response, in order.
 
-  Only the strongest form of `forms.FORMS` that occurs is read.
+  Only the strongest form of `forms.FORMS` that occurs, and that `accepts` passes, is read.
 
   Args:
     text: Response.

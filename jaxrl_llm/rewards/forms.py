@@ -167,7 +167,7 @@ FORMS = (
     is_closed=True,
   ),
 )  # fmt: skip
-"""The forms, the strongest first. Only the first one that occurs is read."""
+"""The forms, the strongest first. Only the first one that occurs is read; see `statements`."""
 
 _FORM_OF_PROSE = next(form for form in FORMS if form.in_prose)
 

@@ -58,7 +58,7 @@ def tables() -> str:
   cases = [[_code(text), f"`{answer}`", *_verdicts(text, answer), why] for text, answer, why in CASES]
   return "\n".join((
     "## Forms of a statement\n",
-    "The strongest first; only the first form that occurs in a response is read.\n",
+    "The strongest first; only the first form that occurs in a response is read, by `choice` the\nfirst that names a letter.\n",
     _table(("the answer stands", "example", *JUDGES), forms), "## Decisions\n",
     _table(("response", "correct", *JUDGES, ""), cases),
     "## Numbers\n", "What is stated, and the number that `final_number` reads.\n",
