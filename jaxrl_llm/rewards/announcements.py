@@ -1,9 +1,11 @@
 """Announcements of an answer in running text: lines "Answer:", sentences "the answer is"."""
 
+import functools
 import re
 from typing import NamedTuple
 
 _MAX_BODY = 500  # Characters of one statement.
+_DISPLAYS = {"$": (("$$", "$$"),), "\\": (("\\[", "\\]"),), "`": (("```", "```"),)}
 
 # The patterns of lines and sentences are for text in lower case.
 _ABROAD = (
@@ -15,7 +17,13 @@ _ABROAD = (
   "\u043e\u0442\u0432\u0435\u0442",
   "\u7b54\u6848",
 )
-_ANCHORS = ("ans", "final", "option", "choice", "antwort", "puesta", "posta")
+_ADJECTIVES = ("correct", "right", "best", "final")
+# Each line and sentence contains one of these. A search for a literal takes a tenth of the time.
+_ANCHORS = {
+  anchor: re.compile(anchor)
+  for anchor in ("ans", *_ADJECTIVES, "antwort", "p(?:ue|o)sta", *(word for word in _ABROAD if not word.isascii()))
+}
+_ASCII_ANCHORS = {anchor: pattern for anchor, pattern in _ANCHORS.items() if anchor.isascii()}
 _WORD = (
   r"(?:final[ ]+)?(?:answer|ans\b\.?)|final[ ]+(?:result|solution)|(?:correct|right|best)[ ]+(?:option"
   r"|choice)"
@@ -42,10 +50,10 @@ _IS = (
   r"(?:[ ](?:clearly|thus|therefore|hence|then|simply|just|exactly)\b)?[ \t]{0,4}+[:\uff1a]?+"
 )
 _NOUN = r"(?:answer[ ])?(?:option|choice|letter|result|value|solution)"
-# Each begins with a literal, which is searched many times as fast as alternatives.
+# By the anchor with which each begins.
 _SENTENCES = {
-  "answer": re.compile(rf"answer(?:{_IS}|[ ]?[:\uff1a][*_]{{0,3}}+)"),
-  **{word: re.compile(rf"{word}[ ]{_NOUN}{_IS}") for word in ("correct", "right", "best", "final")},
+  "ans": re.compile(rf"answer(?:{_IS}|[ ]?[:\uff1a][*_]{{0,3}}+)"),
+  **{word: re.compile(rf"{word}[ ]{_NOUN}{_IS}") for word in _ADJECTIVES},
   "\u7b54\u6848": re.compile("\u7b54\u6848(?:\u662f|\u4e3a)[ \t]{0,4}+[:\uff1a]?+"),
 }
 _MARKS = r"(?:\\[a-z]+\{|</?[a-z]+>|[^\w\s]){0,4}+"
@@ -93,23 +101,28 @@ def part_of(text: str, question: str) -> Part:
   return Part(text, lower if len(lower) == len(text) else text, question)
 
 
+@functools.lru_cache(maxsize=1)  # Several forms ask for the same text's.
+def anchors(lower: str) -> dict[str, int]:
+  """Returns the first index of each anchor that occurs in a text in lower case."""
+  patterns = _ASCII_ANCHORS if lower.isascii() else _ANCHORS
+  return {anchor: match.start() for anchor, pattern in patterns.items() if (match := pattern.search(lower))}
+
+
 def lines(part: Part) -> list[str]:
   """Returns what stands behind "Answer:" and the like at the start of a line."""
-  matches = {}
-  for word in _ANCHORS if part.text.isascii() else (*_ANCHORS, *_ABROAD):
-    at = part.lower.find(word)
-    while at >= 0:
+  starts = set()
+  for anchor, first in anchors(part.lower).items():
+    for match in _ANCHORS[anchor].finditer(part.lower, first):
+      at = match.start()
       start = part.lower.rfind("\n", max(at - _LONGEST_PREFIX, 0), at) + 1
-      if (
-        (start or at < _LONGEST_PREFIX) and start not in matches and (match := LINE.match(part.lower, start))
-      ):
-        matches[start] = match
-      at = part.lower.find(word, at + len(word))
+      if start or at < _LONGEST_PREFIX:
+        starts.add(start)
+  matches = [match for start in sorted(starts) if (match := LINE.match(part.lower, start))]
   return [
-    behind(part.text, matches[start].end())
-    for start in sorted(matches)
+    behind(part.text, match.end())
+    for match in matches
     # `answer = a + b` is a line of a program.
-    if not (matches[start][0][-1] == "=" and part.text.startswith("answer", start))
+    if not (match[0][-1] == "=" and part.text.startswith("answer", match.start()))
   ]
 
 
@@ -117,19 +130,22 @@ def sentences(part: Part) -> list[str]:
   """Returns what stands behind "the answer is" and the like."""
   matches = [
     match
-    for word, pattern in _SENTENCES.items()
-    if word in part.lower
-    for match in pattern.finditer(part.lower)
+    for anchor, first in anchors(part.lower).items()
+    if anchor in _SENTENCES
+    for match in _SENTENCES[anchor].finditer(part.lower, first)
   ]
   if not matches:
     return []
-  matches.sort(key=lambda match: match.start())
-  ends = [*(match.start() for match in matches), len(part.text)][1:]
+  if len(matches) > 1:
+    matches.sort(key=re.Match.start)
+  ends = [*map(re.Match.start, matches[1:]), len(part.text)]
   return [behind(part.text, match.end(), end) for match, end in zip(matches, ends, strict=True)]
 
 
 def options(part: Part) -> list[str]:
   """Returns the letters of "option B is correct"."""
+  if not anchors(part.lower).keys() & _ADJECTIVES:
+    return []
   return [letter for pattern in _OPTIONS for letter in pattern.findall(part.text)]
 
 
@@ -142,7 +158,7 @@ def behind(text: str, start: int, end: int | None = None) -> str:
   if "\n" in text[line:start] and text.startswith(("- ", "* ", "\u2022 "), start):
     start += 2
   line, limit = start, min(end, start + _MAX_BODY)
-  for opening, closing in (("$$", "$$"), ("\\[", "\\]"), ("```", "```")):
+  for opening, closing in _DISPLAYS.get(text[start : start + 1], ()):
     if text.startswith(opening, start):
       line = max(text.find(closing, start + len(opening), limit), start)
   stop = text.find("\n", line, limit)

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 
+_BOX_NAME = re.compile(r"\\(?:boxed|fbox|framebox)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s{0,4}+(\{)?|[{}]|\\[\\{}]")
 # Without braces, a box holds a number, a letter, or a command with its arguments.
 _BARE = re.compile(
@@ -14,6 +15,7 @@ _FILLER = re.compile(
   r"|strut)"
   r"(?![a-zA-Z])|\\[ ,;:!_]|[\s{}?_.~$\u2026\u25a1\u2610\u2b1c]"
 )
+_ONLY_FILLER = re.compile(rf"(?:{_FILLER.pattern})*+")
 _FILLER_WORDS = re.compile(r"(?:your|the|my|insert|put)?(?:final)?answer(?:here|goeshere)?", re.IGNORECASE)
 _LONGEST_FILLER = 80  # Characters.
 
@@ -32,13 +34,10 @@ def boxed(text: str) -> list[str]:
 
 def _contents(text: str) -> tuple[list[str], bool]:
   """Returns the content of each box, and whether the last one is never closed."""
-  if "box" not in text:
-    return [], False
-  starts = [start for name in ("\\boxed", "\\fbox", "\\framebox") if (start := text.find(name)) >= 0]
-  if not starts:
+  if "\\" not in text or not (first := _BOX_NAME.search(text)):
     return [], False
   contents, opened, latest = [], [], -1
-  for match in _BOX.finditer(text, min(starts)):
+  for match in _BOX.finditer(text, first.start()):
     token = match[0]
     if token == "}" and opened:
       start = opened.pop()
@@ -64,8 +63,9 @@ def is_filler(content: str) -> bool:
   """
   if len(content) > _LONGEST_FILLER or content[:1].isdigit():
     return False
-  rest = _FILLER.sub("", content)
-  return not rest or _FILLER_WORDS.fullmatch(rest) is not None
+  if "answer" in content.lower():
+    return _FILLER_WORDS.fullmatch(_FILLER.sub("", content)) is not None
+  return _ONLY_FILLER.fullmatch(content) is not None
 
 
 def own_boxes(text: str, question: str) -> list[str]:
@@ -76,7 +76,7 @@ def own_boxes(text: str, question: str) -> list[str]:
   contents, breaks_off = _contents(text)
   if breaks_off:
     return [""]
-  quoted = _quoted(question) if contents else ()
+  quoted = _quoted(question) if contents and "box" in question else ()
   return [content for content in contents if not is_filler(content) and _key(content) not in quoted]
 
 

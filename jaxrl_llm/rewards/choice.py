@@ -100,8 +100,14 @@ def chosen_letter(text: str, letters: str, question: str | None = None) -> str |
     >>> chosen_letter("Both are odd, so the answer is (B).", "ABCD")
     'B'
   """
+  letters_of = {}
+
+  def names_any(body: str) -> bool:
+    letters_of[body] = letter_in(body, letters)
+    return letters_of[body] != ""
+
   # A box may hold the option's value, and a sentence behind it the letter.
-  if not (statements := stated(text, question, accepts=lambda body: letter_in(body, letters) != "")):
+  if not (statements := stated(text, question, accepts=names_any)):
     last_line = undecorated(_COMMANDS.sub(" ", answer_part(text).rstrip().rpartition("\n")[2]))
     lead = _LEAD.match(last_line)
     # "A dog barks." is no choice.
@@ -110,7 +116,9 @@ def chosen_letter(text: str, letters: str, question: str | None = None) -> str |
       last_line[lead.end() if lead else 0 :],
     )
     return letter_in(line[0], letters) or None if line else None
-  chosen = {letter_in(statement.text, letters) for statement in statements} - {""}
+  chosen = {
+    letters_of[body] if (body := statement.text) in letters_of else letter_in(body, letters) for statement in statements
+  } - {""}
   return chosen.pop() if len(chosen) == 1 and None not in chosen else None
 
 
@@ -124,6 +132,8 @@ def letter_in(statement: str, letters: str) -> str | None:
     >>> letter_in("B) Both A and C", "ABCD"), letter_in("B or C", "ABCD"), letter_in("four", "ABCD")
     ('B', None, '')
   """
+  if len(statement) == 1 and statement in letters:
+    return statement
   text = undecorated(_COMMANDS.sub(" ", statement))
   text = text[lead.end() :] if (lead := _LEAD.match(text)) else text
   if len(text) == 1 and text.upper() in letters:
@@ -133,6 +143,8 @@ def letter_in(statement: str, letters: str) -> str | None:
   if match and not (match[2] in ("A", "I") and not match[3] and _is_word(text[match.end() :])):
     which = 1 if match[1] else 2
     letter, rest, behind = match[which].upper(), text[match.end() :], text[match.end(which) :]
+    if not rest:
+      return letter
     if _DENIAL.match(rest):
       return ""
     # "B) Both A and C", "(B) A and C", "B (A and C)": the letters behind are the option's text.

@@ -41,6 +41,12 @@ _WRAPPERS = (
   ("```", "```"), ("`", "`"), ('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u00ab", "\u00bb"),
   ("\u300c", "\u300d"),
 )  # fmt: skip
+_WRAPPERS_BY_START = {
+  start: tuple(pair for pair in _WRAPPERS if pair[0][0] == start) for start in {left[0] for left, _ in _WRAPPERS}
+}
+_STOPS = (".", ",", ";", "\u3002")
+# A text in which no remark or sentence ends.
+_ONE_WORD = re.compile(r"[^\s(\[]*[^\s(\[.?;!\u3002*_\"'\u201d)]")
 _ELLIPSIS = re.compile(r"[0-9]\.{2,}$")
 _BRACE = re.compile(r"\\[{}\\]|[{}]")
 
@@ -79,21 +85,19 @@ def undecorated(answer: str) -> str:
   """
   answer = _HTML.sub("", answer).strip() if "<" in answer else answer.strip()
   while answer and not (answer[0].isalnum() and answer[-1].isalnum()):
-    before, answer = answer, answer.strip(_SYMBOLS).strip()
-    if (
-      answer.endswith((".", ",", ";", "\u3002"))
-      and not answer.endswith("\\,")
-      and not _ELLIPSIS.search(answer)
-    ):
+    before = answer
+    if not answer.isascii():
+      answer = answer.strip(_SYMBOLS).strip()
+    if answer.endswith(_STOPS) and not answer.endswith("\\,") and not _ELLIPSIS.search(answer):
       answer = answer[:-1].rstrip()
-    for left, right in _WRAPPERS:
+    for left, right in _WRAPPERS_BY_START.get(answer[:1], ()):
       if answer.startswith(left) and answer.endswith(right) and len(answer) >= len(left) + len(right):
         inner = answer[len(left) : -len(right)]
         answer = answer if left in inner else inner.strip()
     if answer.startswith("\\") and answer.endswith("}") and (command := _COMMAND.match(answer)):
       inner = answer[command.end() + 1 : -1]
       answer = inner.strip() if answer.startswith("{", command.end()) and _is_balanced(inner) else answer
-    if answer.count("**") == 1:
+    if "**" in (answer[:2], answer[-2:]) and answer.count("**") == 1:
       answer = answer.removeprefix("**").removesuffix("**").strip()
     if answer == before:
       break
@@ -139,8 +143,11 @@ def readings(statement: str) -> Iterator[str]:
     >>> list(readings("He left because it rained. I know."))
     ['He left', 'He left', 'He left because it rained', 'He left because it rained. I know']
   """
-  yield without_remark(statement)
   whole = undecorated(statement)
+  if _ONE_WORD.fullmatch(whole) and "\\boxed" not in whole and (whole[0].isdigit() or not _LEAD.match(whole)):
+    yield whole
+    return
+  yield without_remark(statement)
   body = undecorated(_without_lead(whole))
   for end in sorted(match.start() for pattern in (_REMARK, _END) for match in pattern.finditer(body)):
     yield undecorated(body[:end])

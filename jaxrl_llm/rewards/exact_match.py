@@ -75,7 +75,7 @@ def spelt(
     if require_stop and not completion.stopped:
       return 0.0
     right, statements = plain(gold), find(completion.text, question_of(example))
-    return float(bool(statements) and all(any(plain(reading) == right for reading in each) for each in statements))
+    return float(bool(statements) and all(right in map(plain, each) for each in statements))
 
   return spelt_reward
 
@@ -94,6 +94,6 @@ def text_of(example: Mapping[str, Any], field: str, reward: str) -> str:
     raise ValueError(f"{reward}: found a row with {sorted(map(str, example))[:12]}, expected the field {field!r}")
   value = example[field]
   value = value.decode("utf-8") if isinstance(value, bytes) else value
-  if isinstance(value, bool) or not isinstance(value, str | numbers.Real) or not str(value).strip():
+  if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)) or not str(value).strip():
     raise ValueError(f"{reward}: found {str(value)[:60]!r} in the field {field!r}, expected text or a number")
   return str(value)

@@ -27,7 +27,8 @@ def answer_part(text: str) -> str:
     ('It is 5.', '')
   """
   start, end = 0, len(text)
-  if ("<" in text and ">" in text) or "THINK]" in text:
+  # A character that is missing is found out in a tenth of the time of a text.
+  if ("<" in text and ">" in text) or ("]" in text and "THINK]" in text):
     for match in _REASONING.finditer(text):
       if "/" in match[0]:
         start, end = match.end(), len(text)

@@ -17,6 +17,7 @@ _JSON = re.compile(
   r"""|(\[[^\[\]\n]{0,200}\]|[^\s"',}\]][^,}\n]{0,200}+))""",
   re.IGNORECASE | re.DOTALL,
 )
+_JSON_NAME = re.compile(r"""answer\\?["']""")
 _ESCAPE = re.compile(r"\\([\"'\\/])|\\u([0-9a-fA-F]{4})|\\n(?![a-z])")
 
 
@@ -46,7 +47,7 @@ def _quoted_boxes(part: Part) -> list[str]:
 
 
 def _tags(part: Part) -> list[str]:
-  if "<answer>" not in part.lower:
+  if "<" not in part.lower or "<answer>" not in part.lower:
     return []
   bodies = []
   for content in tagged(part.text):
@@ -57,10 +58,10 @@ def _tags(part: Part) -> list[str]:
 
 def _hashes(part: Part) -> list[str]:
   text = part.text
-  if "####" not in text:
+  if "#" not in text or (first := text.find("####")) < 0:
     return []
   end, bodies = len(text.rstrip()), []
-  for match in _HASHES.finditer(text):
+  for match in _HASHES.finditer(text, first):
     before = text[max(match.start() - 8, 0) : match.start()]
     starts_line = not before.rpartition("\n")[2].strip(" \t>*") and ("\n" in before or match.start() <= 8)
     body = match[1].strip() or (behind(text, match.end()) if text.startswith("\n", match.end()) else "")
@@ -75,7 +76,7 @@ def _hashes(part: Part) -> list[str]:
 
 
 def _json(part: Part) -> list[str]:
-  if "answer" not in part.lower or not any(f"answer{quote}" in part.lower for quote in ('"', "'", '\\"')):
+  if not _JSON_NAME.search(part.lower):
     return []
   return [_unescaped(next(filter(None, match.groups()), "")).strip() for match in _JSON.finditer(part.text)]
 
@@ -193,7 +194,7 @@ def statements(
     if not form.is_closed:
       bodies = [body for body in bodies if not is_filler(body)]
     if form.in_prose:
-      values = [body for body in bodies if not PROSE[form.name].match(body)]
+      values = [body for body in bodies if body[0].isdigit() or not PROSE[form.name].match(body)]
       prose, bodies = prose or bodies, values
     if bodies and (accepts is None or any(map(accepts, bodies))):
       return bodies, form
