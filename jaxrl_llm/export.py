@@ -13,14 +13,13 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.check import config_problems
-from jaxrl_llm.config.fields import without_teacher
 from jaxrl_llm.devices.absent_tpu import skip_absent_tpu
 from jaxrl_llm.messages import MissingPackageError, Problem
 from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.models.files.adapters import save_adapter
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.tokenizer_files import files_of
-from jaxrl_llm.run.evaluate.source import tuples
+from jaxrl_llm.run.evaluate.source import judged_by_the_verifier, tuples
 from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.publish.card import Exported, write_card
 from jaxrl_llm.run.publish.hub import check_push, push
@@ -54,7 +53,7 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None, adapter: bo
   if not (workdir / "checkpoints").is_dir():
     raise ValueError(f"{workdir}: found no checkpoints, expected the folder of a run that has saved one")
   if "teacher" in config:
-    config = without_teacher(config)
+    config = judged_by_the_verifier(config)
   if messages := config_problems(config):
     raise ValueError("\n".join(messages))
   experiment = build_experiment(config)

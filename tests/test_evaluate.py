@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import train
+from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.evaluate import main
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.models import logits
+from jaxrl_llm.run.evaluate.source import judged_by_the_verifier
 from jaxrl_llm.run.serving import open_checkpoint
 from jaxrl_llm.workdir import claim
 from tests.run.test_train_models import checkpoint_folder  # noqa: F401
@@ -137,6 +139,20 @@ def test_the_service_opens_the_weights_of_a_run(trained):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  "learned_from",
+  [
+    {"teacher.path": "teacher", "teacher.gkd_coef": 1.0, "reward.verifier_weight": 0.0},
+    {"teacher.paths": ("1=a", "2=b"), "teacher.column": "level", "teacher.opd_coef": 1.0, "reward.verifier_weight": 0.0},
+    {"reward.terms": ("judge:configs/rubrics/explanation.yaml",), "reward.verifier_weight": 0.0},
+  ],
+  ids=["a teacher", "teachers", "a judge"],
+)
+def test_a_run_that_learned_without_its_verifier_is_evaluated_and_exported_with_it(learned_from):
+  config = judged_by_the_verifier(tiny_config(overrides=learned_from))
+  assert not config_problems(config) and config.reward.verifier_weight == 1.0
+
+
 def test_published_weights(checkpoint_folder, tmp_path):  # noqa: F811
   """The folder replaces the config's preset as the model, and nothing is trained."""
   files = [f"--out={tmp_path / 'e.json'}", f"--samples={tmp_path / 's.jsonl'}"]

@@ -639,13 +639,6 @@ def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[st
   return fields
 
 
-def without_teacher(config: ConfigDict) -> ConfigDict:
-  """Returns a config without its teacher, which only training reads."""
-  config = config.copy_and_resolve_references()
-  config.update_from_flattened_dict({path: field.default for path, field in FIELDS.items() if path.startswith("teacher.")})
-  return config
-
-
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:
   """Returns the fields of a section that are set.
 

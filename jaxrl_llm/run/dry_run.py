@@ -43,7 +43,7 @@ def describe_run(config: ConfigDict) -> str:
     each = f"up to {config.model.image_tokens} image tokens each, {kind} of {kept:,} in the memory of each process"
     lines.append(f"pictures: {each}, {kept * gallery.bytes_of_picture / 1e6:,.1f} MB")
   if experiment.task.report is not None:
-    lines += report.lines(experiment.task.report, rows=True)
+    lines += report.lines(experiment.task.report)
   lines += prompt_notes(experiment.task.train, experiment.task.tokenizer)
   try:
     lines += shortage(config, estimate, experiment.mesh, vocab_size=model.config.vocab_size, open_rows=open_rows)

@@ -54,8 +54,9 @@ def slowly(monkeypatch):
   monkeypatch.setattr(learn, "update", updating)
 
 
-@pytest.mark.parametrize("in_flight", few(["keep", "recompute", None], 0, rest="slow"))
-@pytest.mark.parametrize("name", few(["gspo", "tools"], 0, rest="slow"))
+@pytest.mark.parametrize(
+  ("name", "in_flight"), few([("gspo", "keep"), ("tools", "recompute"), ("tools", None)], 0, rest="slow")
+)
 def test_a_run_is_repeated_to_the_last_bit(name, in_flight, slowly, tmp_path, monkeypatch):
   config = config_of(name, {"rollout.update_in_flight": in_flight})
   run_here(config, tmp_path / "first")
@@ -69,6 +70,7 @@ def test_a_run_is_repeated_to_the_last_bit(name, in_flight, slowly, tmp_path, mo
   assert schedule.read(tmp_path / "again") == schedule.read(tmp_path / "first")
 
 
+@pytest.mark.slow
 def test_without_lag_a_run_is_the_same_whenever(tmp_path, monkeypatch):
   config = config_of(changes={"rollout.staleness": 0, "num_steps": 3})
   run_here(config, tmp_path / "first")

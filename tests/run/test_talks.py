@@ -76,7 +76,7 @@ def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
         playing = talks.engine.play(talks.play, job, jax.tree.map(np.asarray, weights[version]), version)
         drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=built.config.rollout.prompt_buckets)
         batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=built.rewards)
-        batch = batch._replace(advantages=np.zeros(drawn.rollouts.tokens.shape, np.float32))
+        batch = batch._replace(advantages=np.zeros(drawn.rollouts.tokens.shape, np.float32), signal=np.zeros(1, bool))
         hashes.append(batch_lib.metrics(batch)["rollout/tokens_sha256"])
   assert hashes == column(workdir, "rollout/tokens_sha256") and len(set(hashes)) == 5
   assert engine_threads() == []

@@ -110,10 +110,8 @@ def test_runs_that_differ_in_rl_share_a_key(keys):
 @pytest.mark.parametrize(
   "changes",
   [
-    {"seed": 1}, {"model.preset": "tiny"}, {"model.dtype": "bfloat16"}, {"task.levels": (1,)}, {"warm_start.num_steps": 5},
-    {"warm_start.learning_rate": 2e-2}, {"warm_start.batch_size": 9}, {"warm_start.schedule": "constant"}, {"warm_start.warmup_steps": 3},
-    {"warm_start.row_buckets": (24,)}, {"learner.b2": 0.95}, {"learner.weight_decay": 0.1}, {"learner.max_grad_norm": 0.5},
-    {"learner.row_tokens": 96}, {"learner.rows_per_device": 4}, {"learner.moments_dtype": "bfloat16"},
+    {"seed": 1}, {"model.dtype": "bfloat16"}, {"task.levels": (1,)}, {"warm_start.learning_rate": 2e-2},
+    {"learner.b2": 0.95}, {"learner.row_tokens": 96},
   ],
   ids=lambda changes: next(iter(changes)),
 )  # fmt: skip

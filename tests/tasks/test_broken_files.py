@@ -105,7 +105,7 @@ def test_a_file_is_read_for_what_it_is_or_its_fault_is_named(case, tmp_path):
   settings = {"pictures": PictureConfig(patch_size=8)} | settings if "images_column" in settings else settings
   try:
     task = tasks.make("file", path=tmp_path / name, data_dir=tmp_path / "data", **settings)
-    said = "\n".join([*report.lines(task.report, rows=True), f"verifier: {task.rewards[0]}"])
+    said = "\n".join([*report.lines(task.report), f"verifier: {task.rewards[0]}"])
   except ValueError as error:
     said = str(error)
     assert "\n" not in said

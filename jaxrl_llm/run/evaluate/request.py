@@ -10,11 +10,10 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import check, command_line
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.config.fields import FIELDS, flatten, unread_defaults, without_teacher
+from jaxrl_llm.config.fields import FIELDS, flatten, unread_defaults
 from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_samples
-from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.run.evaluate import source as source_lib
-from jaxrl_llm.run.evaluate.source import Source
+from jaxrl_llm.run.evaluate.source import Source, judged_by_the_verifier
 from jaxrl_llm.workdir.bucket.address import is_address
 
 _FLAGS = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --checkpoint, --metrics, --samples, --out and --regrade"
@@ -94,14 +93,12 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
       f"--config is missing; for instance --config=configs/gspo.py (available: {command_line.available()}); only a "
       "run has its own config"
     )
-  config = without_teacher(command_line.override(config, overrides))
+  config = judged_by_the_verifier(command_line.override(config, overrides))
   if source.kind == "run":
     source_lib.refuse_other_model(config, source.path)
   if source.kind == "files":
     config.model.path = str(source.path)
     config.update_from_flattened_dict(unread_defaults(config))
-  # Only the verifier is called, and the key of a judge may be missing here.
-  config.reward.terms = tuple(term for term in config.reward.terms if path_of(str(term)) is None)
   return config
 
 

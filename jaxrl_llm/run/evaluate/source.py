@@ -12,8 +12,9 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.config.fields import base, flatten, unread_defaults
+from jaxrl_llm.config.fields import FIELDS, base, flatten, unread_defaults
 from jaxrl_llm.messages import MissingPackageError, did_you_mean, one_line
+from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.bucket import address
 from jaxrl_llm.workdir.bucket.reading import localize
@@ -148,6 +149,17 @@ def tuples(value: Any) -> Any:
   if isinstance(value, dict):
     return {name: tuples(x) for name, x in value.items()}
   return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+def judged_by_the_verifier(config: ConfigDict) -> ConfigDict:
+  """Returns a config without teachers and models as judges, for a policy that is not trained."""
+  config = config.copy_and_resolve_references()
+  config.update_from_flattened_dict({path: field.default for path, field in FIELDS.items() if path.startswith("teacher.")})
+  # The key of a judge may be missing here.
+  config.reward.terms = tuple(term for term in config.reward.terms if path_of(str(term)) is None)
+  # The run may have learned from the others alone.
+  config.reward.verifier_weight = config.reward.verifier_weight or FIELDS["reward.verifier_weight"].default
+  return config
 
 
 def _near(path: Path) -> str:

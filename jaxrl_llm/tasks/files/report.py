@@ -119,16 +119,11 @@ def in_words(counts: Report) -> str:
   )
 
 
-def lines(counts: Report, *, rows: bool = False) -> list[str]:
-  """Returns a report as lines for a person: the counts, the columns and what looks wrong.
-
-  Args:
-    counts: Report of a task.
-    rows: Whether bad rows that are left out look wrong too, with the first one of each reason.
-  """
-  bad = sum(count for reason, count in counts.dropped.items() if reason not in CHOSEN) if rows else 0
+def lines(counts: Report) -> list[str]:
+  """Returns a report as lines: counts, first bad rows, columns and what looks wrong."""
+  bad = sum(count for reason, count in counts.dropped.items() if reason not in CHOSEN)
   doubts = [*([f"{bad} of {counts.read} rows are left out"] if bad else []), *counts.doubts]
-  first = [f"  {reason}: {place}" for reason, place in counts.first.items()] if rows else []
+  first = [f"  {reason}: {place}" for reason, place in counts.first.items() if reason not in CHOSEN]
   return [f"data: {in_words(counts)}", *first, *filter(None, [counts.columns]), *(CAREFUL + doubt for doubt in doubts)]
 
 

@@ -10,7 +10,7 @@ from jaxrl_llm.workdir.bucket.address import parse
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session", params=["s3", "gs"])
+@pytest.fixture(scope="session", params=["s3", pytest.param("gs", marks=pytest.mark.slow)])
 def storage(request):
   """Yields an emulated storage."""
   pytest.importorskip("obstore")
