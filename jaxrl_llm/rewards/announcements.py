@@ -85,39 +85,33 @@ class Part(NamedTuple):
 
   Attributes:
     text: Response without its reasoning.
-    lower: The text in lower case, with the same indices.
     question: Question that it answers; empty if unknown.
   """
 
   text: str
-  lower: str
   question: str
 
 
-def part_of(text: str, question: str) -> Part:
-  """Returns a text, with what its reading needs."""
-  lower = text.lower()
-  # Some letters become two.
-  return Part(text, lower if len(lower) == len(text) else text, question)
-
-
-@functools.lru_cache(maxsize=1)  # Several forms ask for the same text's.
-def anchors(lower: str) -> dict[str, int]:
-  """Returns the first index of each anchor that occurs in a text in lower case."""
+# Several forms ask for the same text's, and many texts end at the first form.
+@functools.lru_cache(maxsize=1)
+def lowered(text: str) -> tuple[str, dict[str, int]]:
+  """Returns a text in lower case, with the same indices, and each anchor's first index in it."""
+  # The only letter that becomes two, a Turkish one.
+  lower = text.replace("\u0130", "i").lower()
   patterns = _ASCII_ANCHORS if lower.isascii() else _ANCHORS
-  return {anchor: match.start() for anchor, pattern in patterns.items() if (match := pattern.search(lower))}
+  return lower, {anchor: match.start() for anchor, pattern in patterns.items() if (match := pattern.search(lower))}
 
 
 def lines(part: Part) -> list[str]:
   """Returns what stands behind "Answer:" and the like at the start of a line."""
-  starts = set()
-  for anchor, first in anchors(part.lower).items():
-    for match in _ANCHORS[anchor].finditer(part.lower, first):
+  starts, (lower, anchors) = set(), lowered(part.text)
+  for anchor, first in anchors.items():
+    for match in _ANCHORS[anchor].finditer(lower, first):
       at = match.start()
-      start = part.lower.rfind("\n", max(at - _LONGEST_PREFIX, 0), at) + 1
+      start = lower.rfind("\n", max(at - _LONGEST_PREFIX, 0), at) + 1
       if start or at < _LONGEST_PREFIX:
         starts.add(start)
-  matches = [match for start in sorted(starts) if (match := LINE.match(part.lower, start))]
+  matches = [match for start in sorted(starts) if (match := LINE.match(lower, start))]
   return [
     behind(part.text, match.end())
     for match in matches
@@ -128,11 +122,12 @@ def lines(part: Part) -> list[str]:
 
 def sentences(part: Part) -> list[str]:
   """Returns what stands behind "the answer is" and the like."""
+  lower, anchors = lowered(part.text)
   matches = [
     match
-    for anchor, first in anchors(part.lower).items()
+    for anchor, first in anchors.items()
     if anchor in _SENTENCES
-    for match in _SENTENCES[anchor].finditer(part.lower, first)
+    for match in _SENTENCES[anchor].finditer(lower, first)
   ]
   if not matches:
     return []
@@ -144,7 +139,7 @@ def sentences(part: Part) -> list[str]:
 
 def options(part: Part) -> list[str]:
   """Returns the letters of "option B is correct"."""
-  if not anchors(part.lower).keys() & _ADJECTIVES:
+  if not lowered(part.text)[1].keys() & _ADJECTIVES:
     return []
   return [letter for pattern in _OPTIONS for letter in pattern.findall(part.text)]
 

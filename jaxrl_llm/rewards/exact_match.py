@@ -93,6 +93,8 @@ def text_of(example: Mapping[str, Any], field: str, reward: str) -> str:
   if field not in example:
     raise ValueError(f"{reward}: found a row with {sorted(map(str, example))[:12]}, expected the field {field!r}")
   value = example[field]
+  if isinstance(value, str) and value and not value.isspace():
+    return value
   value = value.decode("utf-8") if isinstance(value, bytes) else value
   if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)) or not str(value).strip():
     raise ValueError(f"{reward}: found {str(value)[:60]!r} in the field {field!r}, expected text or a number")

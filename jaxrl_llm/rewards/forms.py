@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxrl_llm.rewards.announcements import LINE, PROSE, Part, behind, lines, options, part_of, sentences
+from jaxrl_llm.rewards.announcements import LINE, PROSE, Part, behind, lines, lowered, options, sentences
 from jaxrl_llm.rewards.boxes import boxes_of_the_question, is_filler, own_boxes
 from jaxrl_llm.rewards.headings import is_heading
 
@@ -47,11 +47,11 @@ def _quoted_boxes(part: Part) -> list[str]:
 
 
 def _tags(part: Part) -> list[str]:
-  if "<" not in part.lower or "<answer>" not in part.lower:
+  if "<" not in part.text or "<answer>" not in lowered(part.text)[0]:
     return []
   bodies = []
   for content in tagged(part.text):
-    inner = part_of(content, part.question)
+    inner = Part(content, part.question)
     bodies += [body for read in (_hashes, _json, lines, sentences) for body in read(inner)] or [content]
   return bodies
 
@@ -68,15 +68,21 @@ def _hashes(part: Part) -> list[str]:
     heading = is_heading(body, followed=match.end() < end) if starts_line else False
     if heading is None and _NEXT_HASHES.match(text, match.end()):
       heading = False  # Words without text below.
-    if body and heading is not True and not LINE.match(part.lower, match.end() - len(match[1])):
+    if body and heading is not True and not LINE.match(_line_from(text, match.start(1)).lower()):
       bodies.append((body, heading))
   # Words with text below are a heading, unless words end the response.
   words = bool(bodies) and bodies[-1][1] is None and match.end() >= end
   return [body for body, heading in bodies if heading is False or words]
 
 
+def _line_from(text: str, start: int) -> str:
+  end = text.find("\n", start)
+  return text[start:] if end < 0 else text[start:end]
+
+
 def _json(part: Part) -> list[str]:
-  if not _JSON_NAME.search(part.lower):
+  lower, anchors = lowered(part.text)
+  if "ans" not in anchors or not _JSON_NAME.search(lower, anchors["ans"]):
     return []
   return [_unescaped(next(filter(None, match.groups()), "")).strip() for match in _JSON.finditer(part.text)]
 
@@ -187,7 +193,7 @@ def statements(
   Returns:
     The statements in order, and their form.
   """
-  part, prose, strongest = part_of(text, question), [], None
+  part, prose, strongest = Part(text, question), [], None
   for form in FORMS:
     if not (bodies := form.read(part)):
       continue

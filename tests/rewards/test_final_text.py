@@ -14,6 +14,7 @@ def reward(text, gold="Paris", stopped=True, **settings):
   (" Paris\n", {}, 1), ("paris.", {}, 1), ("paris", {"ignore_case": False}, 0), ("It rains in\n**Paris**", {}, 1),
   ("It is Paris", {}, 0), ("Answer: Paris", {}, 1), ("The answer is Paris.\nIt rains.", {}, 1), ("Answer: Rome\nParis", {}, 0),
   ("Answer: Paris\nAnswer: Rome", {}, 0),
+  ("\u0130stanbul'da ya\u011fmur.\nAnswer: Paris\n\u0130yi g\u00fcnler.", {}, 1), ("In \u0130zmir, THE ANSWER IS Paris.", {}, 1),
   ("<think>Rome</think>\nParis", {}, 1), ("\uff30aris", {}, 1), ("", {}, 0), (" \n", {}, 0),
 ])  # fmt: skip
 def test_final_text(text, settings, expected):
