@@ -18,7 +18,7 @@ import tempfile
 from importlib import metadata
 
 NUM_DEVICES = 8
-LARGE_MB = 2200
+LARGE_MB = 1800
 
 # JAX reads these settings once, when it is imported.
 assert "jax" not in sys.modules, "jax was imported before tests/conftest.py could set its flags"
