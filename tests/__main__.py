@@ -70,7 +70,7 @@ def main() -> int:
   python = environment(args.venv.resolve(), env)
   lint = subprocess.call([python, "-m", "ruff", "check", "--no-cache", "--quiet", str(ROOT)], cwd=ROOT, env=env)
   # Two processes rather than one per core, because a process compiles in threads of its own and
-  # takes up to 2.5 GB. Files are not split, because their tests share fixtures and programs. The
+  # takes up to 3 GB. Files are not split, because their tests share fixtures and programs. The
   # order is that of tests/conftest.py.
   parallel = [] if any(arg == "-n" or arg.startswith(("-n", "--numprocesses")) for arg in pytest_args) else ["-n", "2"]
   distribution = ["--dist", "loadfile", "--no-loadscope-reorder"]

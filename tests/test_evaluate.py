@@ -138,7 +138,6 @@ def test_the_service_opens_the_weights_of_a_run(trained):
     open_checkpoint(str(trained), dtype="float32")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "learned_from",
   [
@@ -153,6 +152,7 @@ def test_a_run_that_learned_without_its_verifier_is_evaluated_and_exported_with_
   assert not config_problems(config) and config.reward.verifier_weight == 1.0
 
 
+@pytest.mark.slow
 def test_published_weights(checkpoint_folder, tmp_path):  # noqa: F811
   """The folder replaces the config's preset as the model, and nothing is trained."""
   files = [f"--out={tmp_path / 'e.json'}", f"--samples={tmp_path / 's.jsonl'}"]

@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 _MAX_BODY = 500  # Characters of one statement.
-_DISPLAYS = {"$": (("$$", "$$"),), "\\": (("\\[", "\\]"),), "`": (("```", "```"),)}
+_DISPLAYS = {"$": ("$$", "$$"), "\\": ("\\[", "\\]"), "`": ("```", "```")}
 
 # The patterns of lines and sentences are for text in lower case.
 _ABROAD = (
@@ -153,8 +153,8 @@ def behind(text: str, start: int, end: int | None = None) -> str:
   if "\n" in text[line:start] and text.startswith(("- ", "* ", "\u2022 "), start):
     start += 2
   line, limit = start, min(end, start + _MAX_BODY)
-  for opening, closing in _DISPLAYS.get(text[start : start + 1], ()):
-    if text.startswith(opening, start):
-      line = max(text.find(closing, start + len(opening), limit), start)
+  opening, closing = _DISPLAYS.get(text[start : start + 1], (None, ""))
+  if opening is not None and text.startswith(opening, start):
+    line = max(text.find(closing, start + len(opening), limit), start)
   stop = text.find("\n", line, limit)
   return text[start : limit if stop < 0 else stop].strip()

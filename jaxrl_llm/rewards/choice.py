@@ -100,14 +100,15 @@ def chosen_letter(text: str, letters: str, question: str | None = None) -> str |
     >>> chosen_letter("Both are odd, so the answer is (B).", "ABCD")
     'B'
   """
-  letters_of = {}
+  letters_of: dict[str, str | None] = {}
 
-  def names_any(body: str) -> bool:
-    letters_of[body] = letter_in(body, letters)
-    return letters_of[body] != ""
+  def letter(body: str) -> str | None:
+    if body not in letters_of:
+      letters_of[body] = letter_in(body, letters)
+    return letters_of[body]
 
   # A box may hold the option's value, and a sentence behind it the letter.
-  if not (statements := stated(text, question, accepts=names_any)):
+  if not (statements := stated(text, question, accepts=lambda body: letter(body) != "")):
     last_line = undecorated(_COMMANDS.sub(" ", answer_part(text).rstrip().rpartition("\n")[2]))
     lead = _LEAD.match(last_line)
     # "A dog barks." is no choice.
@@ -116,9 +117,7 @@ def chosen_letter(text: str, letters: str, question: str | None = None) -> str |
       last_line[lead.end() if lead else 0 :],
     )
     return letter_in(line[0], letters) or None if line else None
-  chosen = {
-    letters_of[body] if (body := statement.text) in letters_of else letter_in(body, letters) for statement in statements
-  } - {""}
+  chosen = {letter(statement.text) for statement in statements} - {""}
   return chosen.pop() if len(chosen) == 1 and None not in chosen else None
 
 
