@@ -64,8 +64,10 @@ def main() -> int:
   parser.add_argument("--venv", type=pathlib.Path, default=ROOT / f".venv-test-{sys.version_info[0]}.{sys.version_info[1]}")
   args, pytest_args = parser.parse_known_args()
 
-  # Packages installed elsewhere must not replace a missing requirement.
-  env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+  # Packages installed elsewhere must not replace a missing requirement. Bytecode is kept, because
+  # hundreds of tests start processes, each of which would compile the whole package again.
+  unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+  env = {name: value for name, value in os.environ.items() if name not in unwanted}
   env |= {"PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
   python = environment(args.venv.resolve(), env)
   lint = subprocess.call([python, "-m", "ruff", "check", "--no-cache", "--quiet", str(ROOT)], cwd=ROOT, env=env)

@@ -113,9 +113,9 @@ def test_with_its_weights_a_config_is_valid(name):
 
 
 SMOKED = ("gspo",)
-# A critic, a soft gate, other data. The rest differ in their objective; a run of `tools` is in
-# tests/rollouts/test_conversations.py.
-OTHERWISE = ("ppo", "sapo", "own_data")
+# A soft gate. The rest differ in their objective; runs of `tools`, `ppo` and `own_data` are in
+# tests/rollouts/test_conversations.py, tests/run/test_resume.py and tests/run/test_own_data.py.
+OTHERWISE = ("sapo",)
 
 
 def smoke_run_of(name: str):

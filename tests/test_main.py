@@ -353,7 +353,7 @@ def watch_close(monkeypatch) -> list[Progress]:
   return closed
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_with_non_finite_updates_stops(tmp_path, capsys, monkeypatch):
   workdir, assess, calls = tmp_path / "run", batch_lib.assess, []
 

@@ -74,7 +74,7 @@ def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
     pytest.param("warm_start", {"model__remat": "full"}, marks=pytest.mark.exhaustive),
     pytest.param("rl", {"model__remat": "full"}, marks=pytest.mark.exhaustive),
     pytest.param("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}, marks=pytest.mark.exhaustive),
-    pytest.param("rl", {"learner__old_logprobs": "learner"}, marks=pytest.mark.slow),
+    pytest.param("rl", {"learner__old_logprobs": "learner"}, marks=pytest.mark.exhaustive),
   ],
 )
 def test_settings_that_only_cost_time_or_memory(phase, changes, run_of):
@@ -333,7 +333,7 @@ OTHER_SAMPLERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", few(OTHER_SAMPLERS, "int8", "float8", rest="exhaustive"))
+@pytest.mark.parametrize("name", few(OTHER_SAMPLERS, "int8"))
 def test_the_ratio_to_the_learners_own_policy_is_one_whatever_draws(name, tmp_path):
   changes, gap = OTHER_SAMPLERS[name]
   run_here(tiny_config("grpo", VARIED | ONE_UPDATE | changes), tmp_path)

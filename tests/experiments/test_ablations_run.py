@@ -40,7 +40,7 @@ def test_snapshots_start_on_policy_and_move():
   assert np.max(np.abs(expected)) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_ratio_lab_runs(tmp_path, capsys):
   ratio_lab.main(["--smoke", "--folder", str(tmp_path)])
   assert "E4, std(log s): " in capsys.readouterr().out

@@ -13,6 +13,7 @@ from experiments.notebooks import __main__ as command
 from experiments.notebooks import execution, keep_log, pages, pictures, run_pictures, sources
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages.estimators import ESTIMATORS
+from tests.marks import few
 
 LARGEST_NOTEBOOK = 400_000  # In bytes, with outputs.
 LARGEST_LOGS = 400_000  # In bytes.
@@ -28,10 +29,9 @@ def outputs_of(notebook):
   return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
-@pytest.mark.parametrize(
-  # Half a minute each, mostly compilation.
-  "name", [pytest.param(name, marks=pytest.mark.exhaustive if name[:2] in ("04", "05") else pytest.mark.slow) for name in sources.NAMES]
-)
+# Half a minute each, mostly compilation.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", few(sources.NAMES, 0, 1, 2))
 def test_a_notebook_runs_from_the_first_cell_to_the_last(name):
   notebook = execution.execute(name)
   numbers = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]

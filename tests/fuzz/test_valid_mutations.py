@@ -79,7 +79,7 @@ def test_dry_runs(name, tmp_path):
   assert not failed, "\n\n".join(failed)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", few(RUNS, "own_data"))
 def test_short_runs(name, tmp_path):
   """The fields that determine the length of a run are reset."""

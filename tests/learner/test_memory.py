@@ -57,7 +57,7 @@ def test_an_update_needs_the_predicted_memory(case):
   assert measured.alias_size_in_bytes >= 0.99 * (estimate.held["weights"] + estimate.held["optimizer moments"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("head_tokens", few([None, 128], 0))
 def test_the_exact_divergence_of_152k_ids_needs_no_more_memory_than_the_sampled_one(head_tokens):
   """Both runs hold the teacher, but only the exact form reads it in the update."""

@@ -418,7 +418,9 @@ def test_the_sampler_gap_is_a_metric_if_a_sampler_drew_the_tokens():
 
 
 @pytest.mark.parametrize("rows_at_once", [None, 2])
-@pytest.mark.parametrize("weights", few(["sequence_sum", "sequence_mean", "token_mean", "constant"], "sequence_sum", rest="slow"))
+@pytest.mark.parametrize(
+  "weights", few(["sequence_sum", "sequence_mean", "token_mean", "constant"], "sequence_sum", rest="slow", by_hand=(1, 3))
+)
 def test_router_losses_are_means_over_tokens_whatever_weighs_the_policy(weights, rows_at_once):
   """Response lengths do not multiply them, and their coefficients keep their meaning."""
   state, batch, _ = tiny_setting()

@@ -73,7 +73,7 @@ def cost(label, name):
   """Returns the marks of a case: one runs by default, and some that differ most from it in CI."""
   if (label, name) == ("tied head", "int8"):
     return []
-  return [pytest.mark.slow if (label, name) in (("tied head", "float8"), ("bounded", "int8")) else pytest.mark.exhaustive]
+  return [pytest.mark.slow if (label, name) in (("tied head", "float8"),) else pytest.mark.exhaustive]
 
 
 EVERY = [

@@ -35,7 +35,7 @@ def learned(path, changes, monkeypatch, config="grpo"):
   ("changes", "config"),
   [
     # Only adapters differ from their reference after a warm start.
-    pytest.param({"reward.kl_coef": 0.1, "model.lora_rank": 4, "warm_start.learning_rate": 1e-2}, "grpo", marks=pytest.mark.slow),
+    pytest.param({"reward.kl_coef": 0.1, "model.lora_rank": 4, "warm_start.learning_rate": 1e-2}, "grpo", marks=pytest.mark.exhaustive),
     pytest.param({"advantage.estimator": "gtpo"}, "grpo", marks=pytest.mark.exhaustive),
     pytest.param(PPO, "ppo", marks=pytest.mark.exhaustive),
   ],
@@ -77,7 +77,7 @@ def test_every_term_of_the_reward_reaches_an_estimator_of_steps(tmp_path, monkey
   assert np.array_equal(signs, np.sign(verdicts - verdicts.mean(axis=1, keepdims=True)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_dynamic_sampling_keeps_groups_that_differ_in_one_of_several_rewards(tmp_path, monkeypatch):
   """The sum of three rewards is always 1, and the estimator compares each of them."""
   functions = [f"def of_{n}(completion, _): return float(completion.num_tokens % 3 == {n})" for n in range(3)]

@@ -13,7 +13,7 @@ CHANGES = VARIED | {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ratio_and_weight_follow_the_lag_without_a_pass_for_the_old_policy(tmp_path, monkeypatch):
   adding, kept = learn.with_logprobs, []
 

@@ -32,7 +32,7 @@ SETTINGS = VARIED | {
 
 @pytest.mark.parametrize(
   "train_tower",
-  [pytest.param(False, marks=pytest.mark.slow, id="frozen"), pytest.param(True, marks=pytest.mark.exhaustive, id="trained")],
+  [pytest.param(False, marks=pytest.mark.exhaustive, id="frozen"), pytest.param(True, marks=pytest.mark.exhaustive, id="trained")],
 )
 def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
   """The tower sees each distinct picture once if it is frozen; sampler and learner agree."""

@@ -55,7 +55,7 @@ def slowly(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("name", "in_flight"), few([("gspo", "keep"), ("tools", "recompute"), ("tools", None)], 0, rest="slow")
+  ("name", "in_flight"), few([("gspo", "keep"), ("tools", "recompute"), ("tools", None)], 0, rest="slow", by_hand=(2,))
 )
 def test_a_run_is_repeated_to_the_last_bit(name, in_flight, slowly, tmp_path, monkeypatch):
   config = config_of(name, {"rollout.update_in_flight": in_flight})
@@ -110,7 +110,7 @@ def test_an_interrupted_run_does_again_what_it_had_done(slowly, tmp_path, monkey
   assert results(tmp_path / "again") == results(tmp_path / "first")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_a_run_did_with_other_settings_is_not_repeated(tmp_path, monkeypatch):
   def stopping(run, *args, **options):
     if run.record.rl_steps == 5:
@@ -206,7 +206,7 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gspo", "tools"])
+@pytest.mark.parametrize("name", few(["gspo", "tools"], "tools"))
 def test_greedy_evaluations_are_the_same_over_the_engine_and_over_the_sampler(name, tmp_path, monkeypatch):
   """Single turns and conversations; the texts are compared, not their scores."""
   greedy = {"eval.temperature": 0.0, "eval.samples": 1, "eval.num_prompts": 16, "eval.batch_prompts": 16, "eval.save_samples": True}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.marks import few
 from tests.runs import column, run_here, tiny_config
 
 CHANGES = {
@@ -11,14 +12,8 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  "weights",
-  [
-    pytest.param("sequence_mean", marks=pytest.mark.exhaustive),
-    pytest.param("token_mean", marks=pytest.mark.exhaustive),
-    pytest.param("prompt_mean", marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", few(["sequence_mean", "token_mean", "prompt_mean"], "prompt_mean"))
 def test_the_updates_are_the_same_and_smaller(weights, tmp_path):
   for name, skips in (("all", False), ("skipping", True)):
     changes = CHANGES | {"learner.skip_zero_advantages": skips, "objective.weights": weights}

@@ -119,7 +119,7 @@ def test_a_phase_that_never_ends_is_stopped_by_the_watchdog(golden, tmp_path):
   assert "the phase reward of step 2" in (workdir / "logs" / "attempt-1.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sigterm_during_a_phase_that_never_ends(golden, tmp_path):
   workdir = tmp_path / "run"
   settings = environment() | {"JAXRL_FAULT": "rollout:3:term,rollout:3:hang"}

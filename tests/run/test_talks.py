@@ -57,7 +57,7 @@ def lagging(tmp_path_factory):
   return workdir, weights
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
   """The test draws them again, without the loop."""
   workdir, weights = lagging

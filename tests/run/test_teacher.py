@@ -59,7 +59,7 @@ def test_a_teacher_moves_the_policy_without_any_reward(run_of):
     assert row["actor/loss"] == pytest.approx(row["actor/pg_loss"] + row["teacher/gkd_loss"], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_two_terms_estimate_the_same_divergence(run_of):
   sampled, exact = run_of(), run_of(teacher__gkd_coef=1.0)
   assert column(sampled, "rollout/tokens_sha256")[0] == column(exact, "rollout/tokens_sha256")[0]
@@ -103,7 +103,7 @@ def weights_of(path, dtype=None):
   return teacher_lib.load_teacher(built.teachers[""], taught.model, taught.abstract_params)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_several_teachers_with_the_same_weights_are_one(run_of, teacher, tmp_path):
   one, same = run_of(), tmp_path / "several"
   paths = {"teacher.path": None, "teacher.paths": (f"1={teacher}", f"2={teacher}"), "teacher.column": "level"}

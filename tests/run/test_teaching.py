@@ -79,7 +79,7 @@ def test_each_of_several_teachers_scores_the_samples_of_its_problems():
   assert teaching.kl_of_each(run, placed, [scores], [sequences], [layout], [examples]) == {"teacher/kl/a": 1, "teacher/kl/b": 4}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_privileged_text_reaches_the_teacher_and_nothing_else(tmp_path, monkeypatch):
   """The first step of a run is the same without a teacher, and with one that reads any text."""
   packed, read = {}, {}
@@ -112,7 +112,7 @@ def test_privileged_text_reaches_the_teacher_and_nothing_else(tmp_path, monkeypa
   assert abs(same["teacher/kl"]) < 1e-5 and same["teacher/advantage_abs"] < 1e-5 and answer["teacher/advantage_abs"] > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_exact_divergence_from_the_policy_behind_another_prompt(tmp_path):
   """It is 0 behind the same prompt, and not behind another one."""
   exact = {"teacher.gkd_coef": 1.0, "learner.row_tokens": None, "learner.row_buckets": None}

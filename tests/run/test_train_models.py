@@ -83,7 +83,7 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, 
   )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_export_of_a_run_from_a_gguf_has_its_tokenizer(tmp_path):
   source = tmp_path / "model.gguf"
   writer = gguf.GGUFWriter(source, "llama")

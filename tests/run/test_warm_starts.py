@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path, monkeypatch):
   assert len(notes) == 1 and notes[0].startswith("warm start: not kept for equal runs: ")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_adapters_are_kept_without_their_base(tmp_path, folder):
   lora = {"model.lora_rank": 2}
   one, _ = run(tmp_path / "one", lora, whole=False)

@@ -68,7 +68,7 @@ def test_a_run_that_gives_up_names_the_batch_and_the_checkpoint(tmp_path, monkey
   assert str(tmp_path / "nonfinite" / "step_2.npz") in str(error)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_update_of_the_critic_is_refused_too(tmp_path, monkeypatch):
   add_credit = learn.add_credit
 

@@ -116,7 +116,7 @@ def test_a_mixture_of_experts_replays_the_routes_of_the_old_policy():
   assert trial.staleness(bed, other, rollout.batch, rollout.routes)["change"] > 0.1
 
 
-@pytest.mark.parametrize("replay", few(["none", "R2"], rest="slow", by_hand=(1,)))
+@pytest.mark.parametrize("replay", few(["none", "R2"]))
 def test_a_trial_of_a_mixture_of_experts_reports_its_staleness(replay):
   arm = beds.Arm("gspo", per_rollout=2, learning_rate=3e-2, recompute=True, model="experts", replay=replay)
   row = trial.train(SMALL, 0, arm)

@@ -19,7 +19,7 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_computes_one_warm_start(tmp_path, monkeypatch, capsys):
   (tmp_path / "rates.py").write_text(SWEEP)
   quick = local.environment(None, 0, local.Options()) | {

@@ -228,7 +228,7 @@ def test_the_command_tunes_trains_resumes_and_refuses_changed_rules(tmp_path, ca
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_checks_run_on_a_small_bed(tmp_path, capsys):
   command.main(["--check", f"--folder={tmp_path}"])
   (row,) = from_json((tmp_path / "checks.json").read_text())["rows"]

@@ -132,7 +132,7 @@ def test_lengths(task):
   assert max(len(row["response"]) + 1 for row in task.demonstrations) <= 40
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_builds_are_the_same_bytes(task, data_dir, tmp_path):
   again = tasks.make("arithmetic", data_dir=tmp_path)
   assert again == task

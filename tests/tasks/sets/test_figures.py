@@ -90,7 +90,7 @@ def test_prompts_hold_one_token_for_each_merged_square(task):
   assert (pictures.open_picture(white["images"][0]) == 255).all() and white["prompt"] == task.train[0]["prompt"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_control_has_the_same_problems_with_white_pictures(task, tmp_path):
   control = tasks.make("blank_figures", data_dir=tmp_path, pictures=SMALL)
   for split in ("train", "test", "demonstrations"):

@@ -36,7 +36,7 @@ def damage(store, name, kind):
   return data
 
 
-@pytest.mark.parametrize("kind", few(DAMAGES, "flip", rest="slow", by_hand=(1, 2)))
+@pytest.mark.parametrize("kind", few(DAMAGES, "flip"))
 def test_any_damage_to_any_object_is_reported_and_the_previous_step_is_restored(place, kind):
   with running(place) as run:
     run.advance(2)

@@ -153,7 +153,7 @@ def flip(path):
 DAMAGES = {"cut": cut, "flip": flip, "delete": lambda path: path.unlink(), "empty": lambda path: path.write_bytes(b"")}
 
 
-@pytest.mark.parametrize("damage", few(DAMAGES, rest="slow", by_hand=(3,)))
+@pytest.mark.parametrize("damage", few(DAMAGES, rest="slow", by_hand=(0, 2, 3)))
 def test_any_damage_to_any_file_is_reported_and_the_previous_step_is_restored(folder, damage, tmp_path):
   names = sorted(path.relative_to(folder / "2") for path in (folder / "2").rglob("*") if path.is_file())
   assert len(names) > 8
