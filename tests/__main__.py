@@ -64,15 +64,14 @@ def main() -> int:
   parser.add_argument("--venv", type=pathlib.Path, default=ROOT / f".venv-test-{sys.version_info[0]}.{sys.version_info[1]}")
   args, pytest_args = parser.parse_known_args()
 
-  # Packages installed elsewhere must not replace a missing requirement. Bytecode is kept, because
-  # hundreds of tests start processes, each of which would compile the whole package again.
-  unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
-  env = {name: value for name, value in os.environ.items() if name not in unwanted}
-  env |= {"PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+  # Packages installed elsewhere must not replace a missing requirement. Bytecode is not kept: other
+  # processes have now and then taken that of the checked package for the package's own.
+  env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+  env |= {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
   python = environment(args.venv.resolve(), env)
   lint = subprocess.call([python, "-m", "ruff", "check", "--no-cache", "--quiet", str(ROOT)], cwd=ROOT, env=env)
   # Two processes rather than one per core, because a process compiles in threads of its own and
-  # takes up to 3 GB. Files are not split, because their tests share fixtures and programs. The
+  # takes up to 2.5 GB. Files are not split, because their tests share fixtures and programs. The
   # order is that of tests/conftest.py.
   parallel = [] if any(arg == "-n" or arg.startswith(("-n", "--numprocesses")) for arg in pytest_args) else ["-n", "2"]
   distribution = ["--dist", "loadfile", "--no-loadscope-reorder"]
