@@ -19,7 +19,7 @@ PACKAGE = ROOT / "jaxrl_llm"
 # A room may import the rooms above it. Rooms of the same floor do not import each other.
 FLOORS = (
   ("messages", "text_types"),
-  ("types", "advantages", "pretrained"),
+  ("types", "advantages", "pretrained", "kernels"),
   ("segments", "tasks", "devices"),
   ("objectives", "models", "sampler"),
   ("rewards", "learner", "engine"),

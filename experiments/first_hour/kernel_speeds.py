@@ -9,10 +9,10 @@ import numpy as np
 
 from experiments.benchmarks import roofline
 from experiments.first_hour.results import Row
+from jaxrl_llm.kernels.grouped import grouped_matmul_for, ragged_matmul
 from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import ragged
 from jaxrl_llm.models.attention import BACKENDS, packed, row_attention
-from jaxrl_llm.models.grouped import grouped_matmul_for, ragged_matmul
 
 ATTENTION = {"small": ((1, 256, 64),), "full": ((8, 2048, 128), (4, 4096, 128), (1, 16384, 128), (4, 4096, 64))}
 """Rows, tokens of a row, and width of a head; 16 heads that read 8."""

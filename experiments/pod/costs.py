@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxrl_llm.kernels import flash
 from jaxrl_llm.learner.programs import rows_at_once
-from jaxrl_llm.models import ModelConfig, flash
+from jaxrl_llm.models import ModelConfig
 
 _AGAIN = {"none": (0, 0), "dots": (0, 0), "offload": (0, 0), "attention": (1, 0), "full": (1, 1)}
 """Further forward passes of the layers' products, and of attention, by `model.remat`."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.models import flash, grouped_tpu
+from jaxrl_llm.kernels import flash, grouped_tpu
 from jaxrl_llm.models.copies import ROWS_PER_TILE
 
 

@@ -1,6 +1,7 @@
 """Decoders as pure functions, and their checkpoints. The only package that depends on Flax."""
 
-from jaxrl_llm.models.cache import CACHE_DTYPES, Cache, KeyValues, View
+from jaxrl_llm.kernels.types import KeyValues
+from jaxrl_llm.models.cache import CACHE_DTYPES, Cache, View
 from jaxrl_llm.models.config import DTYPES, Experts, Lora, ModelConfig, RopeScaling
 from jaxrl_llm.models.critic import Critic, make_critic
 from jaxrl_llm.models.files.loading import load, load_params, logits, read_config

@@ -11,11 +11,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
+from jaxrl_llm.kernels.chunked import chunked_attention
+from jaxrl_llm.kernels.flash import KERNELS, flash_attention
+from jaxrl_llm.kernels.precision import default_precision_of, precision_of
+from jaxrl_llm.kernels.visibility import MASKED, Rows, packed
 from jaxrl_llm.messages import Problem, did_you_mean
-from jaxrl_llm.models.chunked import chunked_attention
-from jaxrl_llm.models.flash import KERNELS, flash_attention
-from jaxrl_llm.models.precision import default_precision_of, precision_of
-from jaxrl_llm.models.visibility import MASKED, Rows, packed
 
 __all__ = ["BACKENDS", "Rows", "check_backend", "dot_product_attention", "packed", "row_attention", "suited", "xla_attention"]
 

@@ -14,9 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.kernels.precision import in_parts, precision_of
+from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
+from jaxrl_llm.kernels.visibility import MASKED
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.precision import in_parts, precision_of
-from jaxrl_llm.models.visibility import MASKED
 
 NOWHERE = jnp.iinfo(jnp.int32).max
 """Column of a token that is not written."""
@@ -25,25 +26,6 @@ _PIECE = 256
 """Largest number of columns that a span reads at a time."""
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
-
-
-class KeyValues(NamedTuple):
-  """Keys and values of one layer for the same S tokens of each of B rows.
-
-  Tokens are the innermost axis of keys, and the head's width is the innermost axis of values. Both
-  products of decoding then read memory in order.
-
-  Attributes:
-    k: Rotated keys.
-    v: Values.
-    k_scale: Scale of each key if the dtype is int8; None otherwise.
-    v_scale: Scale of each value if the dtype is int8; None otherwise.
-  """
-
-  k: Float[Array, "B K C S"] | Int[Array, "B K C S"]
-  v: Float[Array, "B K S C"] | Int[Array, "B K S C"]
-  k_scale: Float[Array, "B K S"] | None = None
-  v_scale: Float[Array, "B K S"] | None = None
 
 
 class Cache(NamedTuple):
@@ -60,19 +42,6 @@ class Cache(NamedTuple):
 
   prompts: tuple[KeyValues | None, ...]
   blocks: tuple[tuple[KeyValues, ...], ...]
-
-
-class Visits(NamedTuple):
-  """The blocks that the kernel of `ragged` reads for each group of rows.
-
-  Attributes:
-    blocks: Position (row in the group)·(blocks per row) + (block) of each block to read, in order;
-      arbitrary after the last one.
-    counts: Number of blocks to read.
-  """
-
-  blocks: Int[Array, "groups visits"]
-  counts: Int[Array, " groups"]
 
 
 class View(NamedTuple):
@@ -116,20 +85,6 @@ class Spans(NamedTuple):
 
   rows: Int[Array, " N"]
   columns: Int[Array, "N T"]
-
-
-class Partial(NamedTuple):
-  """An unnormalised softmax over a part of the keys.
-
-  Attributes:
-    top: Maximum of the scores.
-    total: Sum Σ exp(score − top).
-    mix: Weighted sum Σ exp(score − top)·v.
-  """
-
-  top: Float[Array, "B K G"]
-  total: Float[Array, "B K G"]
-  mix: Float[Array, "B K G C"]
 
 
 def _quantized(x: Float[Array, "..."], axis: int) -> tuple[Int[Array, "..."], Float[Array, "..."]]:

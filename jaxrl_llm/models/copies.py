@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models import grouped_tpu
-from jaxrl_llm.models.precision import precision_of
+from jaxrl_llm.kernels import grouped_tpu
+from jaxrl_llm.kernels.precision import precision_of
 
 BLOCK = 128
 """Tokens that `sums_by_blocks` sums at a time, the width of a TPU's matrix unit."""

@@ -9,10 +9,10 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import merged
 from jaxrl_llm.models.model import pure
-from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.striping import in_row_order
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.types import Params

@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
+from jaxrl_llm.kernels.types import Visits
 from jaxrl_llm.models import ragged
-from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, Visits, columns_of_blocks, empty, filled, map_prompts, split_rows
+from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, map_prompts, split_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
 from jaxrl_llm.types import Params

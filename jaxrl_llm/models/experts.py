@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models import permutations
+from jaxrl_llm.kernels import permutations
+from jaxrl_llm.kernels.grouped import ragged_matmul
+from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.models.copies import Copies, Sums, copied, summed, sums_by_place
-from jaxrl_llm.models.grouped import ragged_matmul
 from jaxrl_llm.models.linear import swiglu
-from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 
 _SLACK = 1.5

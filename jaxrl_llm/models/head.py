@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.devices.memory import device_memory
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
-from jaxrl_llm.models import permutations
+from jaxrl_llm.kernels import permutations
 from jaxrl_llm.types import Comparer, Comparison
 
 Unembed = Callable[[Any, Float[Array, "c D"]], Float[Array, "c V"]]

@@ -13,9 +13,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.types import Params
 
 ADAPTER = "_lora_"

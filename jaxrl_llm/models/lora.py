@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.config import Lora, ModelConfig
 from jaxrl_llm.models.linear import ADAPTER
 from jaxrl_llm.models.model import Model, make_model
-from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.types import Params
 
 

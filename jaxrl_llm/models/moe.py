@@ -10,13 +10,13 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
+from jaxrl_llm.kernels.grouped import grouped_matmul_for
+from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.models import residual, routing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.copies import sums_by_product, sums_for
 from jaxrl_llm.models.experts import Weights, bounded, masked
-from jaxrl_llm.models.grouped import grouped_matmul_for
 from jaxrl_llm.models.linear import adapter, param
-from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 
 _MASKED_TOKENS, _MASKED_EXPERTS = 512, 8

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.precision import precision_of
+from jaxrl_llm.kernels.precision import precision_of
 
 _FORMATS = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 """Type and largest value of each format."""

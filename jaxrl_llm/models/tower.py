@@ -7,12 +7,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.visibility import MASKED
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import matmul, param
-from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.rope import Rotation, frequencies, rope
-from jaxrl_llm.models.visibility import MASKED
 from jaxrl_llm.types import Patches
 
 _THETA = 1e4

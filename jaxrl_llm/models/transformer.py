@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.devices.mesh import platform_of
+from jaxrl_llm.kernels.stripes import Stripes
 from jaxrl_llm.models.attention import Rows, packed
 from jaxrl_llm.models.cache import Cache, Spans, View, key_values, num_positions
 from jaxrl_llm.models.config import ModelConfig
@@ -22,7 +23,7 @@ from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.residual import gathered
 from jaxrl_llm.models.rope import Rotation
-from jaxrl_llm.models.striping import Stripes, striped, stripes_of
+from jaxrl_llm.models.striping import striped, stripes_of
 from jaxrl_llm.models.tower import Tower
 from jaxrl_llm.types import Forward, Images, Patches
 

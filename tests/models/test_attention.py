@@ -10,9 +10,10 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models import attention, chunked, make_model, preset
+from jaxrl_llm.kernels import chunked
+from jaxrl_llm.kernels.visibility import blocks_seen
+from jaxrl_llm.models import attention, make_model, preset
 from jaxrl_llm.models.striping import stripes_of
-from jaxrl_llm.models.visibility import blocks_seen
 from tests.marks import few
 
 B, T, H, K, C = 2, 40, 4, 2, 8

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.kernels.grouped import grouped_matmul, grouped_matmul_for
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.models.copies import sums_by_blocks, sums_by_product, sums_for
 from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
-from jaxrl_llm.models.grouped import grouped_matmul, grouped_matmul_for
 from jaxrl_llm.models.moe import balance_loss, over_mesh, route, z_loss
 from tests.marks import few
 

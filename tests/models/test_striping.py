@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.kernels import flash
+from jaxrl_llm.kernels.flash_tpu import ACTIVE
+from jaxrl_llm.kernels.stripes import Stripes
 from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.learner.train_step import critic_outputs
-from jaxrl_llm.models import Experts, flash, make_critic, make_model, make_reward_model, preset
-from jaxrl_llm.models.flash_kernels import ACTIVE
-from jaxrl_llm.models.striping import Stripes, in_row_order, striped, stripes_of
+from jaxrl_llm.models import Experts, make_critic, make_model, make_reward_model, preset
+from jaxrl_llm.models.striping import in_row_order, striped, stripes_of
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.segments import previous_slots
 from tests.batches import pack_rows

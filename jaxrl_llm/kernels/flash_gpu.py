@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float
 
-from jaxrl_llm.models.flash_gpu_kernels import Tiles, Visits, attend, backward_of_keys, backward_of_queries
-from jaxrl_llm.models.flash_kernels import Ids
+from jaxrl_llm.kernels.flash_gpu_kernels import Tiles, Visits, attend, backward_of_keys, backward_of_queries
+from jaxrl_llm.kernels.flash_tpu import Ids
 
 WIDTHS = (64, 128, 256)
 """Widths of heads. The sizes of Triton's arrays are powers of two."""

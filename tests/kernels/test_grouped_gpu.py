@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import grouped, grouped_gpu
+from jaxrl_llm.kernels import grouped, grouped_gpu
 from jaxrl_llm.models.experts import Weights, dispatch
+from tests.kernels.triton import kernels_of, lines, lowered, shapes
 from tests.models.test_grouped_tpu import by_a_loop, draw
-from tests.models.triton import kernels_of, lines, lowered, shapes
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-6), ("bfloat16", 8e-3)])

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models import flash_gpu, flash_kernels, permutations
-from jaxrl_llm.models.flash_gpu_kernels import Tiles, visits
-from jaxrl_llm.models.flash_kernels import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE, Ids, Pairs
-from jaxrl_llm.models.precision import precision_of
-from jaxrl_llm.models.visibility import blocks_seen, padded
+from jaxrl_llm.kernels import flash_gpu, flash_tpu, permutations
+from jaxrl_llm.kernels.flash_gpu_kernels import Tiles, visits
+from jaxrl_llm.kernels.flash_tpu import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE, Ids, Pairs
+from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.visibility import blocks_seen, padded
 
 _BLOCKS = (1024, 512, 256, 128)
 """Tokens per block on TPUs, multiples of the 128 lanes of a TPU's vector registers.
@@ -200,13 +200,13 @@ def _listed(seen: Bool[Array, "B I J"], whole: Bool[Array, "B I J"]) -> Pairs:
 
 
 def _tpu_forward(q, k, v, ids: Ids, lists, *, sizes: _Sizes, interpret: Any):
-  return flash_kernels.forward(q, k, v, ids, lists[0], sizes=sizes[:2], interpret=interpret)
+  return flash_tpu.forward(q, k, v, ids, lists[0], sizes=sizes[:2], interpret=interpret)
 
 
 def _tpu_backward(q, k, v, d_out, log_sum, mean, ids: Ids, lists, *, sizes: _Sizes, interpret: Any):
   windows = lists[1]
   d_q, d_k, d_v = zip(*(
-    flash_kernels.backward(
+    flash_tpu.backward(
       q, k[:, :, part], v[:, :, part], d_out, log_sum, mean, Ids(ids.queries, ids.keys[:, :, part]), pairs,
       sizes=sizes[:2], d_q_type=q.dtype if len(windows) == 1 else jnp.float32, interpret=interpret,
     )

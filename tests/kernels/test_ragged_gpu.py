@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.kernels import ragged_gpu
 from jaxrl_llm.models import cache as cache_lib
-from jaxrl_llm.models import make_model, preset, ragged, ragged_gpu
+from jaxrl_llm.models import make_model, preset, ragged
 from jaxrl_llm.sampler import make_sampler
+from tests.kernels.triton import kernels_of, lines, lowered
 from tests.marks import few
-from tests.models.triton import kernels_of, lines, lowered
 
 KERNEL = ragged.KERNELS["gpu"]
 TRITON = "custom_call @__gpu$xla.gpu.triton("

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.cache import KeyValues, Partial, Visits
-from jaxrl_llm.models.precision import in_parts
-from jaxrl_llm.models.visibility import MASKED
+from jaxrl_llm.kernels.precision import in_parts
+from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
+from jaxrl_llm.kernels.visibility import MASKED
 
 COLUMNS = (64,)
 """Columns per block. In bfloat16, 64 keys next to each other are one line of the GPU's cache."""

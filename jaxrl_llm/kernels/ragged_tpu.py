@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.cache import KeyValues, Partial, Visits
-from jaxrl_llm.models.precision import in_parts, precision_of
-from jaxrl_llm.models.visibility import MASKED
+from jaxrl_llm.kernels.precision import in_parts, precision_of
+from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
+from jaxrl_llm.kernels.visibility import MASKED
 
 COLUMNS = (256, 128)
 """Columns per block, the first that divides the cache.

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import flash, flash_gpu, make_model, preset
+from jaxrl_llm.kernels import flash, flash_gpu
+from jaxrl_llm.kernels.flash_gpu import Sizes
+from jaxrl_llm.kernels.flash_gpu_kernels import Tiles
+from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.models.attention import packed, xla_attention
-from jaxrl_llm.models.flash_gpu import Sizes
-from jaxrl_llm.models.flash_gpu_kernels import Tiles
 from jaxrl_llm.models.remat import rematerialised
+from tests.kernels.triton import kernels_of, lines, lowered, shapes
 from tests.marks import few
 from tests.models.test_flash import LENGTH, ROWS, TOLERANCE, arrays, with_gradients
-from tests.models.triton import kernels_of, lines, lowered, shapes
 
 flash_attention = functools.partial(flash.flash_attention, platform="gpu", interpret=True)
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.flash_kernels import Ids, is_seen
-from jaxrl_llm.models.precision import precision_of
-from jaxrl_llm.models.visibility import MASKED
+from jaxrl_llm.kernels.flash_tpu import Ids, is_seen
+from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.visibility import MASKED
 
 # Exponentials are powers of 2, which is what the hardware computes.
 _LOG2_E = math.log2(math.e)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.precision import precision_of
+from jaxrl_llm.kernels.precision import precision_of
 
 
 class Tiles(NamedTuple):

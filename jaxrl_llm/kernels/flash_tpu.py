@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.precision import precision_of
-from jaxrl_llm.models.visibility import MASKED
+from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.visibility import MASKED
 
 _LANES = 128
 # Exponentials are powers of 2, which is what the hardware computes.

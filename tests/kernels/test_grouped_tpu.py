@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import grouped_tpu
+from jaxrl_llm.kernels import grouped_tpu
+from jaxrl_llm.kernels.grouped import grouped_matmul_for
 from jaxrl_llm.models.copies import sums_for
 from jaxrl_llm.models.experts import Weights, bounded, dispatch
-from jaxrl_llm.models.grouped import grouped_matmul_for
 from tests.marks import few
 from tests.runs import ROOT
 
@@ -107,7 +107,7 @@ topology.prepare()
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 from jaxrl_llm.models.experts import Weights, dispatch
-from jaxrl_llm.models.grouped import grouped_matmul_for
+from jaxrl_llm.kernels.grouped import grouped_matmul_for
 
 where = SingleDeviceSharding(topology.describe("v5p:2x2x1").devices[0])
 N, K, E, D, F = 1024, 8, 32, 2048, 768

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import flash, flash_kernels
+from jaxrl_llm.kernels import flash, flash_tpu
+from jaxrl_llm.kernels.flash_tpu import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE
 from jaxrl_llm.models.attention import packed, xla_attention
-from jaxrl_llm.models.flash_kernels import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE
 from jaxrl_llm.models.remat import rematerialised
 from tests.marks import few
 
@@ -101,8 +101,8 @@ def test_rows_of_a_batch_are_apart(rng):
 @pytest.mark.slow
 def test_keys_of_long_rows_come_in_windows(rng, monkeypatch):
   monkeypatch.setattr(flash, "_SUMS", 8 * 128 * 256)
-  calls, backward = [], flash_kernels.backward
-  monkeypatch.setattr(flash_kernels, "backward", lambda *x, **options: calls.append(x[1].shape[2]) or backward(*x, **options))
+  calls, backward = [], flash_tpu.backward
+  monkeypatch.setattr(flash_tpu, "backward", lambda *x, **options: calls.append(x[1].shape[2]) or backward(*x, **options))
   compare(arrays(rng), *ROWS["shared prompts"])
   assert calls == [256, 128]
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models import grouped_gpu, grouped_tpu
-from jaxrl_llm.models.precision import precision_of
+from jaxrl_llm.kernels import grouped_gpu, grouped_tpu
+from jaxrl_llm.kernels.precision import precision_of
 
 _TILES = 2
 """Tiles per group of average size: more of them waste fewer rows, but read a matrix more often."""

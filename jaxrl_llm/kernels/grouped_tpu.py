@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.precision import default_precision_of, precision_of
+from jaxrl_llm.kernels.precision import default_precision_of, precision_of
 
 _ROWS = (512, 256, 128)
 """Rows per tile. A tile that holds rows of two groups is multiplied once for each of them."""

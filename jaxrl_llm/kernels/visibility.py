@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
-from jaxrl_llm.models.striping import Stripes
+from jaxrl_llm.kernels.stripes import Stripes
 
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 """Score of a key that is not seen. It is finite, so that the difference of two is 0, not NaN."""

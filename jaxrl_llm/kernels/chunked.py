@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models import permutations
-from jaxrl_llm.models.precision import precision_of
-from jaxrl_llm.models.visibility import MASKED, blocks_seen, padded, visible
+from jaxrl_llm.kernels import permutations
+from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.visibility import MASKED, blocks_seen, padded, visible
 
 
 class _Blocks(NamedTuple):
