@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
       return 0
     request = request_lib.parse(argv)
     from jaxrl_llm.evaluation.held_out import NoRewardError
-    from jaxrl_llm.rollouts.run_engine import EngineError
+    from jaxrl_llm.rollouts.playing import EngineError
     from jaxrl_llm.run.evaluate import evaluating  # Late: bad input is refused before JAX starts.
     from jaxrl_llm.run.out_of_memory import OutOfMemoryError
 

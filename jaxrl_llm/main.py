@@ -166,7 +166,7 @@ def train_in(
   from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
   from jaxrl_llm.engine.requests import ReplayLost
   from jaxrl_llm.evaluation.held_out import NoRewardError
-  from jaxrl_llm.rollouts.run_engine import EngineError
+  from jaxrl_llm.rollouts.playing import EngineError
   from jaxrl_llm.rollouts.schedule import ReplayDiffersError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
   from jaxrl_llm.run import faults, stopping
@@ -325,7 +325,7 @@ def pilot(config: ConfigDict) -> int:
 
   from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.evaluation.held_out import NoRewardError
-  from jaxrl_llm.rollouts.run_engine import EngineError
+  from jaxrl_llm.rollouts.playing import EngineError
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
   from jaxrl_llm.run.pilot import describe_pilot
 

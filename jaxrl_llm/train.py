@@ -13,7 +13,7 @@ from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import pipelining
 from jaxrl_llm.run import collecting, warm_starts
-from jaxrl_llm.run.ahead import make_ahead
+from jaxrl_llm.run.ahead import Ahead
 from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
 from jaxrl_llm.run.grading import assess, judge_metrics
 from jaxrl_llm.run.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
@@ -114,14 +114,13 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
   config, record = run.config, run.record
   first = record.rl_steps
   run.progress.start("rl", config.num_steps, done=first)
-  ahead = make_ahead(run)
+  ahead = Ahead(run)
   for step in range(first, config.num_steps):
     # With rollouts in flight, no saved state would let another process begin this step.
     began = position(run) if ahead.is_empty else None
     run.phases.profiler.step(step + 1)
     run.phases.begin_step(step + 1, "weight_sync")
     drawn, draw_metrics = ahead.take(step, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
-    ahead.begin(step)
     stop_if_preempted(run, began)
 
     run.phases.begin("reward", waits_for=run.grader.waits_for)

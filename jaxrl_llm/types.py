@@ -164,7 +164,7 @@ class PolicyOutputs(NamedTuple):
 
 
 class TaughtRows(NamedTuple):
-  """The sequences of a batch behind the prompts of a teacher, row by row.
+  """The batch's responses, each preceded by the teacher's prompt, row by row.
 
   Attributes:
     tokens: Token ids.

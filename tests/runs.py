@@ -83,7 +83,7 @@ def run_here(config: ConfigDict, workdir: pathlib.Path, *, devices: int = 1) -> 
     return train.run(config, workdir)
 
 
-def break_at(config: ConfigDict, workdir: pathlib.Path, step: int) -> None:
+def break_at(config: ConfigDict, workdir: pathlib.Path, step: int, *, devices: int = 1) -> None:
   """Trains until an RL step, from 0, whose update ends the run as a kill would."""
 
   def dying(run, batch, at, update=learn.update):
@@ -92,7 +92,7 @@ def break_at(config: ConfigDict, workdir: pathlib.Path, step: int) -> None:
     return update(run, batch, at)
 
   with mock.patch.object(learn, "update", dying), pytest.raises(KeyError, match="killed"):
-    run_here(config, workdir)
+    run_here(config, workdir, devices=devices)
 
 
 def rows(workdir: pathlib.Path, phase: str) -> list[dict[str, Any]]:

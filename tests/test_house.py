@@ -34,6 +34,38 @@ FLOORS = (
 )
 RANKS = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
 
+# Rooms behind the fence, which an RL researcher need not open. No other room knows them.
+SERVICES = (
+  "cli", "join", "serve",
+  "engine.crew", "engine.gate", "engine.remote", "engine.served", "engine.weights", "engine.wire", "run.crewing",
+  "models.files.gguf", "report.comparison", "report.live",
+  "rewards.model", "rewards.rubric", "rewards.sandbox", "rewards.workers",
+  "rollouts.environments.hub", "rollouts.environments.openenv", "rollouts.environments.python_tool", "rollouts.environments.verifiers",
+  "run.pilot", "run.publish", "run.reward_model", "run.serving", "run.trackers", "workdir.bucket",
+)  # fmt: skip
+
+# Its doors: commands and the start of a run open services; elsewhere one file names them for its
+# room, in a registry or by the kind of a file.
+DOORS = {
+  "config/check.py": ("rewards.model", "rewards.sandbox"),
+  "evaluate.py": ("workdir.bucket",),
+  "export.py": ("run.publish", "workdir.bucket"),
+  "main.py": ("run.pilot", "run.reward_model", "workdir.bucket"),
+  "models/files/loading.py": ("models.files.gguf",),
+  "report/__main__.py": ("report.comparison", "report.live", "workdir.bucket"),
+  "rewards/__init__.py": ("rewards.sandbox",),
+  "rewards/from_config.py": ("rewards.model", "rewards.rubric"),
+  "rewards/grader.py": ("rewards.rubric", "rewards.workers"),
+  "rollouts/environments/__init__.py": (
+    "rollouts.environments.openenv", "rollouts.environments.python_tool", "rollouts.environments.verifiers",
+  ),
+  "run/evaluate/request.py": ("workdir.bucket",),
+  "run/evaluate/source.py": ("rewards.rubric", "workdir.bucket"),
+  "run/opening.py": ("run.trackers",),
+  "run/bookkeeping.py": ("run.trackers",),
+  "run/start.py": ("run.crewing", "run.trackers"),
+}  # fmt: skip
+
 # Only these rooms, and these files of other rooms, see a whole ConfigDict.
 CONFIG_ROOMS = ("config", "evaluate", "export", "main", "run", "train")
 CONFIG_FILES = (
@@ -161,6 +193,24 @@ def test_rooms_import_only_rooms_above_them():
       if other not in RANKS or not room or RANKS[other] >= RANKS[room]:
         problems.append(f"{where(path, node)}: `{room or '__init__'}` may not import `{other}`")
   assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def service_of(module: str) -> str | None:
+  """Returns the service that a module of the package belongs to, by its name below `jaxrl_llm`."""
+  return next((service for service in SERVICES if f"{module}.".startswith(f"{service}.")), None)
+
+
+def test_services_are_behind_a_fence():
+  """What a feature needs of them goes through a door, so that no numerics depend on a service."""
+  modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__") for path in package_files()}
+  assert set(SERVICES) <= modules
+  through: dict[str, set[str]] = {}
+  for path in package_files():
+    if service_of(".".join(path.relative_to(PACKAGE).with_suffix("").parts)) is None:
+      names = [name.removeprefix("jaxrl_llm.") for _, name in imported_names(path) if name.startswith("jaxrl_llm.")]
+      if services := set(map(service_of, names)) - {None}:
+        through[path.relative_to(PACKAGE).as_posix()] = services
+  assert through == {door: set(services) for door, services in DOORS.items()}
 
 
 def test_nothing_imports_experiments_tests_or_configs():

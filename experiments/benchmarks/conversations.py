@@ -65,7 +65,7 @@ def by_engine(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, flo
 
   def draw(examples: rollout.Examples, key: jax.Array) -> dict[str, float]:
     job = talking.job(examples, key, group_size=section.group_size, draws=talking.train)
-    playing = talking.engine.play(talking.play, job, sampler_params(run), run.record.rl_steps)
+    playing = talking.queue.play(talking.play, job, sampler_params(run), run.record.rl_steps)
     drawn, metrics = gather(playing, job, experiment.task.tokenizer, prompt_buckets=section.prompt_buckets)
     return metrics | {"tokens": float(drawn.rollouts.mask.sum()), "computed": metrics["conversation/computed_tokens"]}
 

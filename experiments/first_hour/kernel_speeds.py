@@ -68,7 +68,7 @@ def _attention(num_rows: int, length: int, width: int, machine: roofline.Machine
 
   made = []
   for backend in BACKENDS:
-    if backend in ("xla", "dot_product") and length * length * num_rows * 16 > _PAIRS:
+    if backend == "xla" and length * length * num_rows * 16 > _PAIRS:
       continue
     what = f"attention {backend}, bfloat16, {num_rows} x {length} tokens, heads of {width}"
     # Two products forward, five backward.

@@ -186,7 +186,7 @@ def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
       environments.check_environment(config.environment.name, environment_settings(config))
     except (ImportError, ValueError) as error:
       wrong.append(problem_of(error))
-    if environments.holds_problems(config.environment.name) and config.task.name != "environment":
+    if environments.holds_problems(config.environment.name) and not tasks.is_of_environment(config.task.name):
       expected = f"'environment', because {config.environment.name} has problems of its own"
       wrong.append(Problem("task.name", repr(config.task.name), expected))
   yield from map(in_config, [*wrong, *from_config.reward_problems(config)])

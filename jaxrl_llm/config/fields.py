@@ -355,8 +355,8 @@ FIELDS: dict[str, Field] = {
     "RL steps by which the weights that draw a token may lag; above 0, the next rollouts are drawn while this step "
     "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),
   "rollout.queue": Field(False, SWITCH,
-    "Draw rollouts from a queue, request by request, while the learner works on earlier steps; for a staleness above 1, weights that "
-    "come in flight, and samplers in processes of their own."),
+    "Draw rollouts over the decoding engine, request by request, while the learner works on earlier steps; for weights that come in "
+    "flight, conversations with a staleness above 1, and samplers in processes of their own."),
   "rollout.update_in_flight": Field(None, one_of("keep", "recompute"),
     "New weights go on with responses in progress, whose keys and values are kept or recomputed; None: each response is drawn to its end "
     "with the weights that began it."),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm import objectives
+from jaxrl_llm import objectives, tasks
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator
 from jaxrl_llm.config.fields import FIELDS, flatten, given, unread, unused
 from jaxrl_llm.objectives.corrected import corrected
@@ -77,7 +77,7 @@ def has_teacher(c: ConfigDict) -> bool:
 
 def _rewards(c: ConfigDict) -> bool:
   """Returns whether some term of the reward has a weight."""
-  section, is_environment = c.reward, c.task.name == "environment"
+  section, is_environment = c.reward, tasks.is_of_environment(c.task.name)
   of_task = section.verifier_weight * (c.environment.weight if is_environment else 1.0)
   of_turns = c.environment.weight if c.environment.name is not None and not is_environment else 0.0
   others = any((section.model_path, section.form_weight, section.overlong_buffer, *parse_terms(section.terms).values()))
@@ -128,9 +128,9 @@ _NO_REWARD = ", or another reward (reward.terms, for example) or a teacher: ther
 REFUSALS: tuple[Refusal, ...] = (
   Refusal("num_steps", lambda c, x: c.num_steps > 0 and x.objective.imitates,
     "0, because this objective reads no reward: RL steps would learn nothing"),
-  Refusal("task.curriculum", lambda c, x: c.task.curriculum is not None and c.task.name == "mixture",
+  Refusal("task.curriculum", lambda c, x: c.task.curriculum is not None and tasks.has_parts(c.task.name),
     "None, because the parts of a mixture have fixed weights"),
-  Refusal("task.name", lambda c, x: c.task.name == "environment" and c.environment.name is None,
+  Refusal("task.name", lambda c, x: tasks.is_of_environment(c.task.name) and c.environment.name is None,
     "another one, because environment.name is None, and these are the problems of an environment"),
   Refusal("teacher.path", lambda c, x: c.teacher.path is not None and not (c.teacher.opd_coef or c.teacher.gkd_coef),
     "None, or teacher.opd_coef or teacher.gkd_coef above 0: nothing would be learned from it"),
@@ -247,8 +247,9 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness or spare_prompts above 0, "
     "off_policy_anchor='sampler'"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and x.ignores_lag, _IGNORES_LAG),
-  Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 1 and not c.rollout.queue,
-    "0 or 1, or rollout.queue=True, because without a queue only the next step is drawn ahead"),
+  Refusal("rollout.staleness",
+    lambda c, x: c.rollout.staleness > 1 and c.environment.name is not None and not c.rollout.queue,
+    "0 or 1, or rollout.queue=True, because without a queue new weights wait for whole conversations"),
   Refusal("rollout.update_in_flight",
     lambda c, x: c.rollout.update_in_flight is not None and not (c.rollout.queue and c.rollout.staleness > 0),
     "None, or rollout.queue=True and a rollout.staleness above 0: otherwise no response is in progress when new weights come"),
@@ -256,8 +257,8 @@ REFUSALS: tuple[Refusal, ...] = (
     "0, or rollout.queue=True, because only the queue hands requests to other processes"),
   Refusal("mesh.sampler", lambda c, x: c.rollout.samplers > 0 and c.mesh.sampler > 0,
     "0, because with rollout.samplers above 0 other processes draw, with devices of their own"),
-  Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.rollout.queue,
-    "0, because with rollout.queue=True later steps' groups are drawn beside the longest of this one: rollout.staleness has their place"),
+  Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and (c.rollout.queue or c.rollout.staleness > 1),
+    "0, because with rollout.queue=True or a rollout.staleness above 1 later steps' groups are drawn beside the longest of this one"),
   Refusal("moe.replay", lambda c, x: c.moe.replay == "R3" and c.rollout.update_in_flight == "recompute",
     "None or 'R2', or rollout.update_in_flight='keep', because recomputed tokens visit experts of other weights than those that drew them"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and x.ignores_lag, _IGNORES_LAG),

@@ -158,7 +158,7 @@ def teacher_rows(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> tuple[
 
 
 def most_rows_behind(config: ConfigDict, longest: int, row_tokens: int) -> int:
-  """Returns the number of rows that every mini-batch behind other prompts fits into.
+  """Returns the number of rows that fits every mini-batch with the teacher's prompts.
 
   Args:
     config: Config of the run.

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from jaxrl_llm.engine.checks import check_request
-from jaxrl_llm.engine.remote import Pulsing, RemoteEngine, SamplerLost
-from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.engine.remote import RemoteEngine, SamplerLost
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, Pulsing, QueueFull, ReplayLost, Request
 from jaxrl_llm.engine.weights import Snapshot
 from jaxrl_llm.types import Params
 
@@ -149,7 +149,7 @@ class Crew:
       self._changed.notify_all()
 
   def wait_for(self, count: int, seconds: float) -> int:
-    """Waits until there are so many engines, or the time is over; returns how many there are."""
+    """Waits for `count` engines or the timeout; returns the number of engines."""
     with self._changed:
       self._changed.wait_for(lambda: len(self._members) >= count or self._is_closed, seconds)
       return len(self._members)
@@ -259,7 +259,7 @@ class Crew:
     return None
 
   def _pass_on(self, opened: _Open, attempt: int, piece: Piece) -> None:
-    """Gives the caller what it has not got before."""
+    """Forwards only tokens that the caller has not received yet."""
     with self._changed:
       if attempt != opened.attempt or opened.behind is None:
         return

@@ -1,4 +1,4 @@
-"""What the loop of the engine has in hand: open requests, and the stretch that the device draws."""
+"""State of the engine's loop: open requests, and the stretch that the device draws."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,8 +24,8 @@ class OpenRequest:
     stops: Stop strings as bytes.
     future: Future of the completion.
     aborted: Whether the caller has aborted it.
-    fed: Ids that its row must hold before it goes on: the prompt, or what had been drawn as well
-      when it was last given a row.
+    fed: Token ids to prefill before decoding continues: the prompt, and what had been drawn before
+      the request last lost its row.
     place: Place in the cache; None while it waits for a row.
     copies: Whether it still has to copy a prefix from another row.
     fills: Whether tokens of `fed` but the last still have to be computed.

@@ -206,7 +206,7 @@ class DecodingEngine:
         flying, self._flying = self._flying, self._begin_stretch()
         self._hand_over(flying)
         self._idled = self._turns if self._computed == before and flying is None else self._idled
-    except BaseException as error:  # Whatever it is, no caller may wait for ever.
+    except BaseException as error:  # Any failure must wake every caller.
       with self._changed:
         self._error, arrived = error, self._arrived
         self._arrived, self._num_open = [], 0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from jaxrl_llm.engine import wire
 from jaxrl_llm.engine.checks import check_request
@@ -33,16 +33,7 @@ _CLOSING_S = 5.0  # Time for the completions of requests that `close` aborts.
 
 
 class SamplerLost(Exception):
-  """The process of an engine is gone, hangs, or says what it must not. One line."""
-
-
-@runtime_checkable
-class Pulsing(Protocol):
-  """An engine that says what it has done."""
-
-  def pulse(self) -> Pulse:
-    """Returns what the engine has done so far."""
-    ...
+  """A remote engine disconnected, timed out, or violated the protocol. One line."""
 
 
 class Moved(NamedTuple):

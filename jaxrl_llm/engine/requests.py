@@ -125,6 +125,15 @@ class Pulse(NamedTuple):
   age_s: float
 
 
+@runtime_checkable
+class Pulsing(Protocol):
+  """An engine that reports what it has done."""
+
+  def pulse(self) -> Pulse:
+    """Returns what the engine has done so far."""
+    ...
+
+
 class Limits(NamedTuple):
   """Limits of an engine, in tokens and requests.
 

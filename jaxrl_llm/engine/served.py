@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from jaxrl_llm.engine import wire
-from jaxrl_llm.engine.remote import BEAT_S, ERRORS, Pulsing
-from jaxrl_llm.engine.requests import Engine, Handle, Piece, Pulse
+from jaxrl_llm.engine.remote import BEAT_S, ERRORS
+from jaxrl_llm.engine.requests import Engine, Handle, Piece, Pulse, Pulsing
 from jaxrl_llm.engine.weights import HeldWeights, Offer, WeightsRefused
 from jaxrl_llm.engine.wire import Frame, WireError
 from jaxrl_llm.messages import one_line

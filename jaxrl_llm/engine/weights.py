@@ -102,7 +102,7 @@ class Snapshot:
           self._host[own.name] = x
           del self._leaves[own.name]
           self._changed.notify_all()
-    except Exception as error:  # Whatever it is, no sender may wait for ever.
+    except Exception as error:  # Any failure must wake the sender.
       with self._changed:
         self._error = error
         self._changed.notify_all()

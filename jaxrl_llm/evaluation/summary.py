@@ -1,6 +1,5 @@
 """Summary of one evaluation: metrics with intervals, results by difficulty, and failures."""
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from jaxtyping import Bool, Float, Int
 
 from jaxrl_llm.evaluation.intervals import bootstrap_interval
 from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
-from jaxrl_llm.evaluation.rating import Rating, estimate_rating
 from jaxrl_llm.evaluation.repeated import avg_at_n, by_level, maj_at_n, pass_at_k, truncation_rate
 
 
@@ -43,7 +41,6 @@ class Summary(NamedTuple):
     failed: Number of samples that received no reward from the verifier, by cause.
     truncation_rate: Fraction of samples that did not end on their own.
     mean_tokens: Mean number of tokens in a response.
-    rating: Rating estimated from the problems' ratings; None if they have none.
   """
 
   metrics: tuple[Estimate, ...]
@@ -53,7 +50,6 @@ class Summary(NamedTuple):
   failed: dict[str, int]
   truncation_rate: float
   mean_tokens: float
-  rating: Rating | None = None
 
 
 def per_problem(
@@ -106,7 +102,6 @@ def summarise(
   stopped: Bool[np.ndarray, "n s"],
   answers: Sequence[Sequence[str | None]] | None = None,
   levels: Sequence[Hashable] | Int[np.ndarray, " n"] = (),
-  problem_ratings: Float[np.ndarray, " n"] | None = None,
   causes: Sequence[str] = (),
 ) -> Summary:
   """Summarises one evaluation.
@@ -118,7 +113,6 @@ def summarise(
     stopped: Whether each response ended on its own.
     answers: Extracted answers, needed for `maj@n`.
     levels: Difficulty of each problem; empty if there is none.
-    problem_ratings: CodeForces rating of each problem, for the rating estimate; NaN if unrated.
     causes: Failure cause of each sample that failed.
 
   Raises:
@@ -132,10 +126,7 @@ def summarise(
   """
   if not metrics:
     raise ValueError("metrics: found none, expected names such as 'avg@n:n=8'")
-  solved, rating = avg_at_n(rewards), None
-  if problem_ratings is not None:
-    rated = ~np.isnan(solved) & ~np.isnan(problem_ratings)
-    rating = estimate_rating(problem_ratings[rated], solved[rated]) if rated.any() else None
+  solved = avg_at_n(rewards)
   return Summary(
     metrics=tuple(estimate(metric, rewards, answers) for metric in metrics),
     levels=by_level(solved, levels) if len(levels) else {},
@@ -144,7 +135,6 @@ def summarise(
     failed=dict(Counter(causes).most_common()),
     truncation_rate=float(truncation_rate(stopped).mean()),
     mean_tokens=float(lengths.mean()),
-    rating=rating,
   )
 
 
@@ -169,11 +159,9 @@ def to_json(summary: Summary) -> dict[str, Any]:
   NaN and infinities become None, because JSON has neither.
   """
   finite = lambda x: float(x) if x is not None and np.isfinite(x) else None
-  rating = summary.rating and {name: finite(x) for name, x in summary.rating._asdict().items()}
   return {
     "metrics": {x.name: {"value": x.value, "low": x.low, "high": x.high, "problems": x.problems} for x in summary.metrics},
     "levels": {str(level): {"value": finite(mean), "problems": count} for level, (mean, count) in summary.levels.items()},
-    "rating": rating,
     "truncation_rate": summary.truncation_rate,
     "mean_tokens": summary.mean_tokens,
     "problems": summary.problems,
@@ -199,9 +187,6 @@ def table(summary: Summary) -> str:
   rows += [(x.name, percent(x.value), interval(x), str(x.problems)) for x in summary.metrics]
   if len(summary.levels) > 1:
     rows += [(f"  level {level}", percent(mean), "", str(count)) for level, (mean, count) in summary.levels.items()]
-  if summary.rating is not None:
-    points = lambda x: re.sub("inf", "infinity", f"{x:.0f}")
-    rows.append(("rating", points(summary.rating.rating), f"{points(summary.rating.low)} to {points(summary.rating.high)}", ""))
   rows.append(("truncated", percent(summary.truncation_rate), "", ""))
   rows.append(("tokens", f"{summary.mean_tokens:.1f}", "per response", ""))
   rows += [(f"failed: {cause}", f"{count:,}", f"of {summary.problems * summary.samples:,} samples", "") for cause, count in

@@ -1,4 +1,4 @@
-"""Arrays of decoding that kernels read and return: keys and values, blocks to read, partial softmax."""
+"""Keys and values, the blocks of them to read, and softmaxes over a part of them."""
 
 from typing import NamedTuple
 

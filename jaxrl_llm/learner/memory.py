@@ -192,8 +192,10 @@ def footprint(
   else:
     arrived = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(placed_like(state.params, of_params)))
     by_program["weight sync"] = {"weights in transit to the sampler": arrived}
-    # With a lag, the next weights arrive while rollouts are still drawn with the previous ones.
-    of_sampler = {"weights": arrived * (1 + min(config.rollout.staleness, 1)), "weights laid out for decoding": decoding, **sampled}
+    # With a lag, the next weights arrive while rollouts are drawn with previous ones. Each batch of
+    # the sampler keeps those that it was begun with, and the engine only its own.
+    versions = 1 + (config.rollout.staleness if engine_columns is None else min(config.rollout.staleness, 1))
+    of_sampler = {"weights": arrived * versions, "weights laid out for decoding": decoding, **sampled}
   keep = lambda parts: {name: size for name, size in parts.items() if size}
   return Footprint(
     keep(held),

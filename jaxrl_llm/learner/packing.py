@@ -311,7 +311,7 @@ def arrange_taught(sequences: Sequence[Trajectory], taught: Sequence[Trajectory]
 
   Args:
     sequences: Sequences in any order, each with its `num_prompt`.
-    taught: The same responses behind other prompts.
+    taught: The same responses, with the teacher's prompts.
     **options: Options of `arrange`.
 
   Returns:

@@ -17,7 +17,7 @@ from jaxrl_llm.kernels.precision import default_precision_of, precision_of
 from jaxrl_llm.kernels.visibility import MASKED, Rows, packed
 from jaxrl_llm.messages import Problem, did_you_mean
 
-__all__ = ["BACKENDS", "Rows", "check_backend", "dot_product_attention", "packed", "row_attention", "suited", "xla_attention"]
+__all__ = ["BACKENDS", "Rows", "check_backend", "cudnn_attention", "packed", "row_attention", "suited", "xla_attention"]
 
 
 def xla_attention(
@@ -38,27 +38,25 @@ def xla_attention(
   return jnp.einsum("bkgts,bskc->btkgc", weights, v, precision=precision_of(weights, v)).reshape(batch, length, num_heads, width)
 
 
-def dot_product_attention(
-  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"], *, implementation: str
+def cudnn_attention(
+  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"]
 ) -> Float[Array, "B T H C"]:
-  """Computes `xla_attention` by `jax.nn.dot_product_attention`.
-
-  `implementation` is "xla", or "cudnn" for the flash attention of NVIDIA's library.
+  """Computes `xla_attention` by the flash attention of NVIDIA's library.
 
   Raises:
-    ValueError: If "cudnn" does not support the dtype.
+    ValueError: If the library does not support the dtype.
 
   Note:
     cuDNN takes the mask as a bias of B·T·T entries. It spares the memory for the scores of every
     head, but not that for the mask.
   """
-  if implementation == "cudnn" and q.dtype not in (jnp.bfloat16, jnp.float16):
+  if q.dtype not in (jnp.bfloat16, jnp.float16):
     raise ValueError(
       f"model.attention: found 'cudnn' with activations of {q.dtype}, expected bfloat16 or float16; set model.dtype='bfloat16', or "
       "model.attention='xla'"
     )
   with default_precision_of(q, k, v):
-    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation=implementation)
+    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
 
 
 def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, mesh: Mesh | None) -> Array:
@@ -182,8 +180,7 @@ BACKENDS = {
   "chunked": lambda q, k, v, rows, mesh, platform: _on_each_device(
     partial(chunked_attention, block=_BLOCK.get(platform, 256)), q, k, v, rows, mesh
   ),
-  "dot_product": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="xla"),
-  "cudnn": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="cudnn"),
+  "cudnn": lambda q, k, v, rows, mesh, platform: cudnn_attention(q, k, v, rows.mask),
   "flash": lambda q, k, v, rows, mesh, platform: _on_each_device(
     partial(flash_attention, platform=platform, interpret=platform == "cpu"), q, k, v, rows, mesh
   ),

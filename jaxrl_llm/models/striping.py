@@ -1,6 +1,6 @@
 """Stripes of rows, with which the devices of the mesh axis `context` share attention evenly.
 
-Under causal attention a token costs as much as precedes it. If each of n devices held one
+Under causal attention the cost of a token grows with its position. If each of n devices held one
 contiguous part of a long sequence, the last one would have 2 - 1/n times the mean work. A row is
 therefore cut into stripes, which are dealt to the devices in turn, forth and back: 0, 1, 2, 2, 1,
 0, 0, 1, ... All layers and the output head compute in the order of the stripes. Before and after

@@ -51,7 +51,7 @@ class Cutting:
     self.bound: int | None = None
 
   def end(self, sequence: int, drawn: int) -> None:
-    """Notes that a conversation has ended after so many tokens of this step."""
+    """Records the number of tokens that a conversation drew in this step before it ended."""
     self._ends[sequence], self._is_settled[sequence] = drawn, True
     bound = self._of_groups(self._ends)
     self.bound = None if bound == _NEVER else bound

@@ -15,6 +15,9 @@ depends on.
 A repeated turn that several weights draw keeps its row while it waits for the later ones. It is
 held back until the earlier ones have drawn all whole turns, which could otherwise wait for its row
 for ever.
+
+A queue of whole batches has each of them drawn by the weights that it was begun with: new ones wait
+until nothing is drawn any more. Then no schedule is needed to repeat a run.
 """
 
 import threading
@@ -24,11 +27,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from jaxrl_llm.engine.remote import Pulsing
-from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, ReplayLost, Request
+from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, Pulsing, ReplayLost, Request
 from jaxrl_llm.rollouts.gathering import Gathered
-from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing, turn_seed
-from jaxrl_llm.rollouts.run_engine import as_engine_error
+from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing, as_engine_error, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch, Schedule, Turn, versions_of
 from jaxrl_llm.types import Params
 
@@ -49,25 +50,27 @@ class DrawingQueue:
   """Batches that an engine draws, and the weights that it gets meanwhile.
 
   Args:
-    make: Function `(params, version) -> engine`.
+    make: Function `(params, version) -> engine`, called at the first use.
+    is_whole: Whether a batch is drawn by the weights that it was begun with.
     patience_s: Time without a drawn token after which a repeated run is given up, in seconds.
   """
 
-  def __init__(self, make: Callable[[Params, int], Engine], *, patience_s: float = 600.0):
-    self._make, self._patience = make, patience_s
+  def __init__(self, make: Callable[[Params, int], Engine], *, is_whole: bool = False, patience_s: float = 600.0):
+    self._make, self.is_whole, self._patience = make, is_whole, patience_s
     self._engine: Engine | None = None
     self._is_ready: Callable[[], bool] = lambda: True
     self._version: int | None = None
-    self._open: dict[tuple[int, int], tuple[_Noted, Playing, Job]] = {}
+    self._open: dict[tuple[int, int], tuple[_Noted, Playing]] = {}
+    self._last: Playing | None = None
     self._seen = Pulse(0, 0, 0.0, 0.0)
     self.schedule = Schedule(None, "", first=0)
 
   def use(self, engine: Engine, is_ready: Callable[[], bool]) -> None:
-    """Has an engine draw that has no weights yet, instead of one that is made.
+    """Uses a given engine, which has no weights yet, instead of creating one.
 
     Args:
       engine: Engine, which is closed with the queue.
-      is_ready: Function that is asked before anything is begun, until it returns True; it may wait
+      is_ready: Function polled before the first batch begins, until it returns True; it may block
         for a second.
     """
     self._engine, self._is_ready = engine, is_ready
@@ -90,6 +93,8 @@ class DrawingQueue:
       if self._engine is None:
         self._engine = self._make(params, version)
       else:
+        if self.is_whole and self._last is not None:
+          self._last.wait()
         self._wait_for_parts(between)
         self._engine.update(params, version)
       while self._version is None and not self._is_ready():
@@ -105,21 +110,26 @@ class DrawingQueue:
       raise ValueError(f"step {step}: nothing can be drawn before weights are published")
     noted = _Noted(self._engine, order=step, oldest=self._version, known=known, seeds=job.seeds)
     # What is held back must not keep others from being asked for.
-    self._open[step, draw] = noted, play(noted, job if known is None else job._replace(at_once=None)), job
+    self._last = play(self._engine if self.is_whole else noted, job if known is None else job._replace(at_once=None))
+    self._open[step, draw] = noted, self._last
 
   def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
     """Begins what is no training batch, before all else that waits; publishes its weights first."""
     self.publish(params, version)
     assert self._engine is not None
-    return play(_Noted(self._engine, order=-1, oldest=version, known=None, seeds=()), job)
+    noted = _Noted(self._engine, order=-1, oldest=version, known=None, seeds=())
+    self._last = play(self._engine if self.is_whole else noted, job)
+    return self._last
 
-  def open(self, step: int, draw: int = 0) -> tuple[Playing, Job]:
+  def playing(self, step: int, draw: int = 0) -> Playing:
     """Returns the rollouts of a step that were begun."""
-    return self._open[step, draw][1:]
+    return self._open[step, draw][1]
 
   def take(self, gathered: Gathered, step: int, draw: int = 0) -> Gathered:
-    """Notes which weights drew a complete batch, in the schedule and in its conversations."""
-    noted, *_ = self._open.pop((step, draw))
+    """Ends a complete batch; notes which weights drew it in the schedule and its conversations."""
+    noted, _ = self._open.pop((step, draw))
+    if self.is_whole:
+      return gathered
     turns = [noted.turns_of(talk.sequence) for talk in gathered.played]
     self.schedule.note(step, draw, gathered.played, turns)
     played = zip(gathered.played, turns, strict=True)
@@ -128,12 +138,12 @@ class DrawingQueue:
   def _wait_for_parts(self, between: Callable[[], None]) -> None:
     """Waits until the present weights have drawn what they drew in the run that is repeated."""
     waited, before = 0.0, -1
-    while missing := sum(noted.missing(self._version) for noted, *_ in self._open.values()):
+    while missing := sum(noted.missing(self._version) for noted, _ in self._open.values()):
       between()
-      if waited > _STALL_S or not any(noted.missing(self._version, whole=True) for noted, *_ in self._open.values()):
-        for noted, *_ in self._open.values():
+      if waited > _STALL_S or not any(noted.missing(self._version, whole=True) for noted, _ in self._open.values()):
+        for noted, _ in self._open.values():
           noted.release(self._version)
-      if any(noted.error is not None for noted, *_ in self._open.values()):
+      if any(noted.error is not None for noted, _ in self._open.values()):
         return  # The batch raises it.
       waited, before = (waited + _PATIENCE_S if missing == before else 0.0), missing
       if waited > self._patience:
@@ -153,10 +163,11 @@ class DrawingQueue:
 
   def close(self) -> None:
     """Gives up what is open, and ends the engine; a later use makes a new one."""
-    for _, playing, _ in self._open.values():
-      playing.close()
+    for playing in (*(playing for _, playing in self._open.values()), self._last):
+      if playing is not None:
+        playing.close()
     self._open.clear()
-    engine, self._engine, self._version = self._engine, None, None
+    engine, self._engine, self._version, self._last = self._engine, None, None, None
     if engine is not None:
       engine.close()
 

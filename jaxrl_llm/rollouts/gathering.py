@@ -10,9 +10,8 @@ from jaxtyping import Int
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped
 from jaxrl_llm.rollouts import conversations
-from jaxrl_llm.rollouts.playing import Conversation, Job, Playing, to_completion, to_rollouts
+from jaxrl_llm.rollouts.playing import Conversation, Job, Playing, as_engine_error, to_completion, to_rollouts
 from jaxrl_llm.rollouts.rollout import Drawn, pending, put
-from jaxrl_llm.rollouts.run_engine import as_engine_error
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import StopReason
 

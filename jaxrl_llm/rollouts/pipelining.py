@@ -1,8 +1,9 @@
 """Pipelining of rollouts: which are drawn while the learner runs, and with which weights.
 
 Without lag, the rollouts of an RL step are drawn with the step's own weights: the sampler waits for
-the learner, and the learner for the sampler. With a lag of one, a step's rollouts are drawn with
-the weights of the previous step, while that step grades and learns:
+the learner, and the learner for the sampler. With a lag of η, the rollouts of a step are begun η
+steps earlier, with the weights of that step, and drawn while the learner grades and learns. For
+η = 1:
 
   learner:          | learn 0 | learn 1 | learn 2 | save |         | learn 3 | ...
   sampler: | draw 0 | draw 1  | draw 2  |         |      | draw 3  | draw 4  | ...
@@ -54,14 +55,3 @@ def horizon(config: ConfigDict, step: int) -> int:
   """
   last = next(later for later in range(step, config.num_steps) if saves(config, later))
   return min(step + config.rollout.staleness, last) + 1
-
-
-def draws_ahead(config: ConfigDict, step: int) -> bool:
-  """Returns whether the next RL step's rollouts are drawn during this step, counted from 0.
-
-  Example:
-    >>> config = ConfigDict({"num_steps": 5, "checkpoint": {"every": 3}, "rollout": {"staleness": 1}})
-    >>> [draws_ahead(config, step) for step in range(5)]
-    [True, True, False, True, False]
-  """
-  return config.rollout.staleness == 1 and not saves(config, step)

@@ -20,13 +20,29 @@ import jax
 import numpy as np
 from jaxtyping import Int16, PRNGKeyArray
 
-from jaxrl_llm.engine.requests import Engine
+from jaxrl_llm.engine import requests
+from jaxrl_llm.engine.requests import Engine, ReplayLost, Request
+from jaxrl_llm.messages import one_line
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import Rollouts, StopReason
 
 PATIENCE_S = 0.1
 """Time after which a caller that waits for conversations may look around, in seconds."""
+
+
+class EngineError(RuntimeError):
+  """The decoding engine has failed, so nothing can be drawn. The message is one line."""
+
+
+def as_engine_error(error: BaseException) -> BaseException:
+  """Returns what a run raises for an error of the engine's thread.
+
+  Errors of the device stay what they are, because a run explains those of its memory.
+  """
+  if isinstance(error, EngineError | ReplayLost | jax.errors.JaxRuntimeError | MemoryError) or not isinstance(error, Exception):
+    return error
+  return EngineError(f"the decoding engine: {one_line(error)}")
 
 
 class Draws(NamedTuple):
@@ -61,10 +77,9 @@ class Job(NamedTuple):
     seeds: Seed of each sequence; see `turn_seed`.
     salt: Text that keeps the batch's cached prefixes apart from those of others; see `Request`.
     draws: Settings of the turns.
-    at_once: Number of conversations that should be in progress at a time, because the engine keeps
-      the keys and values of so many; None for all.
-    begun: Each conversation as far as an earlier step has got with it, `UNFINISHED` unless it has
-      ended; empty if all are new.
+    at_once: Number of concurrent conversations, the rows of the engine's cache; None for all.
+    begun: Conversations carried over from the previous step, `UNFINISHED` unless they have ended;
+      empty if all are new.
     enough: Number of groups that must be complete. The others are cut then (see `cutting`), and
       handed over as they are; None waits for all.
   """
@@ -228,6 +243,31 @@ def turn_seed(seed: int, turn: int) -> int:
     (True, False)
   """
   return int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "little") + turn.to_bytes(8, "little"), digest_size=8).digest(), "little")
+
+
+def request_of(draws: Draws, tokens: Sequence[int], max_tokens: int, **own: Any) -> Request:
+  """Returns the request of a turn.
+
+  Args:
+    draws: Settings of the turns.
+    tokens: Ids that it continues.
+    max_tokens: Budget of the turn, in tokens.
+    **own: Fields that are the turn's own, such as `seed`, `salt` and `owner`; see `Request`.
+  """
+  options = dict(temperature=draws.temperature, top_k=draws.top_k, top_p=draws.top_p, stop_ids=draws.stop_ids, stops=draws.stops)
+  return Request(tokens, max_tokens, **options, **own)
+
+
+def reason_of(drawn: requests.Completion, draws: Draws) -> StopReason:
+  """Returns why a turn has ended.
+
+  Example:
+    >>> [reason_of(requests.Completion([7], [0.0], reason, 0, 0, 0), Draws(8, 8, stop_ids=(7,))).name for reason in ("stop", "length")]
+    ['TOKEN', 'LENGTH']
+  """
+  if drawn.reason == "stop":
+    return StopReason.TOKEN if drawn.tokens[-1] in draws.stop_ids else StopReason.STRING
+  return {"length": StopReason.LENGTH, "aborted": StopReason.ABORTED}[drawn.reason]
 
 
 def salt_of(key: PRNGKeyArray) -> str:

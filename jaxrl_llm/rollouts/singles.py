@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from jaxrl_llm.engine import requests
 from jaxrl_llm.engine.requests import Engine, Handle
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.rollouts.playing import Conversation, Job, Player, turn_seed
+from jaxrl_llm.rollouts.playing import Conversation, Job, Player, reason_of, request_of, turn_seed
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import StopReason
@@ -25,12 +25,11 @@ class Singles(Player):
     super().__init__(len(job.seeds))
     self._job, self._tokenizer, self._lock = job, tokenizer, threading.Lock()
     self._num_open, self._is_closed = len(job.seeds), False
-    draws, self._handles = job.draws, list[Handle]()
-    options = dict(temperature=draws.temperature, top_k=draws.top_k, top_p=draws.top_p, stop_ids=draws.stop_ids, stops=draws.stops)
+    self._handles: list[Handle] = []
     self._prompts = [prompt_ids(example, tokenizer) for example in job.examples]
     for sequence, seed in enumerate(job.seeds):
       own = dict(seed=turn_seed(seed, 0), salt=job.salt, owner=str(sequence))
-      handle = engine.submit(requests.Request(self._prompts[sequence // job.group_size], draws.max_new_tokens, **options, **own))
+      handle = engine.submit(request_of(job.draws, self._prompts[sequence // job.group_size], job.draws.max_new_tokens, **own))
       self._handles.append(handle)
       handle.completion.add_done_callback(lambda future, sequence=sequence: self._take(sequence, future))
 
@@ -53,9 +52,7 @@ class Singles(Player):
   def _response(self, sequence: int, drawn: requests.Completion) -> Conversation:
     if drawn.reason == "aborted" and not self._is_closed:
       raise RuntimeError("the decoding engine was closed while responses were drawn")
-    reason = {"length": StopReason.LENGTH, "aborted": StopReason.ABORTED}.get(drawn.reason)
-    if reason is None:
-      reason = StopReason.TOKEN if drawn.tokens[-1] in self._job.draws.stop_ids else StopReason.STRING
+    reason = reason_of(drawn, self._job.draws)
     counts = dict(cached_tokens=drawn.cached_tokens, computed_tokens=drawn.computed_tokens)
     routes = None if self._job.draws.routes is None else drawn.routes
     written, text = [True] * len(drawn.tokens), self._tokenizer.decode(tuple(drawn.tokens))

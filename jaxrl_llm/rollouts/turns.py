@@ -1,8 +1,8 @@
 """Conversations with an environment over the decoding engine, each at its own pace.
 
 A turn is a request with the whole conversation so far, of which the engine computes what is new.
-Once it is drawn, a thread steps the environment and asks for the next turn. There are more of them
-as soon as a step takes longer than the change to another thread:
+Once it is drawn, a thread steps the environment and asks for the next turn. More threads start when
+steps are slower than a thread switch:
 
   engine -> turn -> thread: step of the environment -> request of the next turn -> engine
                     └ over its timeout: the conversation has failed, and another thread takes over
@@ -28,7 +28,7 @@ from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.conversations import Rules, after_turn, checked, raised, timed_out
 from jaxrl_llm.rollouts.cutting import Cutting, cut
 from jaxrl_llm.rollouts.environments import Reply
-from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, Player, turn_seed, with_routes
+from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, Player, reason_of, request_of, turn_seed, with_routes
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import StopReason
@@ -200,14 +200,10 @@ class Talks(Player):
     if bound is not None and talk.drawn >= bound:
       return False
     room, own = draws.max_new_tokens - len(talk.tokens), len(talk.tokens) - talk.opened
-    request = requests.Request(
+    request = request_of(
+      draws,
       [*talk.prompt, *talk.tokens],
       room if rules.max_turn_tokens is None else min(room, rules.max_turn_tokens - own),
-      temperature=draws.temperature,
-      top_k=draws.top_k,
-      top_p=draws.top_p,
-      stop_ids=draws.stop_ids,
-      stops=draws.stops,
       seed=turn_seed(self._job.seeds[talk.sequence], len(talk.turns)),
       salt=self._job.salt,
       owner=str(talk.sequence),
@@ -234,7 +230,7 @@ class Talks(Player):
         continue
       try:
         is_late = self._repeat(talk) if future is None else self._continue(talk, future)
-      # Whatever it is, the caller must not wait for ever.
+      # Any failure must wake the caller.
       except BaseException as error:
         self._fail(error)
         return
@@ -312,9 +308,7 @@ class Talks(Player):
       if talk.ended:
         return False
       raise RuntimeError("the decoding engine was closed while conversations were drawn")
-    reason = StopReason.LENGTH
-    if drawn.reason == "stop":
-      reason = StopReason.TOKEN if drawn.tokens[-1] in draws.stop_ids else StopReason.STRING
+    reason = reason_of(drawn, draws)
     ids = tuple(talk.tokens[talk.opened :])
     said = Completion(self._tokenizer.decode(ids), ids, len(ids), reason != StopReason.LENGTH)
     reply, trouble = Reply(), None

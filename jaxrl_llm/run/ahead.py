@@ -1,101 +1,54 @@
-"""The rollouts that a run draws ahead of the step that learns from them.
-
-A training loop asks for the rollouts of each step in turn, and says when the sampler may go on:
-
-  ahead.take(step)  -> waits for the step's rollouts; they may have been begun earlier
-  ahead.begin(step) -> begins what may be begun once these have arrived
-"""
+"""The rollouts that a run has begun: those of the step that learns next, and of later ones."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from jaxrl_llm.rollouts import pipelining, rollout, versions
-from jaxrl_llm.run.sample import begin_queued, launch, move_weights, publish, wait, wait_queued
+from jaxrl_llm.rollouts import pipelining, rollout
+from jaxrl_llm.run.sample import launch, move_weights, publish, wait
 from jaxrl_llm.run.start import Run
 
 
-@runtime_checkable
-class Ahead(Protocol):
-  """How a run draws ahead."""
+class Ahead:
+  """Begins rollouts as early as the lag allows, and waits for those of a step; see `pipelining`.
+
+  Args:
+    run: RL run.
+  """
+
+  def __init__(self, run: Run):
+    self._run, self._next = run, run.record.rl_steps
+    self._open: dict[int, pipelining.InFlight] = {}
+    section, talking = run.config.rollout, run.experiment.talking
+    self._in_queue = talking is not None and not talking.queue.is_whole
+    # Groups that a step carries on are known once those of the step before have arrived, and other
+    # weights would wait for a whole batch of the engine.
+    self._one_by_one = section.spare_prompts > 0 or (talking is not None and talking.queue.is_whole)
 
   @property
   def is_empty(self) -> bool:
     """Whether nothing is begun, so that a checkpoint holds all that the next step depends on."""
-    ...
+    return not self._open
 
   def take(self, step: int, *, between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, Any]]:
-    """Returns the rollouts of a step, and metrics; calls `between` while it waits."""
-    ...
+    """Returns the rollouts of a step, and metrics, once all is begun that may be begun by then.
 
-  def begin(self, step: int) -> None:
-    """Begins later rollouts, once those of a step have arrived."""
-    ...
-
-
-def make_ahead(run: Run) -> Ahead:
-  """Returns how a run draws ahead, by its config."""
-  return FromQueue(run) if run.config.rollout.queue else OneStep(run)
-
-
-class OneStep:
-  """At most the next step's rollouts are drawn ahead; see `pipelining`.
-
-  Args:
-    run: RL run.
-  """
-
-  def __init__(self, run: Run):
-    self._run = run
-    self._drawing: pipelining.InFlight | None = None
-
-  @property
-  def is_empty(self) -> bool:
-    """Whether nothing is begun."""
-    return self._drawing is None
-
-  def take(self, step: int, *, between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, Any]]:
-    """Returns the rollouts of a step; see `Ahead`."""
-    run = self._run
-    if self._drawing is None or pipelining.draws_ahead(run.config, step):
+    Args:
+      step: RL step, from 0.
+      between: Function called while this waits. If it raises, the rollouts are given up.
+    """
+    run, horizon = self._run, pipelining.horizon(self._run.config, step)
+    if self._in_queue:
+      publish(run, between=between)  # What is in progress may go on with them.
+    elif self._next < horizon:
       move_weights(run)
     run.phases.begin("rollout")
-    current, self._drawing = self._drawing or launch(run, step), None
-    drawn, metrics = wait(run, current, between=between)
-    # Older weights drew what is carried.
-    if run.config.rollout.staleness and not run.config.rollout.spare_prompts:
-      drawn = drawn._replace(rollouts=versions.of_one_version(drawn.rollouts, current.version))
-    return drawn, metrics | {"rollout/staleness": step - current.version}
+    self._begin(step + 1 if self._one_by_one else horizon)
+    drawn, metrics = wait(run, self._open.pop(step), step, between=between)
+    self._begin(horizon)
+    return drawn, metrics
 
-  def begin(self, step: int) -> None:
-    """Begins the next step's rollouts, to overlap with this one's updates."""
-    if pipelining.draws_ahead(self._run.config, step):
-      self._drawing = launch(self._run, step + 1)
-
-
-class FromQueue:
-  """Several steps' rollouts are open at a time; see `drawing_queue`.
-
-  Args:
-    run: RL run.
-  """
-
-  def __init__(self, run: Run):
-    self._run, self._begun = run, run.record.rl_steps
-
-  @property
-  def is_empty(self) -> bool:
-    """Whether nothing is begun."""
-    return self._begun <= self._run.record.rl_steps
-
-  def take(self, step: int, *, between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, Any]]:
-    """Returns the rollouts of a step, after it has begun all that may be begun by now."""
-    run = self._run
-    publish(run, between=between)
-    run.phases.begin("rollout")
-    for later in range(self._begun, pipelining.horizon(run.config, step)):
-      begin_queued(run, later)
-      self._begun = later + 1
-    return wait_queued(run, step, between=between)
-
-  def begin(self, step: int) -> None:
-    """Does nothing: all that may be begun has been."""
+  def _begin(self, horizon: int) -> None:
+    """Begins the rollouts of all steps before `horizon`."""
+    for step in range(self._next, horizon):
+      self._open[step] = launch(self._run, step)
+    self._next = max(self._next, horizon)

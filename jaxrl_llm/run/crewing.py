@@ -19,7 +19,7 @@ _LOOK_S = 1.0  # Between two looks at how many have joined.
 
 
 def use_samplers(config: ConfigDict, experiment: Experiment, workdir: Path, *, note: Callable[[str], None]) -> None:
-  """Has other processes draw the rollouts of a run; they may join from now on.
+  """Lets sampler processes join the run and draw its rollouts.
 
   Args:
     config: The experiment's config.

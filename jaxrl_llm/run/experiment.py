@@ -41,7 +41,6 @@ from jaxrl_llm.rollouts.environments import Environment
 from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
-from jaxrl_llm.rollouts.run_engine import RunEngine
 from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, limit_of, make_samplers, room_in_prompts
 from jaxrl_llm.rollouts.singles import Singles
 from jaxrl_llm.rollouts.turns import Talks
@@ -58,27 +57,20 @@ from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
 
 
 class Talking(NamedTuple):
-  """What a run draws over the decoding engine: conversations, or responses from a queue.
+  """How a run generates with the decoding engine: conversations, or responses of a single turn.
 
   Attributes:
-    engine: The run's engine, or the queue before it.
+    queue: The batches that are open in the run's engine.
     play: Player of a batch.
     train, evaluate: Settings of the turns of training and of evaluations.
     at_once: Number of conversations that the engine keeps.
   """
 
-  engine: RunEngine | DrawingQueue
+  queue: DrawingQueue
   play: PlayFn
   train: Draws
   evaluate: Draws
   at_once: int
-
-  @property
-  def queue(self) -> DrawingQueue:
-    """The queue of an asynchronous run."""
-    if not isinstance(self.engine, DrawingQueue):
-      raise ValueError("config.rollout.queue: found False, expected True: there is no queue")
-    return self.engine
 
   def job(self, examples: rollout.Examples, key: PRNGKeyArray, *, group_size: int, draws: Draws) -> Job:
     """Returns the conversations of a batch with this key."""
@@ -147,7 +139,7 @@ class Experiment(NamedTuple):
 
   def closing(self) -> contextlib.AbstractContextManager:
     """Returns a context that ends the decoding engine, however it is left."""
-    return contextlib.nullcontext() if self.talking is None else self.talking.engine
+    return contextlib.nullcontext() if self.talking is None else self.talking.queue
 
   def drawn_by(self) -> list[str]:
     """Returns a line that says what draws conversations; none for single-turn responses."""
@@ -193,7 +185,7 @@ def load_task(config: ConfigDict, *, limits: Limits = NO_LIMITS, shots: int | No
     vary_shots=config.task.vary_shots,
     pictures=picture_settings(config),
     max_pictures=least(config.rollout.prompt_images, limits.pictures),
-    problems=partial(environment_problems, config) if config.task.name == "environment" else None,
+    problems=partial(environment_problems, config) if tasks.is_of_environment(config.task.name) else None,
     columns=columns_of_teachers(config),
     **task_settings(config),
   )
@@ -248,7 +240,8 @@ def environment_problems(config: ConfigDict, seeds: Sequence[int]) -> list[dict[
   """
   problems = make_environment(config).problems
   if problems is None:
-    raise ValueError(f"config.task.name: found 'environment', expected another one: {config.environment.name} has no problems of its own")
+    wanted = f"another one: {config.environment.name} has no problems of its own"
+    raise ValueError(f"config.task.name: found {config.task.name!r}, expected {wanted}")
   return json.loads(hosts.gather_text(json.dumps(problems(seeds)))[0])
 
 
@@ -316,12 +309,12 @@ def make_environment(config: ConfigDict) -> Environment:
   """
   section = config.environment
   settings = environment_settings(config)
-  if section.name == "python":
-    settings |= {name: config.sandbox[name] for name in ("backend", "timeout_s", "memory_gb", "image", "url")}
+  shared, names = environments.shared_settings(section.name)
+  settings |= {name: config[shared][name] for name in names}
   try:
     return environments.make(section.name, reply_timeout_s=section.timeout_s, **settings)
   except ValueError as error:
-    raise ValueError(f"config.{'sandbox.backend: ' if section.name == 'python' else ''}{error}") from error
+    raise ValueError(f"config.{f'{shared}.{names[0]}: ' if names else ''}{error}") from error
 
 
 def kl_coef_in_loss(config: ConfigDict) -> float:
@@ -477,7 +470,7 @@ def batch_problems(config: ConfigDict, why_not: str | None) -> Iterator[str]:
 
 
 def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: Rules | None) -> Talking:
-  """Makes what draws over the decoding engine; compiles nothing yet.
+  """Makes the queue and the player of the decoding engine; compiles nothing yet.
 
   Args:
     config: The experiment's config.
@@ -504,7 +497,7 @@ def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: R
   )
   make = lambda params, version: make_engines(model, params, version=version, **options)
   return Talking(
-    DrawingQueue(make, patience_s=10 * section.sampler_timeout_s) if section.queue else RunEngine(make),
+    DrawingQueue(make, is_whole=not section.queue, patience_s=10 * section.sampler_timeout_s),
     player,
     Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, routes=routes, **common),
     Draws(temperature=config.eval.temperature, **common),
@@ -580,7 +573,7 @@ def make_draw(
 
     def draw_on_engine(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
       job = talking.job(examples, key, group_size=config.eval.samples, draws=talking.evaluate)
-      playing = talking.engine.play(talking.play, job, params, version)
+      playing = talking.queue.play(talking.play, job, params, version)
       drawn, _ = gather(playing, job, tokenizer, prompt_buckets=config.rollout.prompt_buckets)
       return drawn.rollouts, drawn.responses
 

@@ -102,7 +102,7 @@ def measure(run: Run) -> tuple[Findings, batch_lib.Batch]:
     run.phases.begin_step(len(batches) + 1, "weight_sync")
     move_weights(run)
     run.phases.begin("rollout")
-    drawn, _ = wait(run, launch(run, 0, draw=len(batches)))
+    drawn, _ = wait(run, launch(run, 0, draw=len(batches)), 0)
     run.phases.begin("reward", waits_for=run.grader.waits_for)
     batches.append(assess(run, drawn))
     seconds.append(time.perf_counter() - begun)
@@ -121,7 +121,7 @@ def measure(run: Run) -> tuple[Findings, batch_lib.Batch]:
 def compute_findings(
   run: Run, batches: list[batch_lib.Batch], *, sampling: float, learning: float, compiling: float
 ) -> Findings:
-  """Computes what a pilot tells of its rollouts; the times are those of a step, in seconds."""
+  """Summarises the rollouts of a pilot; the times are those of a step, in seconds."""
   group_size, verifier = batches[0].group_size, run.experiment.verifier
   joined = lambda read: np.concatenate([read(x) for x in batches])
   valid = joined(lambda x: x.graded.valid)

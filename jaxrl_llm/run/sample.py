@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.evaluation import held_out, write_samples
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import carried_talks, conversations, dynamic_sampling, pipelining, rollout
+from jaxrl_llm.rollouts import carried_talks, conversations, dynamic_sampling, pipelining, rollout, versions
 from jaxrl_llm.rollouts import partial as partial_lib
-from jaxrl_llm.rollouts.gathering import drawn_of, gather, wait_for
+from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
 from jaxrl_llm.rollouts.playing import sequence_seeds
 from jaxrl_llm.rollouts.weight_sync import check_version
 from jaxrl_llm.run.grading import assess, curriculum_metrics, with_signal
@@ -43,8 +43,14 @@ def sampler_params(run: Run) -> Params:
   return run.state.params if run.experiment.sync is None else run.on_sampler.params
 
 
+def publish(run: Run, *, between: Callable[[], None] = lambda: None) -> None:
+  """Gives the decoding engine the policy's weights, unless it has them."""
+  move_weights(run)
+  run.experiment.talking.queue.publish(sampler_params(run), run.record.rl_steps, between=between)
+
+
 def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
-  """Dispatches the rollouts of an RL step with the current weights, without waiting for them.
+  """Begins the rollouts of an RL step with the current weights, without waiting for them.
 
   Steps and their draws count from 0.
   """
@@ -52,14 +58,14 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
   if experiment.sync is not None:
     check_version(run.on_sampler, step, staleness=section.staleness)
   key = jax.random.fold_in(jax.random.fold_in(run.key, ROLLOUT), step)
+  key = jax.random.fold_in(key, draw) if draw else key
   if experiment.talking is not None:
-    key = jax.random.fold_in(key, draw) if draw else key
-    return pipelining.InFlight(run.record.rl_steps, carrying_talks(run, key, step) if section.spare_prompts else talking(run, key))
+    return pipelining.InFlight(run.record.rl_steps, on_engine(run, key, step, draw))
   ask = partial(
     rollout.dispatch,
     experiment.sampler.stream or experiment.sampler.sample,
     sampler_params(run),
-    key=jax.random.fold_in(key, draw) if draw else key,
+    key=key,
     mesh=experiment.sampler_mesh,
     tokenizer=experiment.task.tokenizer,
     prompt_buckets=section.prompt_buckets,
@@ -68,19 +74,34 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
   return pipelining.InFlight(run.record.rl_steps, drawing_function(run.config)(run, ask, step))
 
 
-def wait(run: Run, current: pipelining.InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[rollout.Drawn, dict[str, float]]:
+class StaleError(RuntimeError):
+  """Rollouts are older than the run allows, so nothing is learned from them."""
+
+
+def wait(
+  run: Run, current: pipelining.InFlight, step: int, *, between: Callable[[], None] = lambda: None
+) -> tuple[rollout.Drawn, dict[str, float]]:
   """Waits for the rollouts that an RL step learns from; the others are carried into the next step.
 
   `between` is called whenever the host has work to do while rollouts are in flight. If it raises,
   the rollouts are given up.
+
+  Raises:
+    StaleError: If weights drew them that are older than `rollout.staleness` allows.
   """
-  drawn, metrics = current.arrive(between)
+  (drawn, metrics), section, oldest = current.arrive(between), run.config.rollout, current.version
   rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
-  return drawn._replace(rollouts=rollouts), metrics
+  if rollouts.versions is not None:
+    oldest = int(np.min(rollouts.versions[rollouts.versions >= 0], initial=step))
+  elif section.staleness and not section.spare_prompts:  # Older weights drew what is carried.
+    rollouts = versions.of_one_version(rollouts, current.version)
+  if oldest < step - section.staleness:
+    raise StaleError(f"step {step + 1}: found tokens of the weights after {oldest} steps, expected {step - section.staleness} or later")
+  return drawn._replace(rollouts=rollouts), metrics | {"rollout/staleness": step - oldest}
 
 
 def drawing_function(config: ConfigDict) -> Callable[..., pipelining.ArriveFn]:
-  """Returns the function that draws rollouts, `(run, ask, step) -> arrive`.
+  """Returns the function that draws rollouts with the sampler, `(run, ask, step) -> arrive`.
 
   It dispatches them at once; `arrive` then waits for them.
   """
@@ -149,68 +170,32 @@ def conversing(run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
   return arrive
 
 
-def publish(run: Run, *, between: Callable[[], None] = lambda: None) -> None:
-  """Gives the queue's engine the policy's weights, unless it has them."""
-  move_weights(run)
-  run.experiment.talking.queue.publish(sampler_params(run), run.record.rl_steps, between=between)
+def on_engine(run: Run, key: PRNGKeyArray, step: int, draw: int) -> pipelining.ArriveFn:
+  """Begins a batch over the decoding engine, each conversation or response at its own pace.
 
-
-class StaleError(RuntimeError):
-  """Rollouts are older than the run allows, so nothing is learned from them."""
-
-
-def begin_queued(run: Run, step: int, *, draw: int = 0) -> None:
-  """Begins the rollouts of an RL step, or of one of its further draws, in the queue."""
-  talks, key = run.experiment.talking, jax.random.fold_in(jax.random.fold_in(run.key, ROLLOUT), step)
-  key = jax.random.fold_in(key, draw) if draw else key
-  job = talks.job(next(run.prompts), key, group_size=run.config.rollout.group_size, draws=talks.train)
+  With spare prompts it is drawn until enough groups are complete, starting with those carried over
+  from the last step.
+  """
+  section, talks, tokenizer = run.config.rollout, run.experiment.talking, run.experiment.task.tokenizer
+  groups, group_size = None, section.group_size
+  publish(run)
+  if section.spare_prompts:
+    new = new_prompts(run)
+    groups = carried_talks.join(run.carried, new, sequence_seeds(key, len(new) * group_size), step=step)
+    job = talks.job(groups.examples, key, group_size=group_size, draws=talks.train)
+    job = job._replace(seeds=groups.seeds, begun=groups.talks, enough=section.num_prompts)
+  else:
+    job = talks.job(next(run.prompts), key, group_size=group_size, draws=talks.train)
   talks.queue.begin(talks.play, job, step, draw)
 
-
-def wait_queued(
-  run: Run, step: int, *, draw: int = 0, between: Callable[[], None] = lambda: None
-) -> tuple[rollout.Drawn, dict[str, float]]:
-  """Waits for rollouts that were begun in the queue.
-
-  Raises:
-    StaleError: If weights drew them that are older than `rollout.staleness` allows.
-  """
-  talks, tokenizer = run.experiment.talking, run.experiment.task.tokenizer
-  playing, job = talks.queue.open(step, draw)
-  gathered = talks.queue.take(wait_for(playing, job, between=between, **grading(run)), step, draw)
-  rows = np.arange(len(job.seeds))
-  drawn, metrics = drawn_of(gathered, job, tokenizer, rows, prompt_buckets=run.config.rollout.prompt_buckets)
-  drawn_by, most = drawn.rollouts.versions, run.config.rollout.staleness
-  oldest = int(np.min(drawn_by[drawn_by >= 0], initial=step))
-  if oldest < step - most:
-    raise StaleError(f"step {step + 1}: found tokens of the weights after {oldest} steps, expected {step - most} or later")
-  rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
-  return drawn._replace(rollouts=rollouts), metrics | talks.queue.metrics() | {"rollout/staleness": step - oldest}
-
-
-def talking(run: Run, key: PRNGKeyArray) -> pipelining.ArriveFn:
-  """Draws conversations over the decoding engine, each at its own pace."""
-  section, experiment, talks = run.config.rollout, run.experiment, run.experiment.talking
-  job = talks.job(next(run.prompts), key, group_size=section.group_size, draws=talks.train)
-  playing = talks.engine.play(talks.play, job, sampler_params(run), run.record.rl_steps)
-  gathering = dict(prompt_buckets=section.prompt_buckets, **grading(run))
-  return lambda between: gather(playing, job, experiment.task.tokenizer, between=between, **gathering)
-
-
-def carrying_talks(run: Run, key: PRNGKeyArray, step: int) -> pipelining.ArriveFn:
-  """Draws conversations until enough groups are complete, starting with those carried over."""
-  section, experiment, talks = run.config.rollout, run.experiment, run.experiment.talking
-  new = new_prompts(run)
-  groups = carried_talks.join(run.carried, new, sequence_seeds(key, len(new) * section.group_size), step=step)
-  job = talks.job(groups.examples, key, group_size=section.group_size, draws=talks.train)
-  job = job._replace(seeds=groups.seeds, begun=groups.talks, enough=section.num_prompts)
-  playing = talks.engine.play(talks.play, job, sampler_params(run), run.record.rl_steps)
-
   def arrive(between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, float]]:
-    gathered = wait_for(playing, job, between=between, **grading(run))
-    rows, run.carried = carried_talks.take(groups, gathered.played, num_groups=section.num_prompts)
-    drawn, metrics = drawn_of(gathered, job, experiment.task.tokenizer, rows, prompt_buckets=section.prompt_buckets)
-    return drawn, metrics | carried_talks.metrics(groups, gathered.played, rows, step=step)
+    gathered = wait_for(talks.queue.playing(step, draw), job, between=between, **grading(run))
+    gathered, rows, own = talks.queue.take(gathered, step, draw), np.arange(len(job.seeds)), talks.queue.metrics()
+    if groups is not None:
+      rows, run.carried = carried_talks.take(groups, gathered.played, num_groups=section.num_prompts)
+      own |= carried_talks.metrics(groups, gathered.played, rows, step=step)
+    drawn, metrics = drawn_of(gathered, job, tokenizer, rows, prompt_buckets=section.prompt_buckets)
+    return drawn, metrics | own
 
   return arrive
 
@@ -233,11 +218,7 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
     return batch, curriculum_metrics(run)
   signals = [with_signal(run, batch, shaped=False)]
   while np.sum(signals) < section.num_prompts and len(batches) <= section.max_refills:
-    if run.config.rollout.queue:
-      begin_queued(run, step, draw=len(batches))
-      drawn, _ = wait_queued(run, step, draw=len(batches))
-    else:
-      drawn, _ = wait(run, launch(run, step, draw=len(batches)))
+    drawn, _ = wait(run, launch(run, step, draw=len(batches)), step)
     batches.append(assess(run, drawn))
     signals.append(with_signal(run, batches[-1], shaped=False))
   batch, counters = dynamic_sampling.fill(batches, signals, num_groups=section.num_prompts)

@@ -1,4 +1,4 @@
-"""What the teachers of a run say of the sampled tokens, as advantages."""
+"""Per-token advantages from the log-probabilities of teachers."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -24,7 +24,7 @@ from jaxrl_llm.tasks.shots import with_shots
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import Tokenizer
 
-__all__ = ["TASKS", "Row", "Task", "make", "names", "task_problems"]
+__all__ = ["TASKS", "Row", "Task", "has_parts", "is_of_environment", "make", "names", "task_problems"]
 
 
 def generated_task(
@@ -117,11 +117,11 @@ def check_parts(parts: Sequence[str] = (), **others: object) -> None:
 
 
 SETS = {
-  "environment": Entry(environment_task, needs_settings=True),
+  "environment": Entry(environment_task, needs_settings=True, is_of_environment=True),
   "file": Entry(file_task, check_file, needs_settings=True),
   **published.SETS,
   **packaged.SETS,
-  "mixture": Entry(mixture_task, check_parts, needs_settings=True),
+  "mixture": Entry(mixture_task, check_parts, needs_settings=True, has_parts=True),
 }
 """Tasks by name whose problems come from files or packages."""
 
@@ -129,6 +129,16 @@ SETS = {
 def names() -> tuple[str, ...]:
   """Returns the names of all tasks except reasoning-gym's, which are `gym:NAME`."""
   return (*TASKS, *SETS)
+
+
+def is_of_environment(name: str) -> bool:
+  """Returns whether an environment makes a task's problems and rewards the responses."""
+  return name in SETS and SETS[name].is_of_environment
+
+
+def has_parts(name: str) -> bool:
+  """Returns whether a task mixes other tasks, with weights and shots of their own."""
+  return name in SETS and SETS[name].has_parts
 
 
 def task_problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | str]:
@@ -249,9 +259,7 @@ def make(
   setup = Setup(levels, data_dir, tokenizer, bad_rows, *limits, shots, shot_template, vary_shots, *others)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
-    if name == "mixture":  # Its parts have shots of their own.
-      return task
-    return with_shots(task, shots, shot_template, vary=vary_shots)
+    return task if has_parts(name) else with_shots(task, shots, shot_template, vary=vary_shots)
   test_settings = settings if test_name is None else {} if test_source is None else {"source": test_source}
   of_test = setup._replace(levels=test_levels, max_tokens=None, columns=columns if test_name is None else ())
   other = make(test_name or name, **of_test._asdict(), **test_settings)

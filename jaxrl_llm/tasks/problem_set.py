@@ -102,11 +102,15 @@ class Entry(NamedTuple):
     load: Function `(setup, **settings) -> task`, whose keyword-only arguments are the settings.
     check: Function `(**settings)` that rejects invalid settings without reading any data.
     needs_settings: Whether the task requires settings, and so cannot be part of a mixture.
+    is_of_environment: Whether an environment makes the problems and rewards the responses.
+    has_parts: Whether it mixes other tasks, with weights and shots of their own.
   """
 
   load: Callable[..., Task]
   check: Callable[..., object] = lambda **settings: None
   needs_settings: bool = False
+  is_of_environment: bool = False
+  has_parts: bool = False
 
 
 def held_out(question: str) -> float:

@@ -96,7 +96,6 @@ def kernel_products(jaxpr, *, inside=False):
 PROGRAMS = {
   "update": lambda config: update(config),
   "update, plain attention": lambda config: update(config._replace(attention="xla")),
-  "update, attention of JAX": lambda config: update(config._replace(attention="dot_product")),
   "update, attention in blocks": lambda config: update(config._replace(attention="chunked")),
   "update with adapters": lambda config: update(config._replace(lora=Lora(rank=4, alpha=8.0, targets=(".*",)))),
   "update, tied head": lambda config: update(config._replace(tie_embeddings=True)),

@@ -105,10 +105,9 @@ def test_values_are_those_of_a_loop(backend, layout, rng):
 
 
 @pytest.mark.parametrize("backend, layout, dtype", few([
-  ("dot_product", "packed", "float32"), ("dot_product", "shared", "bfloat16"),
   ("chunked", "packed", "float32"), ("chunked", "shared", "float32"), ("chunked", "shared", "bfloat16"),
   ("flash", "packed", "bfloat16"),  # Emulated, and slow; others are in test_flash.py.
-], 0, 3, 5))  # fmt: skip
+], 0, 1, 3))  # fmt: skip
 def test_gradients_are_those_of_xla(backend, layout, dtype, rng):
   arrays, layout = inputs(rng, dtype=dtype), LAYOUTS[layout]
   # Every dtype is compared with float32, so that two roundings cannot agree by chance.
@@ -154,8 +153,8 @@ def test_a_mesh_changes_nothing(backend, shape, batch, rng):
 
 
 @pytest.mark.parametrize("backend, parts, length", few([
-  ("xla", 2, 40), ("dot_product", 4, 40), ("chunked", 2, 40), ("chunked", 8, 40), ("chunked", 2, 132), ("flash", 2, 40),
-], 0, 1, 2))  # fmt: skip
+  ("xla", 2, 40), ("chunked", 2, 40), ("chunked", 8, 40), ("chunked", 2, 132), ("flash", 2, 40),
+], 0, 1))  # fmt: skip
 def test_the_order_of_stripes_changes_nothing(backend, parts, length, rng):
   mesh = mesh_lib.make_mesh(data=1, context=parts, devices=jax.devices()[:parts])
   arrays, stripes = inputs(rng, length=length), stripes_of(length, mesh)
@@ -208,11 +207,11 @@ def test_a_model_uses_its_backend(monkeypatch):
   for name in attention.BACKENDS:
     monkeypatch.setitem(attention.BACKENDS, name, lambda q, *rest, name=name: seen.append(name) or q)
   tokens = jnp.ones((2, T), jnp.int32)
-  for name in ("dot_product", "flash", "chunked", "auto"):
+  for name in ("flash", "chunked", "auto"):
     model = make_model(preset("nano", vocab_size=16)._replace(attention=name))
     params = jax.eval_shape(model.init, jax.random.key(0))
     jax.eval_shape(model.logits, params, tokens, tokens, tokens)
-  assert list(dict.fromkeys(seen)) == ["dot_product", "flash", "chunked", "xla"]
+  assert list(dict.fromkeys(seen)) == ["flash", "chunked", "xla"]
 
 
 @pytest.mark.parametrize("platform, dtype, head_dim, length, expected", [
@@ -231,7 +230,7 @@ def test_cudnn_refuses_float32(rng):
   mask = attention.packed(jnp.asarray(LAYOUTS["packed"].segments)).mask
   message = r"^model.attention: found 'cudnn' with activations of float32, expected bfloat16 or float16; set model.dtype='bfloat16', or "
   with pytest.raises(ValueError, match=message):
-    jax.eval_shape(lambda *x: attention.dot_product_attention(*x, mask, implementation="cudnn"), q, k, v)
+    jax.eval_shape(lambda *x: attention.cudnn_attention(*x, mask), q, k, v)
 
 
 def test_a_backend_on_the_wrong_platform_is_refused(rng, monkeypatch):
@@ -249,7 +248,7 @@ def test_a_backend_on_the_wrong_platform_is_refused(rng, monkeypatch):
 
 @pytest.mark.parametrize("name, hint", [("flsh", "did you mean 'flash'?"), ("splash", "did you mean 'flash'?"), ("", "")])
 def test_an_unknown_backend_is_refused(name, hint):
-  with pytest.raises(ValueError, match="^model.attention: found .*expected one of auto, xla, chunked, dot_product, cudnn, fl") as caught:
+  with pytest.raises(ValueError, match="^model.attention: found .*expected one of auto, xla, chunked, cudnn, fl") as caught:
     attention.check_backend(name)
   assert hint in str(caught.value) and "\n" not in str(caught.value)
 

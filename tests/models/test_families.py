@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
-from jaxrl_llm.models.files.families import FAMILIES, from_hf_config, to_hf_config
+from jaxrl_llm.models.files.families import FAMILIES, Family, from_hf_config, to_hf_config
 from jaxrl_llm.models.presets import PRESETS
 
 CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
@@ -117,6 +117,16 @@ def test_transformers_5_has_another_name_for_the_number_of_experts():
 )
 def test_options_that_change_nothing_are_accepted(fields):
   assert read("Qwen2", **fields) == read("Qwen2")
+
+
+def test_a_window_without_a_switch_is_refused(monkeypatch):
+  """As in Mistral 7B. A new family has no switch unless its row names one."""
+  monkeypatch.setitem(FAMILIES, "MistralForCausalLM", Family("mistral"))
+  raw = raw_config("Llama") | dict(architectures=["MistralForCausalLM"])
+  from_hf_config(raw | dict(sliding_window=None), where="x")
+  with pytest.raises(ValueError, match="x: sliding_window: found 8, expected null: attention within a sliding window"):
+    from_hf_config(raw | dict(sliding_window=8), where="x")
+  assert read("Llama", sliding_window=8) == read("Llama")  # Llama reads no such field.
 
 
 WINDOW = dict(use_sliding_window=True, sliding_window=4096)

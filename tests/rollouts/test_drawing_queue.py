@@ -80,14 +80,14 @@ def test_a_repeated_turn_of_several_weights_waits_for_the_whole_ones(repeated):
 
   queue.publish({}, 1, between=between)
   assert seen[0] == [whole] and seen[-1] == [whole, first, second] and engine.versions == [1]
-  handles = queue.open(0)[0].handles
+  handles = queue.playing(0).handles
   engine.draw(first, 3)
   assert handles[0].completion.result(0).reason == "stop" and not handles[1].completion.done()
 
 
 def test_what_is_held_back_can_be_given_up(repeated):
   queue, engine, (_, _, whole) = repeated
-  handles = queue.open(0)[0].handles
+  handles = queue.playing(0).handles
   queue.close()
   assert [handle.completion.result(0).reason for handle in handles[:2]] == ["aborted"] * 2
   assert list(engine.open) == [whole]

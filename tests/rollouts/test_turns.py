@@ -16,9 +16,9 @@ from jaxrl_llm.engine.requests import Limits
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import gathering, playing
 from jaxrl_llm.rollouts.conversations import Rules
+from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.rollouts.playing import Conversation, Draws, Job
-from jaxrl_llm.rollouts.run_engine import EngineError, RunEngine
+from jaxrl_llm.rollouts.playing import Conversation, Draws, EngineError, Job
 from jaxrl_llm.rollouts.turns import Talks
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
@@ -215,7 +215,7 @@ def test_other_weights_wait_for_conversations_in_flight(engine_of):
   released, model_params = threading.Event(), built()[1]
   waits = Environment(COUNTING.reset, lambda state, turn: (released.wait(60), COUNTING.step(state, turn))[1])
   play = lambda environment: lambda engine, job: begin(engine, environment, job)
-  engine = RunEngine(lambda params, version: engine_of(version=version))
+  engine = DrawingQueue(lambda params, version: engine_of(version=version), is_whole=True)
   with engine:
     first = engine.play(play(waits), JOB, model_params, 1)
     timer = threading.Timer(0.2, released.set)
@@ -272,7 +272,7 @@ def test_rollouts_take_the_prompts_of_their_conversations():
       playing.to_rollouts(wrong, EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(8, 4))
 
 
-def test_a_run_engine_compiles_nothing_twice():
+def test_the_engine_of_a_queue_compiles_nothing_twice():
   model, params = built()
   made = []
 
@@ -280,7 +280,7 @@ def test_a_run_engine_compiles_nothing_twice():
     made.append(version)
     return make_engine(model, params, slots=SIZE, context=CONTEXT, max_requests=64, chunk=CHUNK, spans=SPANS, version=version)
 
-  with RunEngine(make) as engine:
+  with DrawingQueue(make, is_whole=True) as engine:
     for version in (0, 0, 1):
       drawn(engine.play(lambda engine, job: begin(engine, job=job), JOB, params, version))
   assert made == [0]

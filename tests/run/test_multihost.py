@@ -20,7 +20,8 @@ from jaxrl_llm.workdir.metrics import read_rows, reproducible
 from tests.runs import ROOT, VARIED, call, command, environment, flags, free_address, joined, quick, tiny_config
 
 OVERRIDES = VARIED | {
-  "warm_start.num_steps": 8, "checkpoint.warm_start_every": 4, "mesh.fsdp": 2, "log.num_table_rows": 0, "log.tensorboard": False,
+  "warm_start.num_steps": 8, "checkpoint.warm_start_every": 4, "mesh.fsdp": 2, "rollout.staleness": 2,
+  "log.num_table_rows": 0, "log.tensorboard": False,
 }  # fmt: skip
 ARGS = ["--config=configs/gspo.py:tiny", *flags(OVERRIDES)]
 # Otherwise the sums over the devices of one process are taken in another order, and after some

@@ -15,7 +15,7 @@ from jaxrl_llm.engine.loop import DecodingEngine
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.gathering import gather
-from jaxrl_llm.rollouts.run_engine import EngineError
+from jaxrl_llm.rollouts.playing import EngineError
 from jaxrl_llm.run import experiment, learn
 from jaxrl_llm.run.saved_state import ROLLOUT
 from jaxrl_llm.tasks.pipeline import example_iterator
@@ -73,7 +73,7 @@ def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
       for step, version in enumerate([0, 0, 1, 3, 3]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
         job = talks.job(next(prompts), key, group_size=config.rollout.group_size, draws=talks.train)
-        playing = talks.engine.play(talks.play, job, jax.tree.map(np.asarray, weights[version]), version)
+        playing = talks.queue.play(talks.play, job, jax.tree.map(np.asarray, weights[version]), version)
         drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=built.config.rollout.prompt_buckets)
         batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=built.rewards)
         batch = batch._replace(advantages=np.zeros(drawn.rollouts.tokens.shape, np.float32), signal=np.zeros(1, bool))

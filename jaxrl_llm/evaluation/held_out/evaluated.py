@@ -148,13 +148,9 @@ def eval_metrics(evaluation: Evaluated, metrics: Sequence[str] = ()) -> dict[str
   return row
 
 
-def summary(evaluation: Evaluated, metrics: Sequence[str | MetricName], *, rated: bool = False) -> Summary:
-  """Summarises an evaluation with `summarise`.
-
-  If `rated`, the problems' levels are CodeForces ratings, with 0 for an unrated problem.
-  """
-  ratings = np.array([float(level) or np.nan for level in evaluation.levels]) if rated else None
+def summary(evaluation: Evaluated, metrics: Sequence[str | MetricName]) -> Summary:
+  """Summarises an evaluation with `summarise`."""
   return summarise(
     metrics, evaluation.rewards, lengths=evaluation.lengths, stopped=evaluation.stopped, answers=evaluation.votes,
-    levels=evaluation.levels, problem_ratings=ratings, causes=evaluation.causes,
+    levels=evaluation.levels, causes=evaluation.causes,
   )  # fmt: skip

@@ -26,6 +26,8 @@ class Family(NamedTuple):
     head_dim: Default width of a head; None is the model's width over the number of query heads.
     max_positions: Default context length in tokens.
     refused_biases: Fields that would give linear maps a bias that is not implemented.
+    window_switch: Field without which `sliding_window` has no effect, "" if it never has one; None
+      if it always has one.
     has_tower: Whether it has a vision tower. The decoder's fields are then below `text_config`, and
       the gates of its experts always sum to 1.
   """
@@ -38,25 +40,22 @@ class Family(NamedTuple):
   head_dim: int | None = None
   max_positions: int = 32768
   refused_biases: tuple[str, ...] = ()
+  window_switch: str | None = None
   has_tower: bool = False
 
 
+_QWEN3 = Family("qwen3", qk_norm=True, head_dim=128, refused_biases=("attention_bias",), window_switch="use_sliding_window")
+
 FAMILIES = {
-  "LlamaForCausalLM": Family("llama", num_kv_heads=None, max_positions=2048, refused_biases=("attention_bias", "mlp_bias")),
-  "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True),
-  "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, refused_biases=("attention_bias",)),
-  "Qwen3MoeForCausalLM": Family("qwen3_moe", qk_norm=True, has_experts=True, num_kv_heads=4, refused_biases=("attention_bias",)),
-  "Qwen3VLForConditionalGeneration": Family(
-    "qwen3_vl", qk_norm=True, head_dim=128, max_positions=128000, refused_biases=("attention_bias",), has_tower=True
+  "LlamaForCausalLM": Family(
+    "llama", num_kv_heads=None, max_positions=2048, refused_biases=("attention_bias", "mlp_bias"), window_switch=""
   ),
-  "Qwen3VLMoeForConditionalGeneration": Family(
-    "qwen3_vl_moe",
-    qk_norm=True,
-    has_experts=True,
-    num_kv_heads=16,
-    max_positions=128000,
-    refused_biases=("attention_bias",),
-    has_tower=True,
+  "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window_switch="use_sliding_window"),
+  "Qwen3ForCausalLM": _QWEN3,
+  "Qwen3MoeForCausalLM": _QWEN3._replace(model_type="qwen3_moe", has_experts=True, num_kv_heads=4, head_dim=None),
+  "Qwen3VLForConditionalGeneration": _QWEN3._replace(model_type="qwen3_vl", max_positions=128000, has_tower=True),
+  "Qwen3VLMoeForConditionalGeneration": _QWEN3._replace(
+    model_type="qwen3_vl_moe", has_experts=True, num_kv_heads=16, head_dim=None, max_positions=128000, has_tower=True
   ),
 }
 
@@ -131,11 +130,13 @@ def _refuse_unimplemented(raw: dict[str, Any], family: Family, num_layers: int, 
     raise ValueError(f"{where}: quantization_config: found {method!r}, expected none; load the checkpoint in bfloat16, or a .gguf file")
   if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
     refuse("partial_rotary_factor", "1.0: rotating a part of a head is not implemented")
-  if family.model_type != "llama" and raw.get("use_sliding_window") and raw.get("sliding_window") is not None:
+  switch = family.window_switch
+  if raw.get("sliding_window") is not None and (switch is None or raw.get(switch)):
     # The first layer with the sliding window.
-    first = 0 if family.has_experts else raw.get("max_window_layers", 28)
+    first = 0 if family.has_experts or switch is None else raw.get("max_window_layers", 28)
     if not isinstance(first, int) or first < num_layers:
-      refuse("use_sliding_window", "false: attention within a sliding window is not implemented")
+      expected = "null" if switch is None else "false"
+      refuse(switch or "sliding_window", f"{expected}: attention within a sliding window is not implemented")
   if isinstance(raw.get("layer_types"), list) and set(raw["layer_types"]) - {"full_attention"}:
     refuse("layer_types", "full_attention everywhere")
 

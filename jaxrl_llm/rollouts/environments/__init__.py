@@ -21,9 +21,29 @@ from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
 from jaxrl_llm.rollouts.environments.python_tool import python_tool
 from jaxrl_llm.rollouts.environments.verifiers import check_verifiers, verifiers
 
-__all__ = ["ENVIRONMENTS", "FAMILIES", "Environment", "Family", "Reply", "State", "check_environment", "holds_problems", "make"]
+__all__ = [
+  "ENVIRONMENTS", "FAMILIES", "Environment", "Family", "Named", "Reply", "State", "check_environment", "holds_problems",
+  "make", "shared_settings",
+]  # fmt: skip
 
-ENVIRONMENTS: dict[str, Callable[..., Environment]] = {"calculator": calculator, "python": python_tool}
+class Named(NamedTuple):
+  """An environment with a name of its own.
+
+  Attributes:
+    make: Function `(**settings) -> Environment`.
+    shared: Section of the config with settings that it shares with rewards; "" for none.
+    names: Those settings. What is wrong with the first keeps the environment from working here.
+  """
+
+  make: Callable[..., Environment]
+  shared: str = ""
+  names: tuple[str, ...] = ()
+
+
+ENVIRONMENTS: dict[str, Named] = {
+  "calculator": Named(calculator),
+  "python": Named(python_tool, "sandbox", ("backend", "timeout_s", "memory_gb", "image", "url")),
+}
 """The package's environments by name."""
 
 
@@ -69,7 +89,7 @@ def check_environment(name: str, settings: dict[str, Any]) -> None:
     hint = did_you_mean(name, ENVIRONMENTS)
     names = f"{', '.join(ENVIRONMENTS)}, openenv:URL, verifiers:ID, MODULE:FUNCTION"
     raise ValueError(Problem("environment.name", repr(name), f"one of {names}{hint}"))
-  factory = family.make if family else ENVIRONMENTS.get(name, lambda: None)
+  factory = family.make if family else ENVIRONMENTS[name].make if name in ENVIRONMENTS else lambda: None
   known = tuple(inspect.signature(factory).parameters)
   for setting in settings:
     if setting not in known:
@@ -83,6 +103,11 @@ def holds_problems(name: str | None) -> bool:
   """Returns whether an environment's conversations are about its own problems alone."""
   family = _family(name or "")[0]
   return family is not None and family.holds_problems
+
+
+def shared_settings(name: str) -> tuple[str, tuple[str, ...]]:
+  """Returns the section of the config that an environment shares with rewards, and its fields."""
+  return ENVIRONMENTS[name][1:] if name in ENVIRONMENTS else ("", ())
 
 
 def _family(name: str) -> tuple[Family | None, str]:
@@ -110,7 +135,7 @@ def make(name: str, *, reply_timeout_s: float = 60.0, **settings: Any) -> Enviro
   """
   check_environment(name, settings)
   if name in ENVIRONMENTS:
-    return ENVIRONMENTS[name](**settings)
+    return ENVIRONMENTS[name].make(**settings)
   family, rest = _family(name)
   if family:
     return family.make(rest, timeout_s=reply_timeout_s, **settings)

@@ -141,7 +141,7 @@ def _report(
   facts: dict[str, Any],
   command: str,
 ) -> dict[str, Any]:
-  summary = held_out.summary(evaluated, metrics, rated=facts["task"]["name"] == "codeforces")
+  summary = held_out.summary(evaluated, metrics)
   result = {"schema": SCHEMA, "command": command} | facts | to_json(summary)
   failure = evaluated.graded.detail or None
   result |= {"verifier": verifier.name, "first_failure": failure, "samples_file": str(request.samples)}

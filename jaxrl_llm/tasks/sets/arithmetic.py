@@ -152,7 +152,7 @@ class Arithmetic(GeneratedProblems):
 class HintedArithmetic(Arithmetic):
   """Dataset of the same problems, with further demonstrations that follow a hint and are right.
 
-  A policy that imitates both kinds works carefully behind a hint, and carelessly without one. It is
+  A policy that imitates both kinds works carefully with a hint, and carelessly without one. It is
   then worth learning from itself: the problems to train on and to test have no hints.
   """
 
@@ -168,7 +168,7 @@ class HintedArithmetic(Arithmetic):
 
 
 def hinted(row: Mapping[str, Any]) -> str:
-  """Returns a problem behind its answer.
+  """Returns a problem with its answer prepended.
 
   Example:
     >>> hinted({"question": "7+8-5", "answer": "10"})

@@ -1,4 +1,4 @@
-"""Bringing a workdir from a bucket to its local mirror, as far as the mirror lacks it."""
+"""Download of the files of a workdir that its local mirror lacks, from its bucket."""
 
 import hashlib
 import json

@@ -15,7 +15,6 @@ from jaxrl_llm.evaluation.held_out import (
   refuse_failures,
   regrade,
   sample_rows,
-  summary,
 )
 from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -174,13 +173,6 @@ def test_samples_that_the_verifier_cannot_judge_are_dropped_and_counted():
   fails = WeightedReward("fails", judge)
   row, _, _, _ = run(PROBLEMS, batch_prompts=2, num_samples=2, verifier=fails)
   assert row["eval/accuracy"] == 0.75 and row["eval/failed"] == 4
-
-
-def test_levels_that_are_ratings_give_a_rating():
-  # The last problem is unrated.
-  evaluation = evaluated([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]], levels=[1000, 1800, 0])
-  rating = summary(evaluation, ["avg@n:n=2"], rated=True).rating
-  assert abs(rating.rating - 1400) < 1e-6 and summary(evaluation, ["avg@n:n=2"]).rating is None
 
 
 def test_partial_credit_is_not_a_pass():

@@ -14,7 +14,7 @@ from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import Messages, following_ids, opening_ids, split_calls
 from jaxrl_llm.pretrained.tool_calls import ToolCall
 from jaxrl_llm.rollouts.cutting import Cutting
-from jaxrl_llm.rollouts.playing import Conversation, Draws, turn_seed, with_routes
+from jaxrl_llm.rollouts.playing import Conversation, Draws, reason_of, request_of, turn_seed, with_routes
 from jaxrl_llm.text_types import Tokenizer, Turn
 from jaxrl_llm.types import StopReason
 
@@ -159,15 +159,16 @@ class Talk:
     before = [*self.prompt, *self.tokens]
     self._append(tokens, logprobs, True)
     stopped = is_whole
-    if not is_whole:
+    if is_whole:
+      self.reason = StopReason.TOKEN if tokens[-1] in draws.stop_ids else StopReason.STRING
+    else:
       for most in (self.table.max_turn_tokens, limit):
         room = room if most is None else min(room, most)
-      stopped = await self._ask(max(room - len(tokens), 1), len(tokens)) == "stop"
+      self.reason = await self._ask(max(room - len(tokens), 1), len(tokens))
+      stopped = self.reason != StopReason.LENGTH
       tokens, logprobs = self.tokens[len(before) - len(self.prompt) :], self.logprobs[len(before) - len(self.prompt) :]
     if not stopped:
       self._cut("max_output_tokens", is_refused=False)
-    else:
-      self.reason = StopReason.TOKEN if tokens[-1] in draws.stop_ids else StopReason.STRING
     text = tokenizer.decode(tokens)
     self.turns.append(Turn(text, "", 0.0, len(self.tokens) - 1))
     content, calls = split_calls(text, tools, tokenizer)
@@ -218,25 +219,14 @@ class Talk:
     self.logprobs += logprobs
     self.written += [is_own] * len(ids)
 
-  async def _ask(self, room: int, own: int) -> str:
+  async def _ask(self, room: int, own: int) -> StopReason:
     """Draws the rest of a turn, of which `own` tokens are there; returns why it ended."""
     draws = self.table.draws
     if self._bound() is not None and self.drawn >= self._bound():
       self.park()
       raise Refused("the conversation goes on later")
-    request = requests.Request(
-      [*self.prompt, *self.tokens],
-      room,
-      temperature=draws.temperature,
-      top_k=draws.top_k,
-      top_p=draws.top_p,
-      stop_ids=draws.stop_ids,
-      stops=draws.stops,
-      seed=turn_seed(self.seed, len(self.turns)),
-      salt=self.table.salt,
-      owner=str(self.seed),
-      drawn=own,
-    )
+    turn = dict(seed=turn_seed(self.seed, len(self.turns)), salt=self.table.salt, owner=str(self.seed), drawn=own)
+    request = request_of(draws, [*self.prompt, *self.tokens], room, **turn)
     self.is_open, handle, self.flying = True, None, 0
 
     def note(piece: Piece) -> None:
@@ -261,7 +251,7 @@ class Talk:
         raise Refused("the conversation goes on later")
       if drawn.reason == "aborted":
         raise RuntimeError("the decoding engine was closed while conversations were drawn")
-      return drawn.reason
+      return reason_of(drawn, draws)
     except Refused:
       raise
     except asyncio.CancelledError:
