@@ -14,9 +14,9 @@ from jaxrl_llm.kernels.flash_gpu_kernels import Tiles
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.models.attention import packed, xla_attention
 from jaxrl_llm.models.remat import rematerialised
+from tests.kernels.test_flash import LENGTH, ROWS, TOLERANCE, arrays, with_gradients
 from tests.kernels.triton import kernels_of, lines, lowered, shapes
 from tests.marks import few
-from tests.models.test_flash import LENGTH, ROWS, TOLERANCE, arrays, with_gradients
 
 flash_attention = functools.partial(flash.flash_attention, platform="gpu", interpret=True)
 

@@ -9,8 +9,8 @@ import pytest
 
 from jaxrl_llm.kernels import grouped, grouped_gpu
 from jaxrl_llm.models.experts import Weights, dispatch
+from tests.kernels.test_grouped_tpu import by_a_loop, draw
 from tests.kernels.triton import kernels_of, lines, lowered, shapes
-from tests.models.test_grouped_tpu import by_a_loop, draw
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-6), ("bfloat16", 8e-3)])
