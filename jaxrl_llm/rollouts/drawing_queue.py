@@ -94,7 +94,7 @@ class DrawingQueue:
         self._engine = self._make(params, version)
       else:
         if self.is_whole and self._last is not None:
-          self._last.wait()
+          self._last.wait()  # It began last: those before it have been waited for.
         self._wait_for_parts(between)
         self._engine.update(params, version)
       while self._version is None and not self._is_ready():
@@ -117,8 +117,7 @@ class DrawingQueue:
     """Begins what is no training batch, before all else that waits; publishes its weights first."""
     self.publish(params, version)
     assert self._engine is not None
-    noted = _Noted(self._engine, order=-1, oldest=version, known=None, seeds=())
-    self._last = play(self._engine if self.is_whole else noted, job)
+    self._last = play(self._engine if self.is_whole else _Noted(self._engine, order=-1, oldest=version, known=None, seeds=()), job)
     return self._last
 
   def playing(self, step: int, draw: int = 0) -> Playing:

@@ -258,6 +258,11 @@ def request_of(draws: Draws, tokens: Sequence[int], max_tokens: int, **own: Any)
   return Request(tokens, max_tokens, **options, **own)
 
 
+def stop_reason(tokens: Sequence[int], draws: Draws) -> StopReason:
+  """Returns what ended a turn that stopped by itself: a stop token, or a stop text."""
+  return StopReason.TOKEN if tokens[-1] in draws.stop_ids else StopReason.STRING
+
+
 def reason_of(drawn: requests.Completion, draws: Draws) -> StopReason:
   """Returns why a turn has ended.
 
@@ -266,7 +271,7 @@ def reason_of(drawn: requests.Completion, draws: Draws) -> StopReason:
     ['TOKEN', 'LENGTH']
   """
   if drawn.reason == "stop":
-    return StopReason.TOKEN if drawn.tokens[-1] in draws.stop_ids else StopReason.STRING
+    return stop_reason(drawn.tokens, draws)
   return {"length": StopReason.LENGTH, "aborted": StopReason.ABORTED}[drawn.reason]
 
 

@@ -14,7 +14,7 @@ from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import Messages, following_ids, opening_ids, split_calls
 from jaxrl_llm.pretrained.tool_calls import ToolCall
 from jaxrl_llm.rollouts.cutting import Cutting
-from jaxrl_llm.rollouts.playing import Conversation, Draws, reason_of, request_of, turn_seed, with_routes
+from jaxrl_llm.rollouts.playing import Conversation, Draws, reason_of, request_of, stop_reason, turn_seed, with_routes
 from jaxrl_llm.text_types import Tokenizer, Turn
 from jaxrl_llm.types import StopReason
 
@@ -160,7 +160,7 @@ class Talk:
     self._append(tokens, logprobs, True)
     stopped = is_whole
     if is_whole:
-      self.reason = StopReason.TOKEN if tokens[-1] in draws.stop_ids else StopReason.STRING
+      self.reason = stop_reason(tokens, draws)
     else:
       for most in (self.table.max_turn_tokens, limit):
         room = room if most is None else min(room, most)
