@@ -261,7 +261,6 @@ def draw_apart(config: ConfigDict) -> None:
   Args:
     config: Config to change in place.
   """
-  config.rollout.queue = True
   config.rollout.staleness = 4
   config.rollout.update_in_flight = "keep"
   config.rollout.samplers = 1

@@ -10,8 +10,8 @@
   --pilot           try the untouched model on the run's problems for a minute or two: pass rate,
                     share of groups that RL can learn from, time of a step and of the run, and what
                     to change first; keeps nothing
-  --replay          workdir of a run with config.rollout.queue, to repeat to the last bit: the same
-                    command with another --workdir, on the same devices
+  --replay          workdir of a run with config.rollout.update_in_flight, to repeat to the last
+                    bit: the same command with another --workdir, on the same devices
   --allow_config_change
                     resume in a --workdir whose run had other settings or devices; each difference
                     is printed and recorded
@@ -144,12 +144,13 @@ def check_replay(config: ConfigDict, workdir: Path, replay: Path) -> None:
   """Refuses to repeat a run that cannot be repeated.
 
   Raises:
-    UsageError: If the folder holds no run with a queue, or the config has none.
+    UsageError: If the folder holds no run with weights that came in flight, or the config has none.
   """
-  if fields.is_reward_model(config) or not config.rollout.queue:
-    raise UsageError("--replay: found a config without rollout.queue=True, expected one with it: other runs repeat by their seed")
+  if fields.is_reward_model(config) or config.rollout.update_in_flight is None:
+    expected = "'wait', 'keep' or 'recompute': other runs repeat by their seed"
+    raise UsageError(f"--replay: found a config with rollout.update_in_flight=None, expected {expected}")
   if not (replay / "schedule.jsonl").is_file():
-    raise UsageError(f"--replay: found no schedule.jsonl in {replay}, expected the workdir of a run with config.rollout.queue=True")
+    raise UsageError(f"--replay: found no schedule.jsonl in {replay}, expected the workdir of a run with config.rollout.update_in_flight")
   if replay.resolve() == workdir.resolve():
     raise UsageError(f"--replay: found the workdir itself, {workdir}, expected that of another run")
 

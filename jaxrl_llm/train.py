@@ -48,7 +48,7 @@ def proceed(run: Run) -> dict[str, Any]:
   """
   explaining, checkpoints = explained(run.config, lambda: run.phases.now), contextlib.closing(run.checkpoints)
   # Restores the terminal and closes the files, however the run ends.
-  with explaining, checkpoints, run.phases, run.experiment.closing(), run.grader, run.progress, run.writer, run.samples:
+  with explaining, checkpoints, run.phases, run.experiment.drawing.queue, run.grader, run.progress, run.writer, run.samples:
     warm_start(run)
     if run.record.accuracy_start is None:
       begin_rl(run)
@@ -73,7 +73,7 @@ def imitate(run: Run) -> list[dict[str, Any]]:
   run.progress.start("warm_start", config.num_steps, done=record.warm_steps)
   for step in range(record.warm_steps, config.num_steps):
     run.phases.begin_step(step + 1, "warm_start")
-    examples, gallery = next(run.demonstrations), experiment.gallery
+    examples, gallery = next(run.demonstrations), experiment.drawing.gallery
     settings = gallery and gallery.settings
     shown = encode_demonstrations(examples, experiment.task.tokenizer, replies=experiment.replies, pictures=settings)
     pictures = [None] * len(shown) if gallery is None else gallery.pictures(examples, run.state.params)

@@ -153,7 +153,7 @@ def test_another_process_draws_the_bits_of_this_one_and_may_be_killed(tmp_path):
       model = built.sampler.model if hasattr(built.sampler, "model") else built.learner.model
       dtype = built.config.model.sampler_dtype or built.config.model.dtype
       weights = [lower_precision(jax.jit(model.init)(jax.random.key(i)), dtype) for i in range(2)]
-      local = built.talking.queue._make(weights[0], 0)
+      local = built.drawing.queue._make(weights[0], 0)
     rng = np.random.default_rng(0)
     asked = [Request(rng.integers(0, 200, 4 + i % 12).tolist(), 12, seed=i, owner=f"{i % 10}") for i in range(20)]
     crew = gate.open_crew(tmp_path, limits=local.limits, timeout_s=30.0)

@@ -328,7 +328,7 @@ OTHER_SAMPLERS = {
   "float8 over adapters": ({"serving.weights": "float8", "model.lora_rank": 4}, 1e-2),
   "an 8-bit cache": ({"rollout.cache_dtype": "int8"}, 1e-4),
   "bfloat16": ({"model.sampler_dtype": "bfloat16"}, 1e-4),
-  "a queue": ({"serving.weights": "int8", "rollout.queue": True}, 1e-3),
+  "the loop": ({"serving.weights": "int8", "rollout.driver": "loop"}, 1e-3),
 }
 
 

@@ -25,48 +25,47 @@ import numpy as np
 from experiments.benchmarks.reporting import at_least_one, lines, report
 from jaxrl_llm import train
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.rollouts import conversations, rollout
+from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.rollouts.gathering import gather
+from jaxrl_llm.rollouts.sweeps import Sweeps
 from jaxrl_llm.run.sample import move_weights, sampler_params
 from jaxrl_llm.run.start import Run, start_run
 from jaxrl_llm.sampler import Requests
-from jaxrl_llm.types import Rollouts
+from jaxrl_llm.types import Params, Rollouts
 
 
 def by_sampler(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, float]]:
   """Returns a function `(problems, key) -> measurements` that calls the sampler once per turn."""
-  experiment, section, rules = run.experiment, run.config.rollout, run.experiment.talk
-  tokenizer, width = experiment.task.tokenizer, max(section.prompt_buckets)
-  placing = dict(mesh=experiment.sampler_mesh, tokenizer=tokenizer, prompt_buckets=section.prompt_buckets)
+  drawing = run.experiment.drawing
+  width, placing = max(drawing.prompt_buckets), dict(mesh=drawing.mesh, prompt_buckets=drawing.prompt_buckets)
 
   def draw(examples: rollout.Examples, key: jax.Array) -> dict[str, float]:
     computed = 0
 
-    def again(requests: Requests) -> Rollouts:
+    def sample(params: Params, prompts: jax.Array, mask: jax.Array, key: jax.Array, requests: Requests) -> Rollouts:
       nonlocal computed
-      drawn = hosts.to_host(rollout.dispatch(experiment.sampler.sample, sampler_params(run), examples, key, requests=requests, **placing))
-      new = drawn.mask.sum(axis=1) - requests.partial.lengths
+      drawn = hosts.to_host(drawing.programs.sample(params, prompts, mask, key, requests))
+      new = drawn.mask.sum(axis=1) - np.asarray(requests.partial.lengths)
       # All budgets are prefilled, and all rows decode until the last one has ended its turn.
       computed += len(examples) * width + drawn.mask.size + int(new.max()) * len(new)
       return drawn
 
-    talks = conversations.begin_conversations(examples, rules, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
-    first = again(conversations.turn_requests(talks, rules))
-    rollouts, responses = conversations.converse(first, talks, again, rules=rules, tokenizer=tokenizer)
-    return conversations.metrics(rollouts, responses) | {"tokens": float(rollouts.mask.sum()), "computed": float(computed)}
+    job = drawing.train.job(examples, key)
+    playing = Sweeps(sampler_params(run), job, sample=sample, tokenizer=drawing.tokenizer, rules=drawing.rules, **placing)
+    drawn, metrics = gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)
+    return metrics | {"tokens": float(drawn.rollouts.mask.sum()), "computed": float(computed)}
 
   return draw
 
 
 def by_engine(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, float]]:
   """Returns a function `(problems, key) -> measurements` that uses the engine."""
-  experiment, section = run.experiment, run.config.rollout
-  talking = experiment.talking
+  drawing = run.experiment.drawing
 
   def draw(examples: rollout.Examples, key: jax.Array) -> dict[str, float]:
-    job = talking.job(examples, key, group_size=section.group_size, draws=talking.train)
-    playing = talking.queue.play(talking.play, job, sampler_params(run), run.record.rl_steps)
-    drawn, metrics = gather(playing, job, experiment.task.tokenizer, prompt_buckets=section.prompt_buckets)
+    job = drawing.train.job(examples, key)
+    playing = drawing.queue.play(drawing.train.play, job, sampler_params(run), run.record.rl_steps)
+    drawn, metrics = gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)
     return metrics | {"tokens": float(drawn.rollouts.mask.sum()), "computed": metrics["conversation/computed_tokens"]}
 
   return draw
@@ -83,9 +82,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     config.rollout.slots = args.slots
   with tempfile.TemporaryDirectory() as folder:
     run = start_run(config, pathlib.Path(folder))
-    if run.experiment.talking is None:
+    if run.experiment.drawing.rules is None or run.experiment.drawing.why_drain is not None:
       raise ValueError(f"--config={args.config}: found no conversations that the engine can draw, expected some")
-    with run.phases, run.experiment.closing(), run.grader, run.progress, run.writer, run.samples:
+    with run.phases, run.experiment.drawing.queue, run.grader, run.progress, run.writer, run.samples:
       train.warm_start(run)
       run.phases.begin("rollout")
       move_weights(run)

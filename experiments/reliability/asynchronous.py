@@ -34,7 +34,6 @@ FLAGS = (
   "--config=configs/gspo.py:tiny",
   "--config.warm_start.num_steps=0",
   "--config.reward.at_random=0.5",  # Random weights are never right.
-  "--config.rollout.queue=True",
   f"--config.rollout.staleness={STALENESS}",
   f"--config.rollout.samplers={SAMPLERS}",
   "--config.rollout.update_in_flight=keep",

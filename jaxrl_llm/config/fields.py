@@ -354,12 +354,12 @@ FIELDS: dict[str, Field] = {
   "rollout.staleness": Field(0, NATURAL,
     "RL steps by which the weights that draw a token may lag; above 0, the next rollouts are drawn while this step "
     "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),
-  "rollout.queue": Field(False, SWITCH,
-    "Draw rollouts over the decoding engine, request by request, while the learner works on earlier steps; for weights that come in "
-    "flight, conversations with a staleness above 1, and samplers in processes of their own."),
-  "rollout.update_in_flight": Field(None, one_of("keep", "recompute"),
-    "New weights go on with responses in progress, whose keys and values are kept or recomputed; None: each response is drawn to its end "
-    "with the weights that began it."),
+  "rollout.driver": Field("auto", one_of("auto", "drain", "loop"),
+    "drain: one program draws a whole batch, on any mesh; loop: the decoding engine draws request by request, and grades each response as "
+    "it finishes. auto: the loop for conversations where it can, and with update_in_flight or samplers; else the drain."),
+  "rollout.update_in_flight": Field(None, one_of("wait", "keep", "recompute"),
+    "What new weights do to responses in progress: wait for their end, or go on with their keys and values, kept or recomputed. None: they "
+    "wait for whole batches, so that each is drawn by the weights that it was begun with."),
   "rollout.samplers": Field(0, NATURAL,
     "Processes that draw (python -m jaxrl_llm.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
     "0: this process draws."),
@@ -373,9 +373,6 @@ FIELDS: dict[str, Field] = {
   "rollout.max_refills": Field(0, NATURAL,
     "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups that the estimator "
     "gives advantages, penalties for length left out. Other groups then fill the rest."),
-  "rollout.report_every": Field(0, NATURAL,
-    "Decoding steps between reports of finished responses, which are graded while the rest is drawn; 0: one report "
-    "at the end. Conversations on the decoding engine: above 0, each is graded once it has ended."),
 
   "learner.updates_per_rollout": Field(4, COUNT, "Optimizer updates per rollout batch, each on a mini-batch of whole groups."),
   "learner.rows_per_device": Field(None, COUNT,

@@ -247,18 +247,18 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness or spare_prompts above 0, "
     "off_policy_anchor='sampler'"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and x.ignores_lag, _IGNORES_LAG),
-  Refusal("rollout.staleness",
-    lambda c, x: c.rollout.staleness > 1 and c.environment.name is not None and not c.rollout.queue,
-    "0 or 1, or rollout.queue=True, because without a queue new weights wait for whole conversations"),
-  Refusal("rollout.update_in_flight",
-    lambda c, x: c.rollout.update_in_flight is not None and not (c.rollout.queue and c.rollout.staleness > 0),
-    "None, or rollout.queue=True and a rollout.staleness above 0: otherwise no response is in progress when new weights come"),
-  Refusal("rollout.samplers", lambda c, x: c.rollout.samplers > 0 and not c.rollout.queue,
-    "0, or rollout.queue=True, because only the queue hands requests to other processes"),
+  Refusal("rollout.update_in_flight", lambda c, x: c.rollout.update_in_flight is not None and c.rollout.staleness == 0,
+    "None, or a rollout.staleness above 0: otherwise no response is in progress when new weights come"),
+  Refusal("rollout.driver",
+    lambda c, x: c.rollout.driver == "drain" and (c.rollout.samplers > 0 or c.rollout.update_in_flight is not None),
+    "'auto' or 'loop', because only the loop hands requests to other processes (rollout.samplers) or takes new weights "
+    "in flight (rollout.update_in_flight)"),
   Refusal("mesh.sampler", lambda c, x: c.rollout.samplers > 0 and c.mesh.sampler > 0,
     "0, because with rollout.samplers above 0 other processes draw, with devices of their own"),
-  Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and (c.rollout.queue or c.rollout.staleness > 1),
-    "0, because with rollout.queue=True or a rollout.staleness above 1 later steps' groups are drawn beside the longest of this one"),
+  Refusal("rollout.spare_prompts",
+    lambda c, x: c.rollout.spare_prompts > 0 and (c.rollout.update_in_flight is not None or c.rollout.staleness > 1),
+    "0, because with rollout.update_in_flight or a rollout.staleness above 1 later steps' groups are drawn beside the longest of "
+    "this one"),
   Refusal("moe.replay", lambda c, x: c.moe.replay == "R3" and c.rollout.update_in_flight == "recompute",
     "None or 'R2', or rollout.update_in_flight='keep', because recomputed tokens visit experts of other weights than those that drew them"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and x.ignores_lag, _IGNORES_LAG),
@@ -283,15 +283,11 @@ REFUSALS: tuple[Refusal, ...] = (
     "2 no step would lag"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.num_steps < 2,
     "0, because with num_steps below 2 no later step continues the spare groups: they would be lost"),
-  Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and _lags(c) and not c.rollout.queue,
-    "0, because with rollout.staleness or spare_prompts above 0 the sampler already draws for the next step; or both at 0"),
+  Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and c.rollout.spare_prompts > 0,
+    "0, because with rollout.spare_prompts above 0 a step already draws more groups than it learns from; or spare_prompts=0"),
   Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and not x.estimator.compares_groups,
     "0, because this advantage.estimator does not compare the samples of a group: groups of equal reward teach as "
     "much as others"),
-  Refusal("rollout.report_every",
-    lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0 and c.environment.name is None and not c.rollout.queue,
-    "0, because with rollout.staleness above 0 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
-    "or staleness=0"),
   Refusal("eval.samples", lambda c, x: c.eval.temperature == 0 and c.eval.samples > 1 and c.environment.name is None,
     "1, because with eval.temperature=0 all samples of a problem are its greedy response"),
   Refusal("serving.layout", lambda c, x: c.serving.layout is not None and c.mesh.sampler > 0,
@@ -303,9 +299,6 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("checkpoint.every_minutes", lambda c, x: c.rollout.staleness > 0 and c.checkpoint.every_minutes is not None,
     "None, because with rollout.staleness above 0 rollouts are in flight at the end of every step that does not save "
     "anyway; lower checkpoint.every"),
-  Refusal("rollout.report_every", lambda c, x: c.rollout.report_every >= c.rollout.max_new_tokens and c.rollout.slots is None,
-    "less than rollout.max_new_tokens, unless rollout.slots makes sequences wait: otherwise all finish before the "
-    "first report"),
 )
 # fmt: on
 """Table of refusals; every row that applies is reported, and `expected` says what to do."""
@@ -339,9 +332,8 @@ def refusals(config: ConfigDict) -> Iterator[str]:
 
 # Settings that need all devices in one process, which waits for them or moves data between them.
 _OF_ONE_PROCESS = {
-  "rollout.report_every": "score responses while it draws others",
   "mesh.sampler": "give sampler and learner separate devices",
-  "rollout.queue": "draw from a queue; sampler processes (rollout.samplers) are started by `python -m jaxrl_llm.join`",
+  "rollout.samplers": "hand requests to sampler processes, which `python -m jaxrl_llm.join` starts",
 }
 
 

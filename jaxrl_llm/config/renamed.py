@@ -1,7 +1,8 @@
 """Fields that others have replaced: what to write instead, and what a recorded config means."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -14,23 +15,16 @@ class Renamed(NamedTuple):
 
   Attributes:
     path: Field to set instead.
-    meaning: What it counts.
+    meaning: What it means.
     rule: Rule by which its value follows from that of the old field.
+    instead: Function from the old value, or its text, and the config to what to write instead; None
+      if that does not follow.
   """
 
   path: str
   meaning: str
   rule: str
-
-
-RENAMED = {
-  "learner.micro_batches": Renamed(
-    "learner.rows_per_device",
-    "the rows that a device takes at a time",
-    "the largest of row_buckets / (micro_batches x devices of mesh data x fsdp x expert), or None for micro_batches=1",
-  ),
-}
-"""Fields that are gone, by path."""
+  instead: Callable[[Any, ConfigDict], str | None]
 
 
 def problem(path: str, value: Any, config: ConfigDict) -> Problem:
@@ -49,28 +43,66 @@ def problem(path: str, value: Any, config: ConfigDict) -> Problem:
     'config.learner.micro_batches: found 8, expected config.learner.rows_per_device=2, the rows that
     a device takes at a time'
   """
-  new = RENAMED[path]
-  size = _rows_per_device(value, config)
-  value = value if isinstance(value, str) and value.isdigit() else shown(value)
-  if size is None:
-    return Problem(f"config.{path}", value, f"config.{new.path}, {new.meaning}: {new.rule}")
-  return Problem(f"config.{path}", value, f"config.{new.path}={size[0]}, {new.meaning}")
+  new, instead = RENAMED[path], RENAMED[path].instead(value, config)
+  text = value if isinstance(value, str) and re.fullmatch(r"\d+|True|False", value) else shown(value)
+  expected = f"config.{new.path}, {new.meaning}: {new.rule}" if instead is None else f"{instead}, {new.meaning}"
+  return Problem(f"config.{path}", text, expected)
 
 
-def _rows_per_device(value: Any, config: ConfigDict) -> tuple[int | None] | None:
-  """Returns the number of rows per device of a number of micro-batches; None if it is not known."""
+def _rows_per_device(value: Any, config: ConfigDict) -> str | None:
+  """Returns the number of rows per device to write instead of a number of micro-batches."""
   try:
     number = int(value)
   except (TypeError, ValueError):
     return None
+  path = "config.learner.rows_per_device"
   if number == 1:
-    return (None,)
+    return f"{path}=None"
   learner, mesh = config.get("learner", {}), config.get("mesh", {})
   sizes, buckets = [mesh.get(axis) for axis in ("data", "fsdp", "expert")], learner.get("row_buckets")
   if not buckets or not all(isinstance(size, int) and size > 0 for size in sizes):
     return None
   size, rest = divmod(max(buckets), max(number, 1) * math.prod(sizes))
-  return None if rest or not size else (size,)
+  return None if rest or not size else f"{path}={size}"
+
+
+def _driver(value: Any, config: ConfigDict) -> str | None:
+  """Returns what to write instead of `rollout.queue`."""
+  if str(value) == "False":
+    return "config.rollout.driver='auto'"
+  if str(value) != "True":
+    return None
+  section = config.get("rollout", {})
+  waits = section.get("staleness") and section.get("update_in_flight") is None
+  return "config.rollout.driver='loop'" + (" and config.rollout.update_in_flight='wait'" if waits else "")
+
+
+def _grading(value: Any, config: ConfigDict) -> str | None:
+  """Returns what to write instead of `rollout.report_every`."""
+  return "config.rollout.driver='loop'" if str(value).isdigit() and int(value) else "config.rollout.driver='auto'"
+
+
+RENAMED = {
+  "learner.micro_batches": Renamed(
+    "learner.rows_per_device",
+    "the rows that a device takes at a time",
+    "the largest of row_buckets / (micro_batches x devices of mesh data x fsdp x expert), or None for micro_batches=1",
+    _rows_per_device,
+  ),
+  "rollout.queue": Renamed(
+    "rollout.driver",
+    "which says what draws rollouts",
+    "'loop' for True, with update_in_flight='wait' if it was None and there is a lag, and 'auto' for False",
+    _driver,
+  ),
+  "rollout.report_every": Renamed(
+    "rollout.driver",
+    "and 'loop' grades each response as soon as it has finished",
+    "'loop' for a number above 0, and 'auto' for 0",
+    _grading,
+  ),
+}
+"""Fields that are gone, by path."""
 
 
 def hint(text: str) -> str | None:
@@ -83,7 +115,7 @@ def hint(text: str) -> str | None:
     micro_batches=1'
   """
   for path, new in RENAMED.items():
-    if path.rpartition(".")[2] in text:
+    if re.search(rf"\b{path.rpartition('.')[2]}\b", text):
       return f"{path} is now {new.path}, {new.meaning}: {new.rule}"
   return None
 
@@ -103,9 +135,16 @@ def current(saved: Mapping[str, Any], *, updates: bool = True) -> dict[str, Any]
   Example:
     >>> current({"seed": 0, "learner": {"b1": 0.9, "micro_batches": 1}})
     {'seed': 0, 'learner': {'b1': 0.9, 'rows_per_device': None}}
+    >>> current({"rollout": {"queue": True, "staleness": 2, "update_in_flight": None}})
+    {'rollout': {'staleness': 2, 'update_in_flight': 'wait', 'driver': 'loop'}}
   """
-  learner = saved.get("learner")
-  if not isinstance(learner, Mapping) or "micro_batches" not in learner or (updates and learner["micro_batches"] != 1):
-    return dict(saved)
-  rest = {name: value for name, value in learner.items() if name != "micro_batches"}
-  return dict(saved) | {"learner": rest | {"rows_per_device": None}}
+  new = dict(saved)
+  learner, rollout = saved.get("learner"), saved.get("rollout")
+  if isinstance(learner, Mapping) and "micro_batches" in learner and (not updates or learner["micro_batches"] == 1):
+    new["learner"] = {name: value for name, value in learner.items() if name != "micro_batches"} | {"rows_per_device": None}
+  if isinstance(rollout, Mapping) and "queue" in rollout:
+    new["rollout"] = {name: value for name, value in rollout.items() if name not in ("queue", "report_every")}
+    new["rollout"]["driver"] = "loop" if rollout["queue"] else "auto"
+    if rollout["queue"] and rollout.get("staleness") and rollout.get("update_in_flight") is None:
+      new["rollout"]["update_in_flight"] = "wait"
+  return new

@@ -26,6 +26,7 @@ from jaxtyping import Bool, Int
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.environments import Environment, Reply
+from jaxrl_llm.rollouts.playing import Conversation
 from jaxrl_llm.sampler import RUNNING, Partial, Requests, no_partial
 from jaxrl_llm.tasks.pipeline import encode_reply
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
@@ -69,6 +70,14 @@ class Conversations(NamedTuple):
   turns: list[tuple[Turn, ...]]
   states: list[Any]
   failed: list[tuple[str, str] | None]
+
+  def finished(self) -> list[Conversation]:
+    """Returns the conversations, all of which have ended, without their prompts."""
+    talks, of = [], self.partial
+    for i, (size, reason) in enumerate(zip(of.lengths, of.reasons, strict=True)):
+      parts = (x[i, :size] for x in (of.tokens, of.logprobs, self.written))
+      talks.append(Conversation(i, (), *parts, self.turns[i], StopReason(int(reason)), self.failed[i]))
+    return talks
 
   @property
   def unfinished(self) -> Int[np.ndarray, " m"]:
@@ -167,52 +176,6 @@ def after_turn(
   is_message = reason == StopReason.TOKEN
   ids = list(reply.text) if isinstance(reply.text, tuple) else encode_reply(reply.text, tokenizer, is_message=is_message)
   return StopReason.LENGTH if turns == rules.max_turns or length + len(ids) >= budget else ids
-
-
-def converse(
-  first: Rollouts,
-  talks: Conversations,
-  again: Callable[[Requests], Rollouts],
-  *,
-  rules: Rules,
-  tokenizer: Tokenizer,
-  between: Callable[[], None] = lambda: None,
-) -> tuple[Rollouts, list[Completion]]:
-  """Continues conversations until all have ended.
-
-  Args:
-    first: Rollouts of the first turns.
-    talks: Conversations before these turns.
-    again: Function that calls the sampler with the same prompts, weights and key. A token's random
-      number depends on its position in the response.
-    rules: Rules of the conversations.
-    tokenizer: The task's tokenizer.
-    between: Function called after each turn; may raise.
-
-  Returns:
-    Rollouts on the host, with `written`, and the completions that the rewards see.
-  """
-  drawn = hosts.to_host(first)
-  talks = take_turn(talks, drawn, rules, tokenizer)
-  while len(talks.unfinished):
-    between()
-    drawn = hosts.to_host(again(turn_requests(talks, rules)))
-    talks = take_turn(talks, drawn, rules, tokenizer)
-  partial = talks.partial
-  mask = np.arange(partial.tokens.shape[1]) < partial.lengths[:, None]
-  stopped = (partial.reasons == StopReason.TOKEN) | (partial.reasons == StopReason.STRING)
-  rollouts = drawn._replace(
-    tokens=partial.tokens,
-    mask=mask,
-    logprobs=np.where(mask, partial.logprobs, 0),
-    raw_logprobs=None if drawn.raw_logprobs is None else np.where(mask, partial.raw_logprobs, 0),
-    stopped=stopped,
-    reasons=partial.reasons,
-    written=talks.written,
-  )
-  ids = [tuple(tokens[own].tolist()) for tokens, own in zip(partial.tokens, talks.written, strict=True)]
-  rows = zip(ids, stopped.tolist(), talks.turns, talks.failed, strict=True)
-  return rollouts, [Completion(turns[-1].text, own, len(own), ends, turns, failed) for own, ends, turns, failed in rows]
 
 
 def _replies(said: Mapping[int, Completion], states: list[Any], rules: Rules) -> dict[int, tuple[Reply, tuple[str, str] | None]]:

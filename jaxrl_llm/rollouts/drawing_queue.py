@@ -16,8 +16,9 @@ A repeated turn that several weights draw keeps its row while it waits for the l
 held back until the earlier ones have drawn all whole turns, which could otherwise wait for its row
 for ever.
 
-A queue of whole batches has each of them drawn by the weights that it was begun with: new ones wait
-until nothing is drawn any more. Then no schedule is needed to repeat a run.
+In a queue of whole batches each is drawn by the weights that it was begun with: new ones wait until
+nothing is drawn any more. Then no schedule is needed to repeat a run, and a turn reads what the
+engine has cached of the turn before.
 """
 
 import threading
@@ -51,12 +52,16 @@ class DrawingQueue:
 
   Args:
     make: Function `(params, version) -> engine`, called at the first use.
-    is_whole: Whether a batch is drawn by the weights that it was begun with.
+    waits: Whether new weights wait for whole batches.
     patience_s: Time without a drawn token after which a repeated run is given up, in seconds.
+
+  Attributes:
+    waits: Whether new weights wait until all that is open is drawn.
+    joins: Whether what is open may go on with new weights.
   """
 
-  def __init__(self, make: Callable[[Params, int], Engine], *, is_whole: bool = False, patience_s: float = 600.0):
-    self._make, self.is_whole, self._patience = make, is_whole, patience_s
+  def __init__(self, make: Callable[[Params, int], Engine], *, waits: bool = False, patience_s: float = 600.0):
+    self._make, self.waits, self.joins, self._patience = make, waits, not waits, patience_s
     self._engine: Engine | None = None
     self._is_ready: Callable[[], bool] = lambda: True
     self._version: int | None = None
@@ -93,7 +98,7 @@ class DrawingQueue:
       if self._engine is None:
         self._engine = self._make(params, version)
       else:
-        if self.is_whole and self._last is not None:
+        if self.waits and self._last is not None:
           self._last.wait()  # It began last: those before it have been waited for.
         self._wait_for_parts(between)
         self._engine.update(params, version)
@@ -108,16 +113,16 @@ class DrawingQueue:
     known = self.schedule.known(step, draw)
     if self._engine is None or self._version is None:
       raise ValueError(f"step {step}: nothing can be drawn before weights are published")
-    noted = _Noted(self._engine, order=step, oldest=self._version, known=known, seeds=job.seeds)
+    noted = _Noted(self._engine, order=step, oldest=self._version, known=known, seeds=job.seeds, rereads=self.waits)
     # What is held back must not keep others from being asked for.
-    self._last = play(self._engine if self.is_whole else noted, job if known is None else job._replace(at_once=None))
+    self._last = play(noted, job if known is None else job._replace(at_once=None))
     self._open[step, draw] = noted, self._last
 
   def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
     """Begins what is no training batch, before all else that waits; publishes its weights first."""
     self.publish(params, version)
     assert self._engine is not None
-    self._last = play(self._engine if self.is_whole else _Noted(self._engine, order=-1, oldest=version, known=None, seeds=()), job)
+    self._last = play(_Noted(self._engine, order=-1, oldest=version, known=None, seeds=(), rereads=self.waits), job)
     return self._last
 
   def playing(self, step: int, draw: int = 0) -> Playing:
@@ -127,7 +132,7 @@ class DrawingQueue:
   def take(self, gathered: Gathered, step: int, draw: int = 0) -> Gathered:
     """Ends a complete batch; notes which weights drew it in the schedule and its conversations."""
     noted, _ = self._open.pop((step, draw))
-    if self.is_whole:
+    if self.waits:
       return gathered
     turns = [noted.turns_of(talk.sequence) for talk in gathered.played]
     self.schedule.note(step, draw, gathered.played, turns)
@@ -188,10 +193,11 @@ class _Noted:
     oldest: Oldest version of the weights that may draw it.
     known: Batch to draw again as it was; None for a new one.
     seeds: Seeds of the sequences.
+    rereads: Whether a turn may read what is cached of the turn before; see `Request`.
   """
 
-  def __init__(self, engine: Engine, *, order: int, oldest: int, known: Batch | None, seeds: Sequence[int]):
-    self._engine, self._order, self._oldest, self._seeds = engine, order, oldest, seeds
+  def __init__(self, engine: Engine, *, order: int, oldest: int, known: Batch | None, seeds: Sequence[int], rereads: bool):
+    self._engine, self._order, self._oldest, self._seeds, self._rereads = engine, order, oldest, seeds, rereads
     self._known = {} if known is None else known.by_seed(seeds)
     self._lock = threading.Lock()
     self._turns: dict[int, Turn] = {}
@@ -207,7 +213,7 @@ class _Noted:
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request; see `Engine`."""
     known, seed = self._known.get(request.seed), request.seed
-    request = request._replace(order=self._order, oldest=self._oldest, rereads=False)
+    request = request._replace(order=self._order, oldest=self._oldest, rereads=self._rereads)
     if known is not None:
       request, own = request._replace(parts=known), on_piece
 

@@ -15,6 +15,8 @@ from jaxrl_llm.rollouts.rollout import Drawn, pending, put
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import StopReason
 
+_PARTS = 8  # Calls of the rewards cost time too, so a batch is graded in so many parts at most.
+
 
 class Gathered(NamedTuple):
   """All conversations of a batch.
@@ -70,7 +72,9 @@ def drawn_of(
   own = conversations.metrics(rollouts, responses) | ({} if rollouts.written is None else token_metrics(gathered.played))
   graded = gathered.graded
   if graded is not None:
-    graded, own["perf/reward_overlap_s"] = mapped(lambda x: x[rows], graded), gathered.seconds
+    graded = mapped(lambda x: x[rows], graded)
+  if gathered.seconds:
+    own["perf/reward_overlap_s"] = gathered.seconds
   return Drawn(rollouts, responses, examples, graded), own
 
 
@@ -87,9 +91,10 @@ def wait_for(
   Args:
     playing: Conversations that are being played.
     job: What they are.
-    rewards: Terms of the reward, for which each conversation is graded as soon as it has finished,
-      or a service is asked without waiting; None grades nothing here. The last ones are never
-      graded here, since nothing is drawn meanwhile.
+    rewards: Terms of the reward. What has finished is graded, an eighth of the batch or more at a
+      time, or a service is asked about it without waiting; None grades nothing here. A reward sees
+      one response and its own example, so this changes none. The last ones are never graded here,
+      since nothing is drawn meanwhile.
     call: Function that calls the reward terms.
     between: Function called about ten times a second or more; may raise, which gives up what has
       not finished.
@@ -97,24 +102,25 @@ def wait_for(
   Raises:
     EngineError: If the engine has failed.
   """
-  size, seconds, played = len(job.seeds), 0.0, []
+  size, seconds, played, ready = len(job.seeds), 0.0, [], []
   graded = None if rewards is None else pending(rewards, size)
   begins = [reward.service.begin for reward in rewards or () if reward.service is not None]
   try:
     for finished in _parts(playing):
       between()
       played += finished
-      finished = [talk for talk in finished if talk.reason != StopReason.UNFINISHED]
-      if rewards is None or not finished or len(played) == size:
+      ready += [talk for talk in finished if talk.reason != StopReason.UNFINISHED]
+      if rewards is None or not ready or len(played) == size or (not begins and len(ready) * _PARTS < size):
         continue
       start = time.perf_counter()
-      rows = [talk.sequence for talk in finished]
-      asked = list(map(to_completion, finished)), [job.examples[row // job.group_size] for row in rows]
-      known = [i for i, talk in enumerate(finished) if talk.failed is None]
+      rows = [talk.sequence for talk in ready]
+      asked = list(map(to_completion, ready)), [job.examples[row // job.group_size] for row in rows]
+      known = [i for i, talk in enumerate(ready) if talk.failed is None]
       for begin in begins:
         begin(*([part[i] for i in known] for part in asked))
       if not begins:
         graded = put(graded, rows, grade(rewards, *asked, call=call))
+      ready = []
       seconds += time.perf_counter() - start
   except BaseException:
     playing.close()
@@ -136,7 +142,12 @@ def _parts(playing: Playing) -> Iterator[list[Conversation]]:
 
 
 def token_metrics(played: Sequence[Conversation]) -> dict[str, float]:
-  """Returns how many tokens a batch took of the engine, summed over its conversations."""
+  """Returns how many tokens a batch took of the engine, summed over its conversations.
+
+  The result is empty if no engine drew them.
+  """
+  if not any(talk.computed_tokens for talk in played):
+    return {}
   return {
     "conversation/cached_tokens": float(np.sum([talk.cached_tokens for talk in played])),
     "conversation/computed_tokens": float(np.sum([talk.computed_tokens for talk in played])),

@@ -14,30 +14,7 @@ and a resumed run draws the same rollouts as an unbroken one. The price is that 
 for one batch after each checkpoint.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from ml_collections import ConfigDict
-
-from jaxrl_llm.rollouts.rollout import Drawn
-
-ArriveFn = Callable[[Callable[[], None]], tuple[Drawn, dict[str, float]]]
-"""`(between) -> (drawn, metrics)`: waits for rollouts and meanwhile calls `between`.
-
-`between` is called whenever the host has work to do.
-"""
-
-
-class InFlight(NamedTuple):
-  """Rollouts that the sampler is drawing.
-
-  Attributes:
-    version: Number of RL steps that their weights were trained for.
-    arrive: Function that waits for them.
-  """
-
-  version: int
-  arrive: ArriveFn
 
 
 def saves(config: ConfigDict, step: int) -> bool:

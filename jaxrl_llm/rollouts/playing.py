@@ -10,7 +10,6 @@ conversations, each with the very tokens that were drawn:
 import abc
 import contextlib
 import hashlib
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,6 +81,8 @@ class Job(NamedTuple):
       empty if all are new.
     enough: Number of groups that must be complete. The others are cut then (see `cutting`), and
       handed over as they are; None waits for all.
+    key: Random key of the batch, from which seeds and salt follow. The sampler draws with it; None
+      for batches that it never draws.
   """
 
   examples: Sequence[Mapping[str, Any]]
@@ -92,10 +93,13 @@ class Job(NamedTuple):
   at_once: int | None = None
   begun: Sequence["Conversation"] = ()
   enough: int | None = None
+  key: PRNGKeyArray | None = None
 
 
 class Conversation(NamedTuple):
   """A finished conversation, or one that was cut and goes on in the next step, token by token.
+
+  Sequences of tokens may be arrays, such as views of a sampler's batch.
 
   Attributes:
     sequence: Number of the sequence in its batch, from 0; its prompt is number `sequence // G`.
@@ -121,6 +125,8 @@ class Conversation(NamedTuple):
     versions: Version of the weights that drew each token, as the number of RL steps behind them,
       and anything for replies; empty if unknown.
     text: Text of a response that is no conversation, and has no turns; None for conversations.
+    raw_logprobs: Log-probability of each token under the model itself, for the sampler to continue;
+      empty if unknown.
   """
 
   sequence: int
@@ -137,6 +143,7 @@ class Conversation(NamedTuple):
   routes: Int16[np.ndarray, "S L K"] | None = None
   versions: Sequence[int] = ()
   text: str | None = None
+  raw_logprobs: Sequence[float] = ()
 
 
 @runtime_checkable
@@ -301,7 +308,7 @@ def to_rollouts(
   if sequences != list(range(len(played))) or len(played) % len(examples):
     raise ValueError(f"found the conversations {sequences}, expected one for each sequence of {len(examples)} prompts")
   group_size = len(played) // len(examples)
-  own = [list(talk.prompt) or prompt_ids(examples[talk.sequence // group_size], tokenizer) for talk in played]
+  own = [talk.prompt if len(talk.prompt) else prompt_ids(examples[talk.sequence // group_size], tokenizer) for talk in played]
   longest, fitting = max(map(len, own)), sorted(prompt_buckets)
   width = next((bucket for bucket in fitting if bucket >= longest), None)
   if width is None:
@@ -323,14 +330,13 @@ def to_rollouts(
     if len(talk.versions) not in (0, size):
       raise ValueError(f"conversation {talk.sequence}: found {len(talk.versions)} versions of {size} tokens, expected one of each, or none")
     prompts[row, width - len(prompt) :], prompt_mask[row, width - len(prompt) :] = prompt, True
+    tokens[row, :size], logprobs[row, :size], written[row, :size] = talk.tokens, talk.logprobs, talk.written
     if routing is not None and talk.routes is not None:
       known = talk.routes[: len(prompt) + size]
       routing[row, width - len(prompt) : width - len(prompt) + len(known)] = known
     if len(talk.versions):
       versions[row, :size] = np.where(talk.written, talk.versions, -1)
   mask = np.arange(draws.max_new_tokens) < np.array([[len(talk.tokens)] for talk in played])
-  joined = lambda name: list(itertools.chain.from_iterable(getattr(talk, name) for talk in played))
-  tokens[mask], logprobs[mask], written[mask] = map(joined, ("tokens", "logprobs", "written"))
   reasons = np.array([talk.reason for talk in played], np.int8)
   stopped = (reasons == StopReason.TOKEN) | (reasons == StopReason.STRING)
   if all(talk.text is not None for talk in played):
@@ -341,14 +347,14 @@ def to_rollouts(
 
 def _with_a_token(talk: Conversation, tokenizer: Tokenizer) -> Conversation:
   """Returns a conversation of at least one token, not a written one if it failed before any."""
-  if talk.tokens or talk.failed is None:
+  if len(talk.tokens) or talk.failed is None:
     return talk
   return talk._replace(tokens=(tokenizer.eos_id,), logprobs=(0.0,), written=(False,), turns=(Turn("", "", 0.0, 0),))
 
 
 def to_completion(talk: Conversation) -> Completion:
   """Returns a conversation as the rewards see it."""
-  ids = tuple(int(token) for token, own in zip(talk.tokens, talk.written, strict=True) if own)
+  ids = tuple(np.asarray(talk.tokens, np.int32)[np.asarray(talk.written, bool)].tolist())
   stopped = talk.reason in (StopReason.TOKEN, StopReason.STRING)
   if talk.text is not None:
     return Completion(talk.text, ids, len(ids), stopped, (), talk.failed)

@@ -1,10 +1,8 @@
 """Rollouts of one RL step: prompts -> sample -> responses."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Int, PRNGKeyArray
@@ -12,12 +10,12 @@ from jaxtyping import Bool, Int, PRNGKeyArray
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped, weigh
+from jaxrl_llm.rewards.outcome import Graded, mapped, weigh
 from jaxrl_llm.rollouts.gallery import Gallery
-from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, collect_finished
+from jaxrl_llm.sampler import Requests, SampleFn
 from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Completion, Tokenizer
-from jaxrl_llm.types import Params, Rollouts, StopReason
+from jaxrl_llm.types import Params, Rollouts
 
 Examples = Sequence[Mapping[str, Any]]
 
@@ -43,7 +41,7 @@ class Drawn(NamedTuple):
 
 
 def dispatch(
-  sample: SampleFn | StreamFn,
+  sample: SampleFn,
   params: Params,
   examples: Examples,
   key: PRNGKeyArray,
@@ -53,11 +51,11 @@ def dispatch(
   prompt_buckets: Sequence[int],
   requests: Requests | None = None,
   gallery: Gallery | None = None,
-) -> Rollouts | Iterator[Finished]:
+) -> Rollouts:
   """Dispatches the rollouts of a batch of problems without waiting for them.
 
   Args:
-    sample: The jitted sampler, or a stream.
+    sample: The jitted sampler.
     params: Weights of the policy, on the sampler's devices.
     examples: Task rows; the mesh must divide their number.
     key: Random key of this batch alone.
@@ -69,7 +67,7 @@ def dispatch(
     gallery: Pictures of the problems; None if there are none.
 
   Returns:
-    Rollouts on the devices, for `collect`, or a stream of them, for `follow`.
+    Rollouts on the devices, for `collect`.
   """
   prompts = encode_prompts(examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
   shown = None if gallery is None else place_rows(mesh, gallery.shown(examples, prompts[0].shape[1], params))
@@ -84,70 +82,6 @@ def collect(rollouts: Rollouts, tokenizer: Tokenizer) -> tuple[Rollouts, list[Co
   """Waits for the rollouts of `dispatch` and copies all of them to every host."""
   rollouts = hosts.to_host(rollouts)
   return rollouts, completions(rollouts, tokenizer.decode)
-
-
-def follow(
-  stream: Iterator[Finished],
-  examples: Examples,
-  tokenizer: Tokenizer,
-  *,
-  rewards: Sequence[WeightedReward],
-  group_size: int,
-  call: CallFn = call_here,
-  between: Callable[[], None] = lambda: None,
-) -> tuple[Drawn, float]:
-  """Decodes and grades the finished sequences of a stream while the devices draw the rest.
-
-  A reward sees one response and its own example, so grading a few responses at a time changes no
-  reward. The last sequences are not graded here, since nothing is drawn meanwhile. Nor are those
-  that a later call continues. No sequence is aborted: without its end a response has no reward, and
-  its group no advantages.
-
-  A term with a service, such as a judge, is asked about the finished sequences without waiting, and
-  nothing is graded here: the wait would hold up the devices.
-
-  Args:
-    stream: Stream of `dispatch`.
-    examples: One task row per prompt.
-    tokenizer: The task's tokenizer.
-    rewards: Terms of the reward.
-    group_size: Number of samples per prompt (G).
-    call: Function that calls the reward terms.
-    between: Function called whenever some sequences have finished; may raise.
-
-  Returns:
-    The rollouts in the order of the prompts, with the rewards known so far, and the seconds spent
-    on decoding and grading while others were being drawn.
-  """
-  num_sequences = len(examples) * group_size
-  begins = [reward.service.begin for reward in rewards if reward.service is not None]
-  finished, texts, graded, seconds = [], {}, pending(rewards, num_sequences), 0.0
-  for part in stream:
-    between()
-    start = time.perf_counter()
-    finished.append(part)
-    texts |= dict(zip(part.sequences.tolist(), completions(part.rollouts, tokenizer.decode), strict=True))
-    if len(texts) == num_sequences:
-      continue
-    whole = part.sequences[part.rollouts.reasons != StopReason.UNFINISHED].tolist()
-    for begin in begins:
-      begin([texts[i] for i in whole], [examples[i // group_size] for i in whole])
-    if begins:
-      continue
-    graded = put(graded, whole, grade(rewards, [texts[i] for i in whole], [examples[i // group_size] for i in whole], call=call))
-    seconds += time.perf_counter() - start
-  return Drawn(collect_finished(finished), [texts[i] for i in range(num_sequences)], examples, graded), seconds
-
-
-def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
-  """Selects the given sequences, which must form whole groups."""
-  group_size = len(drawn.responses) // len(drawn.examples)
-  return Drawn(
-    jax.tree.map(lambda x: x[rows], drawn.rollouts),
-    [drawn.responses[i] for i in rows],
-    [drawn.examples[i // group_size] for i in rows[::group_size]],
-    None if drawn.graded is None else mapped(lambda x: x[rows], drawn.graded),
-  )
 
 
 def draw(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
@@ -19,18 +20,14 @@ from jaxrl_llm.engine.programs import column_blocks
 from jaxrl_llm.models import Model, ModelConfig, lower_precision, ragged
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.image_slots import Room
-from jaxrl_llm.rollouts import partial as partial_lib
-from jaxrl_llm.rollouts.carried_talks import NO_GROUPS, TalkGroups
 from jaxrl_llm.rollouts.gallery import abstract_shown
 from jaxrl_llm.sampler import (
   Requests,
   SampleFn,
   StopTable,
-  StreamFn,
   default_blocks,
   make_sampler,
   make_stop_table,
-  make_stream,
   no_partial,
 )
 from jaxrl_llm.sampler.begin import num_rows
@@ -44,16 +41,11 @@ class Samplers(NamedTuple):
 
   Attributes:
     sample: Sampler of training rollouts, as one program.
-    stream: Sampler of training rollouts that yields sequences as they finish; None if not enabled.
     eval_sample: Sampler of evaluations.
-    carried: Groups that the first step continues: an empty set; None if every step waits for all
-      groups.
   """
 
   sample: SampleFn
-  stream: StreamFn | None
   eval_sample: SampleFn
-  carried: partial_lib.Groups | TalkGroups | None
 
 
 def make_samplers(
@@ -107,27 +99,21 @@ def make_samplers(
   )
   filters = dict(temperature=config.eval.temperature, top_k=0, top_p=1.0)
   evaluating = common | filters | dict(group_size=config.eval.samples, record_routing=False)
-  carried, talks = None, turn_stops is not None
-  if section.spare_prompts and not talks:
-    experts = model.config.experts
-    routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
-    carried = partial_lib.no_groups(section.max_new_tokens, routes)
-  num_prompts = section.num_prompts + section.spare_prompts
-  signatures = _signatures(config, model, params, num_prompts, carried, section.group_size if talks else 0)
-  eval_signatures = _signatures(config, model, params, config.eval.batch_prompts, None, config.eval.samples if talks else 0)
-  lowered, stream = in_dtype(model), None
-  if section.report_every and not on_engine:
-    stream = make_stream(lowered, steps_per_report=section.report_every, signatures=signatures, **training)
-  sample = compiled_for(jax.jit(make_sampler(lowered, **training)), signatures)
-  eval_sample = sample
-  if evaluating != training or config.eval.batch_prompts != num_prompts or carried is not None:
+  num_prompts, experts, lowered = section.num_prompts + section.spare_prompts, model.config.experts, in_dtype(model)
+  routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
+  asked = eval_asked = None
+  if turn_stops is not None:
+    of_turn = lambda size: Requests(limits=np.zeros(size, np.int32), partial=no_partial(size, section.max_new_tokens))
+    asked, eval_asked = of_turn(num_prompts * section.group_size), of_turn(config.eval.batch_prompts * config.eval.samples)
+  elif section.spare_prompts:
+    responses = no_partial(num_prompts * section.group_size, section.max_new_tokens, routes)
+    asked = Requests(partial=responses, enough_groups=np.int32(section.num_prompts))
+  signatures = _signatures(config, model, params, num_prompts, asked)
+  sample = eval_sample = compiled_for(jax.jit(make_sampler(lowered, **training)), signatures)
+  if evaluating != training or config.eval.batch_prompts != num_prompts or section.spare_prompts:
+    eval_signatures = _signatures(config, model, params, config.eval.batch_prompts, eval_asked)
     eval_sample = compiled_for(jax.jit(make_sampler(lowered, **evaluating)), eval_signatures)
-  return Samplers(
-    sample=sample,
-    stream=stream,
-    eval_sample=eval_sample,
-    carried=NO_GROUPS if section.spare_prompts and talks else carried,
-  )
+  return Samplers(sample=sample, eval_sample=eval_sample)
 
 
 def in_dtype(model: Model) -> Model:
@@ -137,7 +123,7 @@ def in_dtype(model: Model) -> Model:
 
 
 def _signatures(
-  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, carried: partial_lib.Groups | None, turns_of: int
+  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, requests: Requests | None
 ) -> list[tuple[Any, ...]]:
   """Returns a sampler's abstract arguments for all buckets of prompts.
 
@@ -148,25 +134,15 @@ def _signatures(
     model: Model on the sampler's mesh.
     params: Abstract weights of the policy, as the sampler is given them.
     num_prompts: Number of prompts.
-    carried: Groups that the first step continues; None if the sampler continues none.
-    turns_of: Number of conversations per prompt; 0 for single-turn responses.
+    requests: Requests like those that it is given; None if it is given none.
   """
   key = jax.eval_shape(jax.random.key, 0)
   arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(model.mesh))
-  requests = []
-  if carried is not None:
-    groups = partial_lib.join(carried, [{}] * num_prompts, step=0, group_size=config.rollout.group_size)
-    asked = partial_lib.requests(groups, num_groups=config.rollout.num_prompts)
-    responses = jax.tree.map(lambda x: arrays(x.shape, x.dtype), asked.partial)
-    requests = [asked._replace(partial=responses, enough_groups=jax.ShapeDtypeStruct((), jnp.int32))]
-  if turns_of:
-    responses = no_partial(num_prompts * turns_of, config.rollout.max_new_tokens)
-    requests = [
-      jax.tree.map(lambda x: arrays(x.shape, x.dtype), Requests(limits=responses.lengths, partial=responses))
-    ]
+  abstract = lambda x: arrays(x.shape, x.dtype) if x.shape else jax.ShapeDtypeStruct((), x.dtype)
+  asked = [] if requests is None else [jax.tree.map(abstract, requests)]
   shapes, room = [(num_prompts, width) for width in config.rollout.prompt_buckets], room_in_prompts(config, model.config)
   of_prompts = lambda shape: [] if room is None else [Requests(), abstract_shown(room, *shape, arrays)]
-  return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *requests, *of_prompts(shape)) for shape in shapes]
+  return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *asked, *of_prompts(shape)) for shape in shapes]
 
 
 def room_in_prompts(config: ConfigDict, shape: ModelConfig) -> Room | None:
@@ -276,7 +252,7 @@ def engine_sizes(config: ConfigDict) -> dict[str, int]:
   section = config.rollout
   most, context = (section.num_prompts + section.spare_prompts) * section.group_size, max(section.prompt_buckets) + section.max_new_tokens
   chunk = min(max(1 << (context // 8).bit_length() - 1, 4), 32)
-  open_at_once = most * (1 + section.staleness if section.queue else 1)
+  open_at_once = most * (1 if section.update_in_flight is None else 1 + section.staleness)
   return dict(slots=min(section.slots or most, open_at_once), context=context, chunk=chunk, spans=256 // chunk, steps=8)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.rollouts import pipelining, rollout
-from jaxrl_llm.run.sample import launch, move_weights, publish, wait
+from jaxrl_llm.run.sample import InFlight, launch, move_weights, publish, wait
 from jaxrl_llm.run.start import Run
 
 
@@ -17,12 +17,11 @@ class Ahead:
 
   def __init__(self, run: Run):
     self._run, self._next = run, run.record.rl_steps
-    self._open: dict[int, pipelining.InFlight] = {}
-    section, talking = run.config.rollout, run.experiment.talking
-    self._in_queue = talking is not None and not talking.queue.is_whole
+    self._open: dict[int, InFlight] = {}
+    self._queue = run.experiment.drawing.queue
     # Groups that a step carries on are known once those of the step before have arrived, and other
-    # weights would wait for a whole batch of the engine.
-    self._one_by_one = section.spare_prompts > 0 or (talking is not None and talking.queue.is_whole)
+    # weights may wait for them.
+    self._one_by_one = run.config.rollout.spare_prompts > 0 or self._queue.waits
 
   @property
   def is_empty(self) -> bool:
@@ -37,13 +36,13 @@ class Ahead:
       between: Function called while this waits. If it raises, the rollouts are given up.
     """
     run, horizon = self._run, pipelining.horizon(self._run.config, step)
-    if self._in_queue:
+    if self._queue.joins:
       publish(run, between=between)  # What is in progress may go on with them.
     elif self._next < horizon:
       move_weights(run)
     run.phases.begin("rollout")
     self._begin(step + 1 if self._one_by_one else horizon)
-    drawn, metrics = wait(run, self._open.pop(step), step, between=between)
+    drawn, metrics = wait(run, self._open.pop(step), between=between)
     self._begin(horizon)
     return drawn, metrics
 

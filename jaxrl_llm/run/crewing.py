@@ -13,7 +13,8 @@ from jaxrl_llm.engine.gate import open_crew
 from jaxrl_llm.engine.requests import Limits
 from jaxrl_llm.models import Model, ModelConfig, lower_precision, make_model
 from jaxrl_llm.models.decoding import serving_of
-from jaxrl_llm.run.experiment import Experiment, engine_options
+from jaxrl_llm.run.drawing import engine_options
+from jaxrl_llm.run.experiment import Experiment
 
 _LOOK_S = 1.0  # Between two looks at how many have joined.
 
@@ -49,7 +50,7 @@ def use_samplers(config: ConfigDict, experiment: Experiment, workdir: Path, *, n
     told = missing
     return missing <= 0
 
-  experiment.talking.queue.use(crew, is_ready)
+  experiment.drawing.queue.use(crew, is_ready)
 
 
 def model_of_sampler(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> tuple[Model, PyTree]:

@@ -24,8 +24,8 @@ def describe_run(config: ConfigDict) -> str:
   experiment = build_experiment(config)
   open_rows = "learner.row_buckets" in sizes.open_sizes(config)
   chosen, config = [*sizes.describe_sizes(config, experiment.config, experiment.lengths), *experiment.left_out], experiment.config
-  rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
-  meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})
+  rollout, learner, drawing = config.rollout, config.learner, experiment.drawing
+  meshes = {"mesh": experiment.mesh} | ({} if drawing.sync is None else {"mesh of the sampler": drawing.mesh})
   model = experiment.learner.model
   estimate = footprint(config, model.config.vocab_size)
   lines = [
@@ -37,7 +37,7 @@ def describe_run(config: ConfigDict) -> str:
     *unfinished_warm_ups(flatten(config)),
     *memory.table(estimate),
   ]
-  if (gallery := experiment.gallery) is not None:
+  if (gallery := drawing.gallery) is not None:
     kept = min(KEPT, sum(count for _, count, _ in experiment.lengths.pictures))
     kind = "patches" if model.config.train_tower else "features"
     each = f"up to {config.model.image_tokens} image tokens each, {kind} of {kept:,} in the memory of each process"

@@ -1,9 +1,8 @@
 """An experiment assembled from its config: task, mesh, model, objective and compiled programs."""
 
-import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,60 +21,31 @@ from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.config.outliers import NO_LIMITS, Limits
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.engine.fleet import make_engines
-from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
+from jaxrl_llm.evaluation.held_out import check_metrics
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, pictures_at_once, records_routes, room_in_rows
-from jaxrl_llm.models import Model, ModelConfig, make_model
+from jaxrl_llm.models import ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.at_random import random_terms
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
-from jaxrl_llm.rollouts import environments, rollout
-from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
-from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
+from jaxrl_llm.rollouts import environments
+from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import Environment
 from jaxrl_llm.rollouts.gallery import Gallery
-from jaxrl_llm.rollouts.gathering import gather
-from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
-from jaxrl_llm.rollouts.samplers import Samplers, engine_columns, engine_sizes, limit_of, make_samplers, room_in_prompts
-from jaxrl_llm.rollouts.singles import Singles
-from jaxrl_llm.rollouts.turns import Talks
-from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
+from jaxrl_llm.rollouts.samplers import engine_columns, limit_of, make_samplers, room_in_prompts
+from jaxrl_llm.rollouts.weight_sync import make_weight_sync
+from jaxrl_llm.run.drawing import Drawing, drain_problems, make_drawing, why_drain
 from jaxrl_llm.run.teacher import Teacher, check_self, check_teacher, find_teachers
-from jaxrl_llm.sampler import SampleFn
 from jaxrl_llm.tasks import Task, prompt_template
 from jaxrl_llm.tasks.files.storage import IMAGES
 from jaxrl_llm.tasks.image_prompts import image_tokens, prompt_ids
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, prompt_lengths
 from jaxrl_llm.tasks.privileged import SETTING, PrivilegedFn, check_names, privileged_prompts
-from jaxrl_llm.text_types import Completion, Tokenizer
-from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
-
-
-class Talking(NamedTuple):
-  """How a run generates with the decoding engine: conversations, or responses of a single turn.
-
-  Attributes:
-    queue: The batches that are open in the run's engine.
-    play: Player of a batch.
-    train, evaluate: Settings of the turns of training and of evaluations.
-    at_once: Number of conversations that the engine keeps.
-  """
-
-  queue: DrawingQueue
-  play: PlayFn
-  train: Draws
-  evaluate: Draws
-  at_once: int
-
-  def job(self, examples: rollout.Examples, key: PRNGKeyArray, *, group_size: int, draws: Draws) -> Job:
-    """Returns the conversations of a batch with this key."""
-    seeds = sequence_seeds(key, len(examples) * group_size)
-    return Job(examples, group_size, seeds, salt_of(key), draws, at_once=self.at_once)
+from jaxrl_llm.types import Objective, TrainState
 
 
 class Experiment(NamedTuple):
@@ -89,26 +59,17 @@ class Experiment(NamedTuple):
     left_out: Lines that describe the problems that are left out because of their size.
     task: Problems, demonstrations and tokenizer.
     mesh: Devices of the learner.
-    sampler_mesh: Devices of the sampler: the learner's, or others.
-    sync: Transfer of weights from `mesh` to `sampler_mesh`; None if they are the same.
     objective: Objective that RL minimises.
     rewards: Terms of the training reward.
     verifier: The task's verifier, by which evaluations judge.
     init: Function `(key) -> state` that makes a sharded state at step 0 of the warm start.
-    talk: Rules of conversations with an environment; None for single-turn responses.
     needs: Optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop
       computes these and no others.
     credit: Function from rewards and log-probabilities to advantages and value targets.
     compare: The same without whitening; None if the estimator does not compare the samples of a
       prompt.
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
-    sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
-    eval_draw: Function `(weights on sampler_mesh, version) -> DrawFn` for the samples of an
-      evaluation; the version is the number of RL steps that the weights were trained for.
-    gallery: Pictures of the problems; None if they show none.
-    talking: What is drawn over the decoding engine; None if the sampler draws everything.
-    why_not_engine: Why the engine does not draw the conversations; None if it does, or there are
-      none.
+    drawing: What draws rollouts and the samples of evaluations.
     teachers: Teachers of the policy by name, "" for the only one, whose weights are not loaded yet.
     privileged: Function from a problem to the prompt that its teacher reads; None for the policy's.
   """
@@ -118,40 +79,23 @@ class Experiment(NamedTuple):
   left_out: list[str]
   task: Task
   mesh: Mesh
-  sampler_mesh: Mesh
-  sync: WeightSync | None
   objective: Objective
   rewards: list[WeightedReward]
   verifier: WeightedReward
-  talk: Rules | None
   init: Callable[[PRNGKeyArray], TrainState]
   needs: frozenset[str]
   credit: Callable[[Evidence], Credit]
   compare: Callable[[Evidence], Credit] | None
   learner: Programs
-  sampler: Samplers
-  eval_draw: Callable[[Params, int], DrawFn]
-  gallery: Gallery | None = None
-  talking: "Talking | None" = None
-  why_not_engine: str | None = None
+  drawing: Drawing
   teachers: Mapping[str, Teacher] = MappingProxyType({})
   privileged: PrivilegedFn | None = None
-
-  def closing(self) -> contextlib.AbstractContextManager:
-    """Returns a context that ends the decoding engine, however it is left."""
-    return contextlib.nullcontext() if self.talking is None else self.talking.queue
-
-  def drawn_by(self) -> list[str]:
-    """Returns a line that says what draws conversations; none for single-turn responses."""
-    if self.talk is None:
-      return []
-    reason = self.why_not_engine
-    return [f"conversations: drawn by {'the decoding engine' if reason is None else f'the batch sampler, turn by turn: {reason}'}"]
 
   @property
   def replies(self) -> str | None:
     """Pattern of what is read but not imitated in demonstrations; see `Environment`."""
-    return None if self.talk is None else self.talk.environment.replies
+    rules = self.drawing.rules
+    return None if rules is None else rules.environment.replies
 
 
 def load_task(config: ConfigDict, *, limits: Limits = NO_LIMITS, shots: int | None = None) -> Task:
@@ -339,8 +283,8 @@ def build_experiment(config: ConfigDict) -> Experiment:
   shards = (mesh_lib.num_row_shards(mesh), mesh_lib.num_row_shards(sampler_mesh))
   if problems := list(row_problems(config, *shards, context=mesh.shape["context"])):
     raise ValueError("\n".join(problems))
-  talk = make_rules(config)
-  task, lengths, left_out = load_measured(config, replies=talk and talk.environment.replies)
+  rules = make_rules(config)
+  task, lengths, left_out = load_measured(config, replies=rules and rules.environment.replies)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   if (top_k := config.rollout.top_k) > shape.vocab_size:
     raise ValueError(f"config.rollout.top_k: found {top_k}, expected at most {shape.vocab_size}, the tokens of the vocabulary; 0 keeps all")
@@ -365,15 +309,9 @@ def build_experiment(config: ConfigDict) -> Experiment:
   taught = {name: teacher.shape for name, teacher in teachers.items()}
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
-  columns, why_not = None, None
-  uses_engine = talk is not None or config.rollout.queue
-  if uses_engine and (why_not := why_not_engine(config, sampler_mesh)) is None:
-    columns = engine_columns(config, sampler_mesh)
-  if why_not is not None and config.rollout.queue:
-    raise ValueError(f"config.rollout.queue: found True, expected False: the decoding engine cannot draw here: {why_not}")
-  if why_not is not None and talk.environment.player is not None:
-    raise ValueError(f"config.environment.name: {config.environment.name} needs the decoding engine, but {why_not}")
-  if problems := list(batch_problems(config, why_not)):
+  why = why_drain(config, sampler_mesh)
+  columns = engine_columns(config, sampler_mesh) if why is None else None
+  if problems := list(drain_problems(config, rules, why)):
     raise ValueError("\n".join(problems))
   limit = limit_of(config, sampler_mesh)
   if config.rollout.slots is None and not is_cpu and limit is not None:
@@ -395,15 +333,13 @@ def build_experiment(config: ConfigDict) -> Experiment:
     options = dict(dtype=sampling_model.config.dtype, trainable=learner.trainable)
     sync = make_weight_sync(abstract_params, model.logical_axes, learner=mesh, sampler=sampler_mesh, **options)
     sampled_params = sync.arrived
-  options = dict(turn_stops=talk and talk.environment.stops, records_routes=records_routes(config, shape), on_engine=columns is not None)
-  sampler = make_samplers(config, sampling_model, task.tokenizer, sampled_params, **options)
-  gallery = make_gallery(config, task, learner, shape)
-  placing = dict(mesh=sampler_mesh, tokenizer=task.tokenizer, gallery=gallery)
-  talking = None if columns is None else make_talking(config, sampling_model, task.tokenizer, talk)
-  eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, talking=talking, **placing)
+  options = dict(turn_stops=rules and rules.environment.stops, records_routes=records_routes(config, shape), on_engine=why is None)
+  programs = make_samplers(config, sampling_model, task.tokenizer, sampled_params, **options)
+  parts = dict(sync=sync, rules=rules, gallery=make_gallery(config, task, learner, shape), why=why)
+  drawing = make_drawing(config, sampling_model, task.tokenizer, programs, **parts)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
-  if "step_rewards" in needs and talk is None and not any(term.steps for term in terms):
+  if "step_rewards" in needs and rules is None and not any(term.steps for term in terms):
     raise ValueError(
       f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
       f"{task.name} has no step verifier"
@@ -418,108 +354,18 @@ def build_experiment(config: ConfigDict) -> Experiment:
     left_out=left_out,
     task=task,
     mesh=mesh,
-    sampler_mesh=sampler_mesh,
-    sync=sync,
     objective=objective,
     rewards=terms if config.reward.at_random is None else random_terms(terms),
     verifier=terms[0],
-    talk=talk,
-    eval_draw=eval_draw,
     init=lambda key: learner.start(make_params(key)),
     learner=learner,
-    sampler=sampler,
     needs=needs,
     credit=credit,
     compare=compare if ESTIMATORS[config.advantage.estimator].compares_groups else None,
-    gallery=gallery,
-    talking=talking,
-    why_not_engine=why_not,
+    drawing=drawing,
     teachers=teachers,
     privileged=privileged,
   )
-
-
-def why_not_engine(config: ConfigDict, sampler_mesh: Mesh) -> str | None:
-  """Returns why the decoding engine cannot draw conversations; None if it can."""
-  if jax.process_count() > 1:
-    return f"it works in one process, and there are {jax.process_count()}"
-  for axis in ("fsdp", "expert"):
-    if (count := sampler_mesh.shape[axis]) > 1:
-      return f"it holds all weights on each device, and they are spread over {count} ({axis})"
-  if (count := sampler_mesh.shape["context"]) > 1:
-    return f"it splits no prompts over devices, and mesh.context is {count}"
-  if config.rollout.prompt_images:
-    return "it reads text alone, and prompts show pictures"
-  return None
-
-
-def batch_problems(config: ConfigDict, why_not: str | None) -> Iterator[str]:
-  """Yields settings that conversations cannot have without the engine, and for which reason."""
-  if why_not is not None:
-    for name in ("staleness", "report_every", "spare_prompts"):
-      if config.rollout[name]:
-        yield (
-          f"config.rollout.{name}: found {config.rollout[name]}, expected 0, because the decoding engine cannot draw the conversations of "
-          f"environment.name: {why_not}"
-        )
-    if config.moe.replay == "R3":
-      yield (
-        "config.moe.replay: found 'R3', expected 'R2', because the sampler records no routes of tokens that it did not draw, and the "
-        f"decoding engine cannot draw the conversations of environment.name: {why_not}"
-      )
-
-
-def make_talking(config: ConfigDict, model: Model, tokenizer: Tokenizer, talk: Rules | None) -> Talking:
-  """Makes the queue and the player of the decoding engine; compiles nothing yet.
-
-  Args:
-    config: The experiment's config.
-    model: Model in the sampler's dtype, on the sampler's devices: an engine for each, or for each
-      `tensor` of them.
-    tokenizer: The task's tokenizer.
-    talk: Rules of the conversations; None for responses of a single turn.
-  """
-  section = config.rollout
-  of_engine = engine_sizes(config)
-  if talk is None:
-    player = partial(Singles, tokenizer=tokenizer)
-  elif talk.environment.player is None:
-    player = partial(Talks, rules=talk, tokenizer=tokenizer)
-  else:
-    player = talk.environment.player(talk, tokenizer)
-  routes = (model.config.num_layers, model.config.experts.top_k) if records_routes(config, model.config) else None
-  options = engine_options(config, model.config, tokenizer)
-  common = dict(
-    max_new_tokens=section.max_new_tokens,
-    prompt_tokens=max(section.prompt_buckets),
-    stop_ids=tokenizer.stop_ids,
-    stops=(*section.stop_strings, *(() if talk is None else talk.environment.stops)),
-  )
-  make = lambda params, version: make_engines(model, params, version=version, **options)
-  return Talking(
-    DrawingQueue(make, is_whole=not section.queue, patience_s=10 * section.sampler_timeout_s),
-    player,
-    Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, routes=routes, **common),
-    Draws(temperature=config.eval.temperature, **common),
-    at_once=of_engine["slots"],
-  )
-
-
-def engine_options(config: ConfigDict, shape: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-  """Returns the options of the decoding engine of a run, as `make_engines` takes them.
-
-  Args:
-    config: The experiment's config.
-    shape: Shape of the model, in the sampler's dtype.
-    tokenizer: The task's tokenizer.
-  """
-  section = config.rollout
-  of_step = (section.num_prompts + section.spare_prompts) * section.group_size
-  most = max(of_step, config.eval.batch_prompts * config.eval.samples) + section.staleness * of_step
-  options = dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer, records_routes=records_routes(config, shape))
-  if section.queue:
-    options["in_flight"] = section.update_in_flight or "wait"
-  return engine_sizes(config) | options
 
 
 def make_gallery(config: ConfigDict, task: Task, learner: Programs, shape: ModelConfig) -> Gallery | None:
@@ -550,45 +396,6 @@ def make_grader(config: ConfigDict, terms: Sequence[WeightedReward], *, judgemen
   section = config.reward
   limits = dict(timeout_s=section.timeout_s, max_chars=section.max_chars, memory_gb=section.worker_memory_gb)
   return Grader(terms, num_workers=section.workers, judgements=judgements, process=jax.process_index(), **limits)
-
-
-def make_draw(
-  config: ConfigDict,
-  sample: SampleFn,
-  params: Params,
-  version: int,
-  *,
-  talk: Rules | None,
-  talking: Talking | None,
-  mesh: Mesh,
-  tokenizer: Tokenizer,
-  gallery: Gallery | None,
-) -> DrawFn:
-  """Returns the function that draws the samples of an evaluation: responses, or conversations.
-
-  `params` and `mesh` are the sampler's, and `version` is the number of RL steps that the weights
-  were trained for.
-  """
-  if talking is not None:
-
-    def draw_on_engine(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
-      job = talking.job(examples, key, group_size=config.eval.samples, draws=talking.evaluate)
-      playing = talking.queue.play(talking.play, job, params, version)
-      drawn, _ = gather(playing, job, tokenizer, prompt_buckets=config.rollout.prompt_buckets)
-      return drawn.rollouts, drawn.responses
-
-    return draw_on_engine
-  placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets, gallery=gallery)
-  if talk is None:
-    return lambda examples, key: rollout.draw(sample, params, examples, key, **placing)
-  sizes = dict(group_size=config.eval.samples, max_new_tokens=config.rollout.max_new_tokens)
-
-  def draw(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
-    again = lambda requests: rollout.dispatch(sample, params, examples, key, requests=requests, **placing)
-    talks = begin_conversations(examples, talk, **sizes)
-    return converse(again(turn_requests(talks, talk)), talks, again, rules=talk, tokenizer=tokenizer)
-
-  return draw
 
 
 def check_pictures(task: str, lengths: sizes.Lengths, config: ConfigDict) -> None:

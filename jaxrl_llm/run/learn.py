@@ -81,7 +81,7 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   phases.begin("old_logprobs")
   credit = compute_credit(run, batch, {}) if run.config.learner.skip_zero_advantages else None
   taken = trained_sequences(credit, len(batch.counted), num_updates)
-  gallery = run.experiment.gallery
+  gallery = run.experiment.drawing.gallery
   pictures = None
   if gallery is not None:
     of_prompts = gallery.pictures(batch.examples[:: batch.group_size], run.state.params)

@@ -15,7 +15,8 @@ from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.rollouts.samplers import engine_columns, limit_of
-from jaxrl_llm.run.experiment import build_experiment, why_not_engine
+from jaxrl_llm.run.drawing import why_drain
+from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.phases import PHASES, Phase
 from jaxrl_llm.run.teacher import find_teachers
 from jaxrl_llm.sampler.begin import num_rows
@@ -111,8 +112,7 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
-  on_engine = config.environment.name is not None and why_not_engine(config, sampler_mesh) is None
-  columns = engine_columns(config, sampler_mesh) if on_engine else None
+  columns = engine_columns(config, sampler_mesh) if why_drain(config, sampler_mesh) is None else None
   teachers = {name: teacher.shape for name, teacher in find_teachers(config).items()}
   options = dict(needs=fields_needed(config, objective), engine_columns=columns, teachers=teachers)
   return memory.footprint(config, shape, mesh, sampler_mesh, objective, **options)

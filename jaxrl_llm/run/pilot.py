@@ -81,7 +81,7 @@ def describe_pilot(config: ConfigDict) -> str:
   pilot.rollout.samplers = 0  # It draws by itself.
   with tempfile.TemporaryDirectory() as folder:
     run = start_run(pilot, Path(folder), command="pilot")
-    explaining, engine = explained(run.config, lambda: run.phases.now), run.experiment.closing()
+    explaining, engine = explained(run.config, lambda: run.phases.now), run.experiment.drawing.queue
     with explaining, run.phases, engine, run.grader, run.progress, run.writer, run.samples:
       findings, batch = measure(run)
   return "\n".join([*_examples(batch), *findings_lines(findings, run.config)])

@@ -16,8 +16,7 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
 from jaxrl_llm.learner.schedules import unfinished_warm_ups
 from jaxrl_llm.rewards.grader import Grader
-from jaxrl_llm.rollouts import carried_talks, partial, schedule
-from jaxrl_llm.rollouts.carried_talks import TalkGroups
+from jaxrl_llm.rollouts import carried, schedule
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run import alarms
 from jaxrl_llm.run.crewing import use_samplers
@@ -56,7 +55,7 @@ class Run:
   prompts: Any
   demonstrations: Any
   # Groups that the next RL step continues; None if every step waits for all groups.
-  carried: partial.Groups | TalkGroups | None
+  carried: carried.Groups | None
   record: Record
   checkpoints: checkpoint.Checkpoints
   writer: MetricWriter
@@ -83,10 +82,8 @@ class Run:
   def places(self) -> dict[str, Any]:
     """Returns the positions of the iterators, and the carried groups, as JSON."""
     demonstrations = self.demonstrations and self.demonstrations.get_state()
-    carried = self.carried
-    if carried is not None:
-      carried = (carried_talks if isinstance(carried, TalkGroups) else partial).to_json(carried)
-    return Data(self.prompts.get_state(), demonstrations, carried)._asdict()
+    groups = None if self.carried is None else carried.to_json(self.carried)
+    return Data(self.prompts.get_state(), demonstrations, groups)._asdict()
 
 
 def start_run(
@@ -104,7 +101,7 @@ def start_run(
     workdir: Existing folder for metrics, samples, checkpoints, summary and report.
     command: Command as the user typed it, for the summary.
     log: Function called with every line of the screen.
-    replay: Workdir of a run with `rollout.queue` to repeat; None for a run of its own.
+    replay: Workdir of a run with `rollout.update_in_flight` to repeat; None for a run of its own.
 
   Raises:
     ValueError: If a dataset or checkpoint is damaged, the mesh does not fit the devices or the
@@ -150,12 +147,12 @@ def start_run(
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
   first_lines = [] if experiment.task.report is None else report.lines(experiment.task.report)
   first_lines += [*prompt_notes(experiment.task.train, experiment.task.tokenizer), *chosen]
-  first_lines += [*experiment.drawn_by(), *unfinished_warm_ups(flatten(config))]
+  first_lines += [*experiment.drawing.described(), *unfinished_warm_ups(flatten(config))]
   writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   if config.rollout.samplers:
     use_samplers(config, experiment, workdir, note=progress.note)
-  if config.rollout.queue:
-    experiment.talking.queue.schedule = open_schedule(asked, workdir, record, replay)
+  if config.rollout.update_in_flight is not None:
+    experiment.drawing.queue.schedule = open_schedule(asked, workdir, record, replay)
   return Run(
     experiment=experiment,
     config=config,
@@ -196,7 +193,8 @@ def open_schedule(config: ConfigDict, workdir: Path, record: Record, replay: Pat
   if replay is not None:
     repeated = schedule.read(replay)
     if not repeated:
-      raise ValueError(f"--replay: found no {schedule.FILE} in {replay}, expected the workdir of a run with config.rollout.queue=True")
+      expected = "the workdir of a run with config.rollout.update_in_flight"
+      raise ValueError(f"--replay: found no {schedule.FILE} in {replay}, expected {expected}")
     if any(batch.settings != settings for batch in repeated):
       raise ValueError(f"--replay: found another config in {replay}, expected the same one: the command is in its summary.json")
   return schedule.Schedule(workdir, settings, first=record.rl_steps, repeated=repeated)
@@ -214,7 +212,7 @@ class Data(NamedTuple):
 
   prompts: Any
   demonstrations: Any
-  carried: partial.Groups | TalkGroups | None
+  carried: carried.Groups | None
 
 
 def batch_sizes(config: ConfigDict) -> dict[str, int]:
@@ -236,7 +234,7 @@ def fresh_data(config: ConfigDict, experiment: Experiment) -> Data:
   demonstrations = None
   if config.warm_start.num_steps:
     demonstrations = example_iterator(task.demonstrations, batch_size=sizes["demonstrations"], seed=config.seed)
-  return Data(prompts, demonstrations, experiment.sampler.carried)
+  return Data(prompts, demonstrations, carried.NO_GROUPS if config.rollout.spare_prompts else None)
 
 
 def restored_data(config: ConfigDict, opened: Opened, data: Data) -> tuple[Data, list[str]]:
@@ -253,6 +251,5 @@ def restored_data(config: ConfigDict, opened: Opened, data: Data) -> tuple[Data,
     if opened.record.warm_steps < config.warm_start.num_steps:
       again += shown_again
   if data.carried is not None:
-    saved, holds_talks = places["carried"], isinstance(data.carried, TalkGroups)
-    data = data._replace(carried=carried_talks.from_json(saved) if holds_talks else partial.from_json(saved, data.carried))
+    data = data._replace(carried=carried.from_json(places["carried"]))
   return data, again

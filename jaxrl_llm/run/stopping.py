@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.rollouts import partial
-from jaxrl_llm.rollouts.carried_talks import TalkGroups
+from jaxrl_llm.rollouts.carried import Groups
 from jaxrl_llm.run.bookkeeping import Job, finish_saving, is_due, save, summarize
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.types import TrainBatch
@@ -34,7 +33,7 @@ class Position(NamedTuple):
   """Position of a run before an RL step, beyond what its arrays and record hold."""
 
   prompts: Any
-  carried: partial.Groups | TalkGroups | None
+  carried: Groups | None
 
 
 def position(run: Run) -> Position:

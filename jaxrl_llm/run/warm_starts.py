@@ -201,7 +201,7 @@ def _is_of_rl(field: str) -> bool:
 
 def demonstrations_digest(experiment: Experiment) -> str:
   """Returns a hash of the demonstrations, as rows and as ids, and of how they are mixed."""
-  rows, pictures = experiment.task.demonstrations, experiment.gallery and experiment.gallery.settings
+  rows, pictures = experiment.task.demonstrations, experiment.drawing.gallery and experiment.drawing.gallery.settings
   digest = hashlib.sha256()
   if isinstance(rows, MixedRows):
     digest.update(repr(([len(part) for part in rows.parts], rows.weights)).encode())

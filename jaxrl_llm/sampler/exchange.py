@@ -54,7 +54,7 @@ def run(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> tuple
   def body(state: tuple[Inputs, Loop]) -> tuple[Inputs, Loop]:
     inputs, loop = join(state[0]), state[1]
     loop = steps(inputs, lambda loop: proceeds(inputs, loop) & ~is_possible(settings, inputs, loop), loop)
-    inputs, loop, _ = exchange(model, settings, inputs, loop)
+    inputs, loop = exchange(model, settings, inputs, loop)
     return movable(inputs), loop
 
   moved, loop = jax.lax.while_loop(lambda state: proceeds(join(state[0]), state[1]), body, (movable(inputs), loop))
@@ -78,16 +78,16 @@ def with_fixed(moved: Inputs, fixed: Inputs) -> Inputs:
   return moved._replace(weights=fixed.weights, key=fixed.key, requests=requests)
 
 
-def is_possible(settings: Settings, inputs: Inputs, loop: Loop, is_over: Bool[Array, "d M"] | None = None) -> Bool[Array, ""]:
+def is_possible(settings: Settings, inputs: Inputs, loop: Loop) -> Bool[Array, ""]:
   """Returns whether an exchange would give an idle row a sequence; see `exchange`."""
-  takes, waits = jnp.any(_free(settings, loop, is_over), axis=1), jnp.any(_is_waiting(inputs, loop), axis=1)
+  takes, waits = jnp.any(_free(settings, loop), axis=1), jnp.any(_is_waiting(inputs, loop), axis=1)
   # Together, so that the devices agree on both at once.
   return jnp.all(jnp.any(jnp.stack([takes, waits], axis=1), axis=0))
 
 
-def _free(settings: Settings, loop: Loop, is_over: Bool[Array, "d M"] | None) -> Bool[Array, "d m"]:
+def _free(settings: Settings, loop: Loop) -> Bool[Array, "d m"]:
   """Returns the places that can take over a prompt, on shards with idle rows."""
-  is_over = loop.outputs.reasons != RUNNING if is_over is None else is_over
+  is_over = loop.outputs.reasons != RUNNING
   places = jnp.all(is_over[:, :-1].reshape(len(is_over), -1, settings.group_size), axis=2)
   return places & jnp.any(~is_active(loop), axis=1, keepdims=True)
 
@@ -101,26 +101,13 @@ def _is_waiting(inputs: Inputs, loop: Loop) -> Bool[Array, "d M"]:
   return (jnp.arange(end + 1) >= loop.started[:, None]) & (inputs.queue != end)
 
 
-def exchange(
-  model: Decoder, settings: Settings, inputs: Inputs, loop: Loop, is_over: Bool[Array, "d M"] | None = None
-) -> tuple[Inputs, Loop, Move]:
+def exchange(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> tuple[Inputs, Loop]:
   """Moves a prompt and its waiting samples to a shard with idle rows, and starts them there.
 
   It is the prompt of the last sequence in the longest queue. Nothing changes if no exchange is
   possible.
-
-  Args:
-    model: Model that decodes.
-    settings: Settings of the sampler.
-    inputs: Inputs of every step.
-    loop: Loop between two steps.
-    is_over: True for sequences whose prompt is no longer needed; None means those that are done.
-
-  Returns:
-    The new inputs and loop, and the move, for `move_samples` and `copy_prompts` of arrays that the
-    caller keeps.
   """
-  free, waiting, group = _free(settings, loop, is_over), _is_waiting(inputs, loop), settings.group_size
+  free, waiting, group = _free(settings, loop), _is_waiting(inputs, loop), settings.group_size
   num_shards, end = free.shape[0], inputs.queue.shape[1] - 1
   per_shard = free.shape[1]
   idle = jnp.where(jnp.any(free, axis=1), jnp.sum(~is_active(loop), axis=1), 0)
@@ -154,7 +141,7 @@ def exchange(
     started=jnp.where(is_taker[:, 0], 0, loop.started),
     outputs=move_samples(move, loop.outputs),
   )
-  return inputs, loop_lib.refill(settings, inputs, loop, ~is_active(loop)), move
+  return inputs, loop_lib.refill(settings, inputs, loop, ~is_active(loop))
 
 
 def copy_prompts(move: Move, tree: PyTree) -> PyTree:

@@ -247,23 +247,6 @@ def _all_routes(
   return jnp.concatenate(parts, axis=1)
 
 
-def abort(settings: Settings, inputs: Inputs, loop: Loop, unwanted: Bool[Array, "d M"]) -> tuple[Inputs, Loop]:
-  """Aborts unwanted sequences that are not done, between two steps.
-
-  Waiting sequences leave the queue, and freed rows are refilled from it.
-  """
-  aborted = unwanted & (loop.outputs.reasons == RUNNING)
-  loop = loop._replace(
-    outputs=loop.outputs._replace(reasons=jnp.where(aborted, int(StopReason.ABORTED), loop.outputs.reasons))
-  )
-  if not refills(loop):
-    return inputs, loop
-  wanted = loop.outputs.reasons == RUNNING
-  gone = (jnp.arange(inputs.queue.shape[1]) >= loop.started[:, None]) & ~gather(wanted, inputs.queue)
-  inputs = inputs._replace(queue=without(inputs.queue, gone))
-  return inputs, refill(settings, inputs, loop, ~gather(wanted, loop.sequences))
-
-
 def without(queue: Int[Array, "d M"], gone: Bool[Array, "d M"]) -> Int[Array, "d M"]:
   """Removes entries from each shard's queue; the others move up in order."""
   order = jnp.argsort(gone, axis=1, stable=True)

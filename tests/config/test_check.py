@@ -54,6 +54,7 @@ BAD_BY_FIELD = {
   "teacher.column": ("", "a\nb"),
   "rollout.stop_strings": (("",), ("a", "")),
   "rollout.cache_dtype": ("float16", ""),
+  "rollout.driver": ("engine", ""),
   "serving.layout": ("sharded", ""),
   "serving.attention": ("flash", ""),
   "serving.weights": ("int4", ""),
@@ -192,7 +193,7 @@ RELATIONS = {
   "a copy of the weights": ({"mesh.sampler": 4, "mesh.sampler_tensor": 3}, ["config.mesh.sampler_tensor: found 3", "mesh.sampler=4"]),
   "copies without a sampler": ({"mesh.sampler_tensor": 2}, ["config.mesh.sampler_tensor: found 2, expected 1", "mesh.sampler is 0"]),
   "experts of sampler processes": (
-    {"model.preset": "nano-moe", "rollout.queue": True, "rollout.samplers": 1, "mesh.sampler_expert": 2, "mesh.sampler_tensor": 2},
+    {"model.preset": "nano-moe", "rollout.samplers": 1, "mesh.sampler_expert": 2, "mesh.sampler_tensor": 2},
     ["config.mesh.sampler_expert: found 2, expected 1, because mesh.sampler is 0: no devices are reserved for sampling"],
   ),
   "experts and tensor of a sampler": (

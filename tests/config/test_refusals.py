@@ -8,7 +8,7 @@ from jaxrl_llm.config import check, command_line, fields
 from jaxrl_llm.config.refusals import REFUSALS, refusals, refuse_several_processes
 from tests.runs import tiny_config
 
-QUEUE = {"rollout.queue": True, "rollout.staleness": 8}
+IN_FLIGHT = {"rollout.update_in_flight": "wait", "rollout.staleness": 8}
 ONE_UPDATE = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
 
 CASES = [
@@ -78,17 +78,15 @@ CASES = [
   ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
   ("gspo", {"rollout.staleness": 1, "correction.off_policy_mask": 0.1, "correction.tis": 2.0, "learner.old_logprobs": "learner",
             **ONE_UPDATE}, "correction.off_policy_mask"),
-  ("gspo", {"rollout.staleness": 2, "environment.name": "calculator"}, "rollout.staleness"),
   ("gspo", {"rollout.staleness": 2, "rollout.spare_prompts": 2}, "rollout.spare_prompts"),
-  ("gspo", QUEUE | {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", IN_FLIGHT | {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),
   ("gspo", {"rollout.update_in_flight": "keep"}, "rollout.update_in_flight"),
-  ("gspo", {"rollout.queue": True, "rollout.update_in_flight": "keep"}, "rollout.update_in_flight"),
-  ("gspo", {"rollout.samplers": 2}, "rollout.samplers"),
-  ("gspo", QUEUE | {"rollout.spare_prompts": 2}, "rollout.spare_prompts"),
+  ("gspo", {"rollout.driver": "loop", "rollout.update_in_flight": "keep"}, "rollout.update_in_flight"),
+  ("gspo", IN_FLIGHT | {"rollout.spare_prompts": 2}, "rollout.spare_prompts"),
   ("gspo", {"learner.old_logprobs": "interpolated", "correction.tis": 2.0}, "learner.old_logprobs"),
-  ("gspo", QUEUE | {"learner.old_logprobs": "interpolated"}, "learner.old_logprobs"),
-  ("gspo", QUEUE | {"learner.old_logprobs": "interpolated", "correction.bypass": True}, "learner.old_logprobs"),
-  ("dppo_tv", QUEUE | {"learner.old_logprobs": "interpolated"}, "learner.old_logprobs"),
+  ("gspo", IN_FLIGHT | {"learner.old_logprobs": "interpolated"}, "learner.old_logprobs"),
+  ("gspo", IN_FLIGHT | {"learner.old_logprobs": "interpolated", "correction.bypass": True}, "learner.old_logprobs"),
+  ("dppo_tv", IN_FLIGHT | {"learner.old_logprobs": "interpolated"}, "learner.old_logprobs"),
   ("gspo", {"learner.old_logprobs": "interpolated", "rollout.spare_prompts": 2, "correction.tis": 2.0}, "learner.old_logprobs"),
   ("reinforce", {"rollout.spare_prompts": 2}, "rollout.spare_prompts"),
   ("gspo", {"rollout.spare_prompts": 2, "num_steps": 1}, "rollout.spare_prompts"),
@@ -97,8 +95,8 @@ CASES = [
             **ONE_UPDATE}, "correction.off_policy_mask"),
   ("gspo", {"rollout.max_refills": 2, "rollout.spare_prompts": 2}, "rollout.max_refills"),
   ("gspo", {"rollout.max_refills": 2, "advantage.estimator": "returns"}, "rollout.max_refills"),
-  ("gspo", {"rollout.report_every": 4, "rollout.staleness": 1}, "rollout.report_every"),
-  ("gspo", {"rollout.report_every": 24}, "rollout.report_every"),
+  ("gspo", {"rollout.driver": "drain", "rollout.samplers": 1}, "rollout.driver"),
+  ("gspo", {"rollout.driver": "drain", "rollout.update_in_flight": "keep", "rollout.staleness": 1}, "rollout.driver"),
   ("gspo", {"profile.start": 5}, "profile.start"),
   ("gspo", {"profile.num_steps": 2}, "profile.num_steps"),
   ("gspo", {"advantage.gamma": 0.9}, "advantage.gamma"),
@@ -149,9 +147,8 @@ CASES = [
   ("gspo", {"eval.temperature": 0.0}, "eval.samples"),
   ("ppo", {"critic.value_warmup_steps": 4}, "critic.value_warmup_steps"),
   ("gspo", {"rollout.sampler_host": "0.0.0.0"}, "rollout.sampler_host"),
-  ("gspo", {"rollout.queue": True, "rollout.samplers": 1, "mesh.sampler": 1}, "mesh.sampler"),
-  ("gspo", {"rollout.queue": True, "rollout.spare_prompts": 1, "num_steps": 4}, "rollout.spare_prompts"),
-  ("gspo", {"rollout.queue": True, "rollout.staleness": 1, "rollout.update_in_flight": "recompute", "model.preset": "nano-moe",
+  ("gspo", {"rollout.samplers": 1, "mesh.sampler": 1}, "mesh.sampler"),
+  ("gspo", {"rollout.staleness": 1, "rollout.update_in_flight": "recompute", "model.preset": "nano-moe",
             "moe.replay": "R3"}, "moe.replay"),
 ]  # fmt: skip
 
@@ -206,14 +203,14 @@ LEGAL = [
   ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "model.preset": "nano-moe", "moe.replay": "R2"}),
   ("gspo", {"environment.name": "calculator", "environment.max_turn_tokens": 4, "advantage.estimator": "steps"}),
   ("gspo", {"environment.name": "calculator", "rollout.staleness": 1}),
-  ("gspo", {"environment.name": "calculator", "rollout.report_every": 1}),
+  ("gspo", {"environment.name": "calculator", "rollout.staleness": 2}),
+  ("dapo", {"rollout.staleness": 2, "rollout.max_refills": 2}),
+  ("gspo", {"rollout.driver": "loop", "rollout.spare_prompts": 2}),
   ("gspo", {"rollout.staleness": 1}),
   ("dppo_tv", {"rollout.staleness": 1}),
-  ("gspo", {"rollout.spare_prompts": 2, "rollout.report_every": 4}),
-  ("gspo", {"rollout.spare_prompts": 2, "environment.name": "calculator", "rollout.staleness": 1, "rollout.report_every": 1}),
+  ("gspo", {"rollout.spare_prompts": 2, "environment.name": "calculator", "rollout.staleness": 1}),
   ("gspo", {"rollout.spare_prompts": 2, "rollout.staleness": 1}),
   ("gspo", {"environment.name": "calculator", "model.preset": "nano-moe", "moe.replay": "R3", "learner.old_logprobs": "learner"}),
-  ("gspo", {"rollout.report_every": 24, "rollout.slots": 8}),
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.temperature": 0.5, "rollout.temperature": 0.5}),
   ("gspo", {"teacher.path": "t", "teacher.gkd_coef": 1.0, "teacher.temperature": 0.5}),
   ("gspo", {"eval.temperature": 0.0, "eval.samples": 1}),
@@ -224,10 +221,10 @@ LEGAL = [
   ("reinforce", {"rollout.spare_prompts": 2, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
   ("grpo", {"rollout.spare_prompts": 2, "objective.kl_estimator": "k1", **ONE_UPDATE}),
   ("gspo", {"rollout.staleness": 1, "correction.bypass": True}),
-  ("gspo", QUEUE | {"rollout.update_in_flight": "recompute"}),
-  ("gspo", QUEUE | {"correction.tis": 2.0, "learner.old_logprobs": "interpolated"}),
+  ("gspo", IN_FLIGHT | {"rollout.update_in_flight": "recompute"}),
+  ("gspo", IN_FLIGHT | {"correction.tis": 2.0, "learner.old_logprobs": "interpolated"}),
   ("minirl", {"rollout.staleness": 1, "learner.old_logprobs": "interpolated"}),
-  ("reinforce", QUEUE | {"environment.name": "calculator", "correction.mis": 2.0, "learner.old_logprobs": "interpolated"}),
+  ("reinforce", IN_FLIGHT | {"environment.name": "calculator", "correction.mis": 2.0, "learner.old_logprobs": "interpolated"}),
   ("gspo", {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
   ("minirl", {"rollout.staleness": 1, "learner.old_logprobs": "learner"}),
   ("reinforce", {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
@@ -250,14 +247,14 @@ def test_all_rows_that_apply_are_reported_at_once():
 
 
 def test_settings_that_work_in_one_process_only():
-  config = tiny_config("gspo", {"rollout.report_every": 8, "mesh.sampler": 4, "rollout.spare_prompts": 2})
+  config = tiny_config("gspo", {"rollout.samplers": 2, "mesh.sampler": 4, "rollout.spare_prompts": 2})
   refuse_several_processes(config, 1)
   refuse_several_processes(tiny_config("gspo"), 2)
   with pytest.raises(ValueError) as caught:
     refuse_several_processes(config, 2)
   lines = str(caught.value).splitlines()
   assert [line.split(" in a run of 2 processes, expected 0: ")[0] for line in lines] == [
-    "config.rollout.report_every: found 8", "config.mesh.sampler: found 4"
+    "config.mesh.sampler: found 4", "config.rollout.samplers: found 2"
   ]  # fmt: skip
 
 

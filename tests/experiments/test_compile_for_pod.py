@@ -481,7 +481,7 @@ def test_a_sampler_with_its_own_chips_spreads_its_experts(tmp_path):
 @pytest.mark.exhaustive
 @needs_libtpu
 def test_a_sampler_apart_is_planned_beside_its_learner(tmp_path):
-  settings = ("rollout.queue=True", "rollout.samplers=1", "mesh.sampler_tensor=2", "learner.old_logprobs=sampler")
+  settings = ("rollout.samplers=1", "mesh.sampler_tensor=2", "learner.old_logprobs=sampler")
   arguments = ("--sampler=v5e:2x4", "--only_plan", "--programs=snapshot,take,prefill,decode", *(f"--config.{x}" for x in settings))
   numbers, output = compiled(tmp_path, "--topology=v5e:2x2", *arguments)
   sampler, num_bytes = numbers["sampler"], numbers["weight_bytes"]

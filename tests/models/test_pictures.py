@@ -16,7 +16,7 @@ from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_out
 from jaxrl_llm.models import image_slots, load, logits, make_model, preset, save_hf, trainable
 from jaxrl_llm.models.files.loading import open_source
 from jaxrl_llm.pretrained import pictures
-from jaxrl_llm.sampler import Requests, collect_finished, make_filter, make_sampler, make_stream
+from jaxrl_llm.sampler import Requests, make_filter, make_sampler
 from jaxrl_llm.types import Images, Shown
 from tests.marks import few
 
@@ -210,16 +210,6 @@ def test_sampler_and_learner_agree(name, as_patches):
   for i, (together, apart) in enumerate(zip(*by_layout, strict=True)):
     np.testing.assert_allclose(together, np.asarray(drawn.logprobs[i])[np.asarray(drawn.mask[i])], atol=1e-5)
     np.testing.assert_allclose(together, apart, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_stream_draws_the_same_responses():
-  model, params = loaded(NAMES[0])
-  tokens, mask, shown = prompts(model, params, NAMES[0])
-  settings = dict(group_size=2, max_new_tokens=12, stop_ids=(3,), pad_id=0, slots=4)
-  expected = jax.jit(make_sampler(model, **settings))(params, tokens, mask, jax.random.key(1), Requests(), shown)
-  got = collect_finished(make_stream(model, steps_per_report=4, **settings)(params, tokens, mask, jax.random.key(1), Requests(), shown))
-  np.testing.assert_array_equal(got.tokens, expected.tokens)
 
 
 def test_prompts_with_other_pictures_are_not_shared():

@@ -13,9 +13,12 @@ from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import conversations, rollout, trajectories
+from jaxrl_llm.rollouts import sweeps, trajectories
 from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import Environment, Reply
+from jaxrl_llm.rollouts.gathering import gather
+from jaxrl_llm.rollouts.playing import Draws, Job
+from jaxrl_llm.rollouts.sweeps import Sweeps
 from jaxrl_llm.sampler import make_sampler, make_stop_table
 from jaxrl_llm.tasks.sets.environment import environment_reward, turn_steps
 from jaxrl_llm.types import StopReason
@@ -59,12 +62,10 @@ def talk(environment=COUNTING, settings=None, **rules):
   """Draws the conversations of one batch on one device."""
   mesh = make_mesh(devices=jax.devices()[:1])
   rules = Rules(environment, **({"max_turns": 5} | rules))
-  sample, placing = sampler(**(settings or {})), dict(mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(4,))
-  again = lambda requests: rollout.dispatch(sample, built()[1], EXAMPLES, jax.random.key(0), requests=requests, **placing)
-  talks = conversations.begin_conversations(EXAMPLES, rules, group_size=GROUP, max_new_tokens=BUDGET)
-  return conversations.converse(
-    again(conversations.turn_requests(talks, rules)), talks, again, rules=rules, tokenizer=TOKENIZER
-  )
+  job = Job(EXAMPLES, GROUP, range(len(EXAMPLES) * GROUP), "", Draws(BUDGET, 4, stop_ids=STOPS), key=jax.random.key(0))
+  options = dict(sample=sampler(**(settings or {})), tokenizer=TOKENIZER, rules=rules, mesh=mesh, prompt_buckets=(4,))
+  drawn, _ = gather(Sweeps(built()[1], job, **options), job, TOKENIZER, prompt_buckets=(4,))
+  return drawn.rollouts, drawn.responses
 
 
 def logprobs_of(rollouts, row):
@@ -198,8 +199,8 @@ TOOLS = {"warm_start.num_steps": 4, "num_steps": 2, "eval.every": 2, "log.tensor
 def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     # The decoding engine draws everything: the sampler's programs never compile.
-    patch.setattr(rollout, "dispatch", lambda *args, **options: pytest.fail("the batch sampler was called"))
-    summary = run_here(tiny_config("tools", TOOLS | {"rollout.report_every": 1}), tmp_path / "run")
+    patch.setattr(sweeps, "dispatch", lambda *args, **options: pytest.fail("the batch sampler was called"))
+    summary = run_here(tiny_config("tools", TOOLS), tmp_path / "run")
   assert summary["status"] == "finished"
   assert {"samples.jsonl", "report.html", "checkpoints"} <= {path.name for path in (tmp_path / "run").iterdir()}
   of = lambda name: column(tmp_path / "run", name)

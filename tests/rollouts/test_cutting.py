@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_llm.rollouts import carried_talks
+from jaxrl_llm.rollouts import carried as carried_lib
 from jaxrl_llm.rollouts.cutting import Cutting
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.gathering import wait_for
@@ -24,16 +24,16 @@ GROUP, ENOUGH, NUM = 2, 1, 3  # Learns from one of three groups.
 
 def steps(engine, num_steps, environment=COUNTING, draws=DRAWS, at_once=None, **rules):
   """Returns the groups, the conversations and the rows learned from of each step, of one policy."""
-  carried, new, result = carried_talks.NO_GROUPS, iter(range(10, 99)), []
+  carried, new, result = carried_lib.NO_GROUPS, iter(range(10, 99)), []
   for step in range(num_steps):
     examples = [{"prompt": str(next(new))} for _ in range(NUM - len(carried.examples))]
     seeds = [100 * int(example["prompt"]) + i for example in examples for i in range(GROUP)]
-    groups = carried_talks.join(carried, examples, seeds, step=step)
+    groups = carried_lib.join(carried, examples, seeds, step=step)
     job = Job(groups.examples, GROUP, groups.seeds, f"step {step}", draws, at_once, groups.talks, ENOUGH)
     played = wait_for(begin(engine, environment, job, **rules), job).played
-    rows, carried = carried_talks.take(groups, played, num_groups=ENOUGH)
+    rows, carried = carried_lib.take(groups, played, num_groups=ENOUGH)
     result.append((groups, played, rows))
-    carried = carried_talks.from_json(json.loads(json.dumps(carried_talks.to_json(carried))))
+    carried = carried_lib.from_json(json.loads(json.dumps(carried_lib.to_json(carried))))
   return result
 
 
@@ -128,7 +128,7 @@ def test_an_environment_that_repeats_itself_badly_costs_its_sample(engine_of):
 
   slow = Environment(COUNTING.reset, lambda state, turn: (time.sleep(5 * ("again" in said)), COUNTING.step(state, turn))[1])
   said = []
-  first = carried_talks.join(carried_talks.NO_GROUPS, [{"prompt": "1"}], [5, 6], step=0)
+  first = carried_lib.join(carried_lib.NO_GROUPS, [{"prompt": "1"}], [5, 6], step=0)
   turn = Turn("x", (100,), 0.0, 0)
   begun = [talk._replace(tokens=(STOPS[0], 100), logprobs=(-1.0, 0.0), written=(True, False), turns=(turn,)) for talk in first.talks]
   said.append("again")
@@ -141,7 +141,7 @@ def test_groups_that_are_complete_already_need_no_draw(engine_of):
   engine = engine_of()
   (groups, played, rows), *_ = steps(engine, 1)
   complete = [talk for row, talk in enumerate(played) if row in rows]
-  late = carried_talks.join(carried_talks.NO_GROUPS, groups.examples, groups.seeds, step=0).talks
+  late = carried_lib.join(carried_lib.NO_GROUPS, groups.examples, groups.seeds, step=0).talks
   job = Job(groups.examples, GROUP, groups.seeds, "", DRAWS, None, [*complete, *late[GROUP:]], 1)
   again = wait_for(begin(engine, job=job), job).played
   assert list(map(parts, again[:GROUP])) == list(map(parts, complete))
@@ -163,7 +163,7 @@ def test_the_cut_is_decided_as_soon_as_it_is_known():
 
 def test_a_checkpoint_restores_every_bit():
   routes = np.random.default_rng(0).integers(-1, 200, (5, 2, 3)).astype(np.int16)
-  groups = carried_talks.join(carried_talks.NO_GROUPS, [{"prompt": "1", "level": 2}], [2**63 + 1, 3], step=4)
+  groups = carried_lib.join(carried_lib.NO_GROUPS, [{"prompt": "1", "level": 2}], [2**63 + 1, 3], step=4)
   talk = Conversation(
     0, [1], [5, 6, 7], [-np.float32(0.1).item(), 0.0, -1e-30], [True, False, True], (Turn("a", (6,), 0.1, 0),), StopReason.UNFINISHED,
     routes=routes, versions=(3, 0, 4),
@@ -171,13 +171,13 @@ def test_a_checkpoint_restores_every_bit():
   failed = talk._replace(sequence=1, turns=(Turn("a", "b", 0.0, 0),), reason=StopReason.ABORTED, failed=("raised", "x"), routes=None)
   failed = failed._replace(versions=())
   groups = groups._replace(talks=[talk, failed])
-  again = carried_talks.from_json(json.loads(json.dumps(carried_talks.to_json(groups))))
+  again = carried_lib.from_json(json.loads(json.dumps(carried_lib.to_json(groups))))
   assert np.array_equal(again.talks[0].routes, routes) and again.talks[0].routes.dtype == np.int16
   assert again._replace(talks=[x._replace(routes=None) for x in again.talks]) == groups._replace(talks=[talk._replace(routes=None), failed])
 
 
 def test_too_few_complete_groups_are_an_error():
-  groups = carried_talks.join(carried_talks.NO_GROUPS, [{}, {}], [1, 2, 3, 4], step=0)
+  groups = carried_lib.join(carried_lib.NO_GROUPS, [{}, {}], [1, 2, 3, 4], step=0)
   done = Conversation(0, (), (1,), (0.0,), (True,), (Turn("", "", 0.0, 0),), StopReason.TOKEN)
   with pytest.raises(ValueError, match="found 1 complete groups of 2, expected 2 or more"):
-    carried_talks.take(groups, [done, done, *groups.talks[2:]], num_groups=2)
+    carried_lib.take(groups, [done, done, *groups.talks[2:]], num_groups=2)

@@ -215,7 +215,7 @@ def test_other_weights_wait_for_conversations_in_flight(engine_of):
   released, model_params = threading.Event(), built()[1]
   waits = Environment(COUNTING.reset, lambda state, turn: (released.wait(60), COUNTING.step(state, turn))[1])
   play = lambda environment: lambda engine, job: begin(engine, environment, job)
-  engine = DrawingQueue(lambda params, version: engine_of(version=version), is_whole=True)
+  engine = DrawingQueue(lambda params, version: engine_of(version=version), waits=True)
   with engine:
     first = engine.play(play(waits), JOB, model_params, 1)
     timer = threading.Timer(0.2, released.set)
@@ -280,7 +280,7 @@ def test_the_engine_of_a_queue_compiles_nothing_twice():
     made.append(version)
     return make_engine(model, params, slots=SIZE, context=CONTEXT, max_requests=64, chunk=CHUNK, spans=SPANS, version=version)
 
-  with DrawingQueue(make, is_whole=True) as engine:
+  with DrawingQueue(make, waits=True) as engine:
     for version in (0, 0, 1):
       drawn(engine.play(lambda engine, job: begin(engine, job=job), JOB, params, version))
   assert made == [0]

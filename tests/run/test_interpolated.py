@@ -9,7 +9,7 @@ from tests.runs import VARIED, column, run_here, tiny_config
 CHANGES = VARIED | {
   "num_steps": 3, "warm_start.num_steps": 0, "checkpoint.every": 3, "eval.every": 3, "eval.num_prompts": 8, "eval.batch_prompts": 8,
   "learner.learning_rate": 1e-2, "learner.updates_per_rollout": 1, "learner.row_buckets": (16,), "log.tensorboard": False,
-  "rollout.queue": True, "rollout.staleness": 2, "learner.old_logprobs": "interpolated", "correction.tis": 1e6,
+  "rollout.update_in_flight": "wait", "rollout.staleness": 2, "learner.old_logprobs": "interpolated", "correction.tis": 1e6,
 }  # fmt: skip
 
 

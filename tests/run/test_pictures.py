@@ -45,7 +45,7 @@ def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
     train.proceed(run)
   changed = jax.tree.map(lambda x, y: bool(np.any(x != np.asarray(y))), before, run.state.params["tower"])
   assert any(jax.tree.leaves(changed)) == train_tower
-  gallery, task = run.experiment.gallery, load_task(config)
+  gallery, task = run.experiment.drawing.gallery, load_task(config)
   assert 0 < gallery.num_read <= len({row["images"][0] for row in [*task.train, *task.test]})
   read = gallery.num_read
   gallery.pictures([task.test[0]] * 3, run.state.params), gallery.pictures([task.test[0]], run.state.params)

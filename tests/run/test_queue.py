@@ -13,13 +13,13 @@ from jaxrl_llm.main import main
 from jaxrl_llm.rollouts import drawing_queue, schedule
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
 from jaxrl_llm.rollouts.singles import Singles
-from jaxrl_llm.run import experiment, learn, sample
+from jaxrl_llm.run import learn, sample
 from tests.marks import few
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
 
 SHORT = VARIED | {
   "num_steps": 7, "warm_start.num_steps": 0, "checkpoint.every": 4, "eval.every": 5, "eval.num_prompts": 8, "eval.batch_prompts": 8,
-  "learner.learning_rate": 1e-2, "log.tensorboard": False, "rollout.queue": True, "rollout.staleness": 2, "rollout.slots": 8,
+  "learner.learning_rate": 1e-2, "log.tensorboard": False, "rollout.update_in_flight": "wait", "rollout.staleness": 2, "rollout.slots": 8,
 }  # fmt: skip
 TIMES = ("perf/", "timing_s/", "samplers/", "conversation/computed_tokens", "conversation/cached_tokens")
 
@@ -55,7 +55,7 @@ def slowly(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("name", "in_flight"), few([("gspo", "keep"), ("tools", "recompute"), ("tools", None)], 0, rest="slow", by_hand=(2,))
+  ("name", "in_flight"), few([("gspo", "keep"), ("tools", "recompute"), ("tools", "wait")], 0, rest="slow", by_hand=(2,))
 )
 def test_a_run_is_repeated_to_the_last_bit(name, in_flight, slowly, tmp_path, monkeypatch):
   config = config_of(name, {"rollout.update_in_flight": in_flight})
@@ -149,8 +149,8 @@ def test_tokens_beyond_the_bound_are_never_learned_from(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    ((), "--replay: found a config without rollout.queue=True"),
-    (("--config.rollout.queue=True",), "--replay: found no schedule.jsonl in"),
+    ((), "--replay: found a config with rollout.update_in_flight=None"),
+    (("--config.rollout.update_in_flight=wait",), "--replay: found no schedule.jsonl in"),
   ],
 )
 def test_a_replay_of_nothing_is_refused(arguments, message, tmp_path, capsys):
@@ -207,13 +207,13 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few(["gspo", "tools"], "tools"))
-def test_greedy_evaluations_are_the_same_over_the_engine_and_over_the_sampler(name, tmp_path, monkeypatch):
+def test_greedy_evaluations_are_the_same_over_the_engine_and_over_the_sampler(name, tmp_path):
   """Single turns and conversations; the texts are compared, not their scores."""
   greedy = {"eval.temperature": 0.0, "eval.samples": 1, "eval.num_prompts": 16, "eval.batch_prompts": 16, "eval.save_samples": True}
   greedy |= {"num_steps": 1, "warm_start.num_steps": 40, "checkpoint.every": 1, "rollout.staleness": 0}
+  greedy |= {"rollout.update_in_flight": None}
   responses = lambda path: [(row.response, row.turns, row.num_tokens, row.score) for row in read_samples(path / "evaluations/step-0.jsonl")]
   read = lambda folder: responses(tmp_path / folder)
-  run_here(config_of(name, greedy), tmp_path / "engine")
-  monkeypatch.setattr(experiment, "why_not_engine", lambda *_: "this is a test")
-  run_here(config_of(name, greedy | {"rollout.queue": False}), tmp_path / "sampler")
+  for driver, folder in (("loop", "engine"), ("drain", "sampler")):
+    run_here(config_of(name, greedy | {"rollout.driver": driver}), tmp_path / folder)
   assert read("engine") == read("sampler") and len({row[0] for row in read("engine")}) > 1

@@ -68,12 +68,12 @@ def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
   with quick():
     built = experiment.build_experiment(config := config_of())
     prompts = example_iterator(built.task.train, batch_size=config.rollout.num_prompts, seed=config.seed)
-    talks = built.talking
-    with built.closing():
+    drawing = built.drawing
+    with drawing.queue:
       for step, version in enumerate([0, 0, 1, 3, 3]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
-        job = talks.job(next(prompts), key, group_size=config.rollout.group_size, draws=talks.train)
-        playing = talks.queue.play(talks.play, job, jax.tree.map(np.asarray, weights[version]), version)
+        job = drawing.train.job(next(prompts), key)
+        playing = drawing.queue.play(drawing.train.play, job, jax.tree.map(np.asarray, weights[version]), version)
         drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=built.config.rollout.prompt_buckets)
         batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=built.rewards)
         batch = batch._replace(advantages=np.zeros(drawn.rollouts.tokens.shape, np.float32), signal=np.zeros(1, bool))
@@ -119,7 +119,7 @@ def babbling():
 
 PARTIAL = {
   "environment.name": "tests.run.test_talks:babbling", "rollout.stop_strings": tuple(string.ascii_lowercase), "rollout.num_prompts": 4,
-  "rollout.spare_prompts": 3, "rollout.report_every": 1, "environment.call_reward": None,
+  "rollout.spare_prompts": 3, "environment.call_reward": None,
 }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def test_several_devices_draw_the_conversations_of_one(tmp_path):
   assert engine_threads() == []
 
 
-@pytest.mark.parametrize("name, value", [("staleness", 1), ("report_every", 1), ("spare_prompts", 2)])
+@pytest.mark.parametrize("name, value", [("staleness", 1), ("spare_prompts", 2)])
 def test_what_needs_the_engine_is_refused_without_it(name, value, tmp_path):
   changes = {"rollout.staleness": 0, f"rollout.{name}": value, "mesh.fsdp": 2}
   with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found {value}, expected 0, .* spread over 2 .fsdp.$"):

@@ -13,7 +13,7 @@ import pytest
 from experiments.pod import hlo, lengths
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, make_model, preset
-from jaxrl_llm.sampler import Requests, collect_finished, exchange, make_sampler, make_stop_table, make_stream, to_partial
+from jaxrl_llm.sampler import Requests, exchange, make_sampler, make_stop_table, to_partial
 from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.sampler import make_settings
 from jaxrl_llm.sampler.state import Outputs
@@ -184,56 +184,6 @@ def test_enough_groups_are_counted_across_shards():
     return np.sum(np.all(part.reasons.reshape(-1, GROUP) != StopReason.UNFINISHED, axis=1))
 
   assert num_complete(step - 1) < 12 <= num_complete(step) < PROMPTS
-
-
-@functools.cache
-def stream_of(kind, axes, **settings):
-  return make_stream(built(kind, **dict(axes))[0], steps_per_report=3, **complete(settings))
-
-
-def streamed(kind, requests, *, axes=DATA, unwanted=tuple, **settings):
-  model, params = built(kind, **dict(axes))
-  args = (params, *prompts_of(model.mesh), jax.random.key(0), requests)
-  return list(stream_of(kind, axes, **settings)(*args, unwanted=unwanted))
-
-
-@pytest.mark.parametrize(
-  ("kind", "axes", "settings"),
-  few(
-    [("moe", (("fsdp", 4), ("expert", 2)), {"record_routing": True}), ("chain", DATA, {"cache_blocks": (4, 8)})],
-    rest="slow", by_hand=(0,),
-  ),
-  ids=["routes", "growing cache"],
-)
-def test_a_stream_reports_moved_sequences_by_their_numbers(kind, axes, settings):
-  requests = Requests(limits=uneven())
-  reports, whole = streamed(kind, requests, axes=axes, **settings), sampled(kind, requests, **settings)
-  are_equal(collect_finished(reports), whole)
-  assert reports[-1].steps < 0.8 * steps_alone(whole.mask.sum(axis=1))
-
-
-@pytest.mark.parametrize(("unwanted", "after", "last"), [(range(4 * GROUP), 5, 15), (range(2 * GROUP), 1, 100)])
-def test_unwanted_sequences_end_wherever_they_are(unwanted, after, last):
-  """All long responses once some have moved; those of one shard, whose rows are idle at once."""
-  requests = Requests(limits=uneven())
-  whole, calls = sampled("chain", requests), []
-  answer = lambda: calls.append(0) or (unwanted if len(calls) > after else ())
-  reports = streamed("chain", requests, cache_blocks=(4, 8), unwanted=answer)
-  rollouts = collect_finished(reports)
-  cut = rollouts.reasons == StopReason.ABORTED
-  assert set(np.flatnonzero(cut)) <= set(unwanted) and cut.any() and reports[-1].steps <= last
-  np.testing.assert_array_equal(rollouts.prompts, whole.prompts)
-  np.testing.assert_array_equal(rollouts.tokens, np.where(rollouts.mask, whole.tokens, PAD))
-  are_equal(jax.tree.map(lambda x: x[~cut], rollouts), jax.tree.map(lambda x: x[~cut], whole))
-
-
-@pytest.mark.exhaustive
-def test_a_stream_ends_early_and_continues():
-  requests = Requests(limits=uneven())
-  part = collect_finished(streamed("chain", requests._replace(max_steps=jnp.int32(10)), cache_blocks=(4, 8)))
-  assert np.any(part.reasons == StopReason.UNFINISHED) and np.any(part.mask[2 * GROUP : 4 * GROUP])
-  rest = streamed("chain", requests._replace(partial=to_partial(part)), cache_blocks=(4, 8))
-  are_equal(collect_finished(rest)._replace(raw_logprobs=None), sampled("chain", requests)._replace(raw_logprobs=None))
 
 
 def test_outputs_return_from_any_exchanges(rng):

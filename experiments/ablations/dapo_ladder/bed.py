@@ -234,9 +234,9 @@ def grades(run: start_lib.Run) -> list[int]:
     for start in range(0, len(problems), size):
       batch = problems[start : start + size]
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 2**20 + half), start)
-      placing = dict(mesh=run.experiment.sampler_mesh, tokenizer=run.experiment.task.tokenizer)
+      placing = dict(mesh=run.experiment.drawing.mesh, tokenizer=run.experiment.task.tokenizer)
       _, responses = rollout.draw(
-        run.experiment.sampler.eval_sample, run.state.params, batch, key, prompt_buckets=config.rollout.prompt_buckets, **placing
+        run.experiment.drawing.programs.eval_sample, run.state.params, batch, key, prompt_buckets=config.rollout.prompt_buckets, **placing
       )
       k = len(responses) // len(batch)
       of = lambda i, batch=batch, k=k: batch[i // k]

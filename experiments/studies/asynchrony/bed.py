@@ -87,7 +87,7 @@ def settings(problems: Path, plan: Plan) -> dict[str, Any]:
     "task.answer_column": "answer", "task.response_column": "solution", "task.test_fraction": plan.held_out, "rollout.max_new_tokens": 96,
     "rollout.num_prompts": 16, "rollout.slots": plan.rows, "rollout.prompt_buckets": (28,),
     "learner.row_tokens": 124, "learner.row_buckets": (24, 64), "learner.updates_per_rollout": 2, "rollout.max_refills": 0,
-    "learner.learning_rate": plan.learning_rate, "learner.schedule": "constant", "rollout.queue": True,
+    "learner.learning_rate": plan.learning_rate, "learner.schedule": "constant",
     "rollout.samplers": 1, "num_steps": plan.steps, "checkpoint.every": plan.steps, "eval.every": plan.steps,
     "eval.num_prompts": plan.evaluated, "eval.batch_prompts": 128, "log.tensorboard": False, "log.num_table_rows": 0,
     "warm_start.num_steps": 0, "warm_start.row_buckets": None,
@@ -108,7 +108,7 @@ def warm_policy(problems: Path, folder: Path, plan: Plan) -> Path:
   config.update_from_flattened_dict(fields)
   (folder / "warm").mkdir(parents=True)
   run = train.start_run(config, folder / "warm")
-  with run.phases, run.experiment.closing(), run.grader, run.progress, run.writer, run.samples:
+  with run.phases, run.experiment.drawing.queue, run.grader, run.progress, run.writer, run.samples:
     train.warm_start(run)
   leaves = jax.device_get(jax.tree.leaves(run.state.params))
   np.savez(path := folder / "policy.npz", *leaves)

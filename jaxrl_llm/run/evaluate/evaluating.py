@@ -82,9 +82,9 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
     f"{config.rollout.max_new_tokens:,} tokens, temperature {config.eval.temperature:g}"
   )
   ready = time.perf_counter()
-  with make_grader(config, [verifier]) as grader, experiment.closing():
+  with make_grader(config, [verifier]) as grader, experiment.drawing.queue:
     evaluated = held_out.evaluate_policy(
-      experiment.eval_draw(params, rl_steps),
+      experiment.drawing.samples(params, rl_steps),
       [task.test[i] for i in order],
       # As in the run: an evaluation with the same settings draws the same samples.
       jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), EVAL), rl_steps),

@@ -43,6 +43,6 @@ def restore(experiment: Experiment, config: ConfigDict, source: Source) -> tuple
     rl_steps = record["rl_steps"]
     if adapters:
       params = combine(params, partition(first(), trainable)[1])
-  if experiment.sync is not None:
-    params = experiment.sync.move(params, None, rl_steps).params
+  if experiment.drawing.sync is not None:
+    params = experiment.drawing.sync.move(params, None, rl_steps).params
   return params, rl_steps

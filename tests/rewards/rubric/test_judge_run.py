@@ -2,7 +2,6 @@
 
 import threading
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,9 +13,11 @@ from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.rubric import Judge
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import rollout, trajectories
+from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
+from jaxrl_llm.rollouts.playing import Conversation, Draws, Job
 from jaxrl_llm.run import learn as learn_lib
-from jaxrl_llm.sampler import Finished
 from jaxrl_llm.tasks import Task
+from jaxrl_llm.types import StopReason
 from tests.rewards.rubric.fake import Reply, completion, rubric, scores, serving, written
 from tests.rollouts.test_rollout import EXAMPLES, make_rollouts
 from tests.runs import call, flags, rows, run_here, tiny_config
@@ -59,17 +60,18 @@ def test_a_judge_can_be_the_verifier_of_a_task(tmp_path):
   assert verifier.name == "judge/a" and graded.totals.tolist() == [0.75, 0]
 
 
-def test_a_stream_asks_about_finished_responses_and_waits_for_none():
+def test_a_judge_is_asked_about_finished_responses_and_none_is_waited_for():
   """The whole batch is graded once all is drawn, by judgements of which most are known by then."""
-  over = threading.Event()
-  rollouts, tokenizer = make_rollouts()._replace(reasons=np.array([1, 1, 1, 0], np.int8)), ByteTokenizer()
-  parts = [Finished(np.array(rows), jax.tree.map(lambda x, rows=rows: x[rows], rollouts), 0) for rows in ([2], [3, 0], [1])]
+  over, ids = threading.Event(), [65, 66]
+  talks = [Conversation(i, (), ids, [-1.0] * 2, [True] * 2, (), StopReason.TOKEN, text="AB") for i in (2, 3, 0, 1)]
+  job = Job(EXAMPLES, 2, range(4), "", Draws(4, 8))
   with serving(lambda number, body: scores("yes" if over.wait(20) else "no")) as endpoint:
     judge = Judge(rubric(endpoint.url))
     terms = [WeightedReward("right", lambda completion, example: 1.0), WeightedReward("judge", None, 2.0, service=judge)]
-    drawn, _ = rollout.follow(iter(parts), EXAMPLES, tokenizer, rewards=terms, group_size=2)
-    assert set(drawn.graded.failed) == {"pending"} and judge.metrics()["judge/test/calls"] <= 3
+    gathered = wait_for(iter([talks[:1], talks[1:3], talks[3:]]), job, rewards=terms)
+    assert set(gathered.graded.failed) == {"pending"} and judge.metrics()["judge/test/calls"] <= 3
     over.set()
+    drawn, _ = drawn_of(gathered, job, ByteTokenizer(), np.arange(4), prompt_buckets=(8,))
     batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=terms, graded=drawn.graded)
     judge.close()
   assert batch.graded.totals.tolist() == [3.0] * 4 and len(endpoint.bodies) == 4

@@ -16,7 +16,7 @@ from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, split_calls
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
-from jaxrl_llm.rollouts import carried_talks
+from jaxrl_llm.rollouts import carried as carried_lib
 from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import check_environment, make
 from jaxrl_llm.rollouts.environments.hub.names import check_installed
@@ -166,10 +166,10 @@ def test_conversations_that_are_cut_go_on_in_the_next_step(package):
   environment = make("verifiers:little-talk", settings=settings)
   rows, engine, learned, in_midst = environment.problems(range(len(kinds))), Scripted(say), [], 0
   player = environment.player(Rules(environment), TOKENIZER)
-  draws, carried, new = Draws(96, 64, stop_ids=TOKENIZER.stop_ids), carried_talks.NO_GROUPS, iter(rows)
+  draws, carried, new = Draws(96, 64, stop_ids=TOKENIZER.stop_ids), carried_lib.NO_GROUPS, iter(rows)
   for step in range(5):
     examples = [next(new) for _ in range(3 - len(carried.examples))]
-    groups = carried_talks.join(carried, examples, [7 + row["seed"] for row in examples], step=step)
+    groups = carried_lib.join(carried, examples, [7 + row["seed"] for row in examples], step=step)
     ends = [sum(reference[x["seed"]].written) - sum(talk.written) for x, talk in zip(groups.examples, groups.talks, strict=True)]
     job = Job(groups.examples, 1, groups.seeds, "salt", draws, None, groups.talks, 1)
     played = sorted((talk for part in player(engine, job) for talk in part), key=lambda talk: talk.sequence)
@@ -182,9 +182,9 @@ def test_conversations_that_are_cut_go_on_in_the_next_step(package):
       else:
         assert talk.reason == StopReason.UNFINISHED and [x.text for x in talk.turns] == [x.text for x in one.turns[: len(talk.turns)]]
         in_midst += bool(talk.turns) and talk.written[-1]
-    rows_learned, carried = carried_talks.take(groups, played, num_groups=1)
+    rows_learned, carried = carried_lib.take(groups, played, num_groups=1)
     learned += [groups.examples[i]["seed"] for i in rows_learned]
-    carried = carried_talks.from_json(json.loads(json.dumps(carried_talks.to_json(carried))))
+    carried = carried_lib.from_json(json.loads(json.dumps(carried_lib.to_json(carried))))
   assert len(set(learned)) == 5 and in_midst
   (talk,) = [talk for talk in carried.talks if talk.turns][:1]
   at = carried.talks.index(talk)

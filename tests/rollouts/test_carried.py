@@ -17,9 +17,12 @@ from jaxrl_llm.config.check import config_problems, row_problems
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.rollouts import partial, rollout
+from jaxrl_llm.rollouts import carried
+from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
+from jaxrl_llm.rollouts.playing import Draws, Job
+from jaxrl_llm.rollouts.sweeps import Sweeps, continued
 from jaxrl_llm.sampler import make_sampler
-from jaxrl_llm.types import Rollouts, StopReason
+from jaxrl_llm.types import StopReason
 from jaxrl_llm.workdir.metrics import reproducible
 from tests.runs import VARIED, column, rows, run_here, tiny_config
 
@@ -49,22 +52,19 @@ def sampler_of(name: str):
 def steps_of(name: str, num_steps: int):
   """Yields each step's groups, rollouts and the rows learned from, for a constant policy."""
   model, params, sample = sampler_of(name)
-  mesh, new = mesh_lib.make_mesh(data=1, tensor=8), iter(range(100, 1000))
+  placing, new, groups = dict(mesh=mesh_lib.make_mesh(data=1, tensor=8), prompt_buckets=(6,)), iter(range(100, 1000)), carried.NO_GROUPS
   experts = model.config.experts
-  carried = partial.no_groups(BUDGET, experts and (model.config.num_layers, experts.top_k))
+  draws = Draws(BUDGET, 6, stop_ids=STOPS, routes=experts and (model.config.num_layers, experts.top_k))
   for step in range(num_steps):
-    examples = [{"prompt": str(next(new))} for _ in range(LEARNED + SPARE - len(carried.examples))]
-    groups = partial.join(carried, examples, step=step, group_size=GROUP)
-    rollouts = rollout.dispatch(
-      sample, params, groups.examples, jax.random.key(step), mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(6,),
-      requests=partial.requests(groups, num_groups=LEARNED),
-    )  # fmt: skip
-    rollouts, _ = rollout.collect(rollouts, TOKENIZER)
-    learned, carried = partial.take(groups, rollouts, num_groups=LEARNED)
-    yield groups, rollouts, learned
+    examples = [{"prompt": str(next(new))} for _ in range(LEARNED + SPARE - len(groups.examples))]
+    groups = carried.join(groups, examples, [0] * GROUP * len(examples), step=step)
+    job = Job(groups.examples, GROUP, groups.seeds, "", draws, key=jax.random.key(step), begun=groups.talks, enough=LEARNED)
+    gathered = wait_for(Sweeps(params, job, sample=sample, tokenizer=TOKENIZER, rules=None, **placing), job)
+    drawn, _ = drawn_of(gathered, job, TOKENIZER, np.arange(len(job.seeds)), prompt_buckets=(6,))
+    learned, kept = carried.take(groups, gathered.played, num_groups=LEARNED)
+    yield groups, gathered.played, drawn.rollouts, learned
     # Passes the groups through JSON, as a checkpoint does.
-    empty = partial.no_groups(BUDGET, experts and (model.config.num_layers, experts.top_k))
-    carried = partial.from_json(json.loads(json.dumps(partial.to_json(carried))), empty)
+    groups = carried.from_json(json.loads(json.dumps(carried.to_json(kept))))
 
 
 @pytest.mark.parametrize("name", ["nano", pytest.param("nano-moe", marks=pytest.mark.slow)])
@@ -72,13 +72,13 @@ def test_nothing_is_cut_dropped_or_learned_from_twice(name):
   model, params, sample = sampler_of(name)
   score = jax.jit(lambda *args: jax.nn.log_softmax(model.logits(*args)), compiler_options=FAST)
   learned_from, ages, num_continued, num_steps = [], [], 0, 6
-  for step, (groups, rollouts, learned) in enumerate(steps_of(name, num_steps)):
+  for step, (groups, played, rollouts, learned) in enumerate(steps_of(name, num_steps)):
     names = [groups.examples[row // GROUP]["prompt"] for row in learned[::GROUP]]
     assert len(names) == LEARNED and names == sorted(names)  # Oldest first.
     learned_from += names
-    metrics = partial.metrics(groups, rollouts, learned, step=step)
+    metrics = carried.metrics(groups, played, learned, step=step)
     ages.append(metrics["rollout/max_age"])
-    lengths, before = rollouts.mask[learned].sum(axis=1), groups.partial.lengths[learned]
+    lengths, before = rollouts.mask[learned].sum(axis=1), np.array([len(groups.talks[row].tokens) for row in learned])
     assert metrics["rollout/carried_groups"] == sum(groups.steps[row // GROUP] < step for row in learned[::GROUP])
     assert metrics["rollout/carried_tokens"] == pytest.approx(before.sum() / lengths.sum())
     num_continued += int(np.sum((before > 0) & (before < lengths)))
@@ -86,9 +86,9 @@ def test_nothing_is_cut_dropped_or_learned_from_twice(name):
     last = rollouts.tokens[learned, lengths - 1]
     assert np.all(np.isin(last, STOPS) | (lengths == BUDGET))
     assert np.all(rollouts.reasons[learned] != StopReason.UNFINISHED)
-    there = np.arange(BUDGET) < groups.partial.lengths[:, None]
-    for field in ("tokens", "logprobs"):
-      np.testing.assert_array_equal(getattr(rollouts, field)[there], getattr(groups.partial, field)[there])
+    for row, talk in enumerate(groups.talks):
+      for field in ("tokens", "logprobs"):
+        np.testing.assert_array_equal(getattr(rollouts, field)[row, : len(talk.tokens)], getattr(talk, field))
     # One policy drew all parts, so the log-probabilities are those of the whole response under it.
     whole = np.concatenate([rollouts.prompts, rollouts.tokens], axis=1)
     seen = np.concatenate([rollouts.prompt_mask, rollouts.mask], axis=1)
@@ -105,68 +105,18 @@ def test_nothing_is_cut_dropped_or_learned_from_twice(name):
   assert sample._cache_size() == 1
 
 
-def rollouts_of(lengths, reasons):
-  shape = (len(lengths), 4)
-  mask = np.arange(4) < np.array(lengths)[:, None]
-  tokens = np.where(mask, np.arange(np.prod(shape)).reshape(shape), 99).astype(np.int32)
-  logprobs = (np.where(mask, -np.sqrt(np.arange(np.prod(shape)).reshape(shape) + 0.1), 0)).astype(np.float32)
-  prompts = np.zeros((len(lengths), 2), np.int32)
-  return Rollouts(
-    prompts, prompts == 0, tokens, mask, logprobs, np.array(reasons) == StopReason.TOKEN, raw_logprobs=2 * logprobs,
-    reasons=np.array(reasons, np.int8), routing=np.arange(len(lengths) * 6 * 2, dtype=np.int16).reshape(-1, 6, 1, 2),
-  )  # fmt: skip
-
-
-TOKEN, LENGTH, UNFINISHED = int(StopReason.TOKEN), int(StopReason.LENGTH), int(StopReason.UNFINISHED)
-ROLLOUTS = rollouts_of([2, 3, 1, 2, 4, 1, 3, 4], [UNFINISHED, TOKEN, TOKEN, TOKEN, LENGTH, TOKEN, TOKEN, LENGTH])
-EXAMPLES = [{"prompt": name, "level": i} for i, name in enumerate("abcd")]
-
-
-def joined() -> partial.Groups:
-  empty = partial.no_groups(4, (1, 2))
-  return partial.join(partial.join(empty, EXAMPLES[:1], step=3, group_size=2), EXAMPLES[1:], step=4, group_size=2)
-
-
-def test_the_oldest_complete_groups_are_learned_from_and_the_others_carried():
-  groups = joined()
-  assert groups.steps == [3, 4, 4, 4] and groups.partial.tokens.shape == (8, 4)
-  learned, carried = partial.take(groups, ROLLOUTS, num_groups=2)
-  assert learned.tolist() == [2, 3, 4, 5]
-  assert [x["prompt"] for x in carried.examples] == ["a", "d"] and carried.steps == [3, 4]
-  assert carried.partial.reasons.tolist() == [
-    UNFINISHED,
-    TOKEN,
-    TOKEN,
-    LENGTH,
-  ] and carried.partial.lengths.tolist() == [2, 3, 3, 4]
-  np.testing.assert_array_equal(carried.partial.tokens, ROLLOUTS.tokens[[0, 1, 6, 7]])
-  np.testing.assert_array_equal(carried.partial.raw_logprobs, ROLLOUTS.raw_logprobs[[0, 1, 6, 7]])
-  # The carried groups are complete in step 5 and come first.
-  groups = partial.join(carried, EXAMPLES[1:3], step=5, group_size=2)
-  again = ROLLOUTS._replace(reasons=np.full(8, TOKEN, np.int8), mask=np.ones((8, 4), bool))
-  learned, later = partial.take(groups, again, num_groups=3)
-  assert learned.tolist() == [0, 1, 2, 3, 4, 5] and later.steps == [5]
-  assert partial.metrics(groups, again, learned, step=5) == {
-    "rollout/carried_groups": 2, "rollout/carried_tokens": 12 / 24, "rollout/max_age": 2,
-  }  # fmt: skip
-
-
-def test_too_few_complete_groups_are_an_error():
-  with pytest.raises(ValueError, match="found 3 complete groups of 4, expected 4 or more"):
-    partial.take(joined(), ROLLOUTS, num_groups=4)
-
-
-def test_a_checkpoint_restores_every_bit():
-  _, carried = partial.take(joined(), ROLLOUTS, num_groups=2)
-  saved = json.loads(json.dumps(partial.to_json(carried)))
-  restored = partial.from_json(saved, partial.no_groups(4, (1, 2)))
-  assert restored.examples == carried.examples and restored.steps == carried.steps
-  there = np.arange(4) < carried.partial.lengths[:, None]
-  for name, x in carried.partial._asdict().items():
-    if x is not None:
-      back = getattr(restored.partial, name)
-      assert back.dtype == x.dtype and np.array_equal(*((back, x) if x.ndim == 1 else (back[there], x[there]))), name
-  assert len(partial.from_json(partial.to_json(partial.no_groups(4)), partial.no_groups(4)).examples) == 0
+def test_a_checkpoint_of_an_earlier_version_is_continued():
+  """It held rows of the sampler's arrays, with routes from the prompt's last token on."""
+  routes = np.arange(6, dtype=np.int16).reshape(3, 1, 2)
+  row = {"tokens": [5, 6, 7], "logprobs": [-1.5, -0.1, -2.0], "raw_logprobs": [-1.0, -0.2, -2.5], "routing": routes.tolist()}
+  rows = [{"reason": int(StopReason.UNFINISHED), **row}, {"reason": int(StopReason.TOKEN), **row}]
+  groups = carried.from_json({"examples": [{"prompt": "1"}], "sequences": rows, "steps": [4]})
+  assert groups.examples == [{"prompt": "1"}] and groups.steps == [4] and len(groups.seeds) == 2
+  job = Job(groups.examples, 2, groups.seeds, "", Draws(4, 4, routes=(1, 2)), begun=groups.talks, enough=1)
+  partial, enough = continued(job).partial, continued(job).enough_groups
+  assert partial.lengths.tolist() == [3, 3] and partial.reasons.tolist() == [StopReason.UNFINISHED, StopReason.TOKEN] and enough == 1
+  assert partial.tokens[0, :3].tolist() == row["tokens"] and np.array_equal(partial.routing[1, :3], routes)
+  np.testing.assert_array_equal(partial.raw_logprobs[0, :3], np.float32(row["raw_logprobs"]))
 
 
 # Single letters end a response, so that some responses of an untrained policy end early.
@@ -188,18 +138,6 @@ def golden(tmp_path_factory) -> pathlib.Path:
   workdir = tmp_path_factory.mktemp("golden")
   run_here(config_of(), workdir)
   return workdir
-
-
-def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
-  """Checks that two runs have the same tokens, rewards and losses, and that `other` streamed."""
-  tokens = column(one, "rollout/tokens_sha256")
-  assert column(other, "rollout/tokens_sha256") == tokens and len(set(tokens)) == len(tokens)
-  for name in ("critic/rewards/mean", "reward/soft_overlong/mean", "group/frac_reward_zero_std"):
-    assert column(other, name) == column(one, name), name
-  for name in ("actor/loss", "actor/grad_norm", "critic/advantages/max"):
-    np.testing.assert_allclose(column(other, name), column(one, name), rtol=1e-4, atol=1e-5, err_msg=name)
-  assert min(column(other, "perf/reward_overlap_s")) > 0 and "perf/reward_overlap_s" not in rows(one, "rl")[0]
-  assert len(set(column(other, "perf/compiles")[1:])) == 1
 
 
 def lines(workdir: pathlib.Path) -> list[str]:
@@ -228,13 +166,6 @@ def test_a_killed_run_resumes_with_the_carried_groups(golden, tmp_path):
   summary = run_here(config_of(), killed)
   assert summary["attempts"] == 2 and lines(killed) == lines(golden)
   assert column(golden, "rollout/carried_tokens")[3] > 0  # The checkpoint's groups were restored.
-
-
-@pytest.mark.exhaustive
-def test_a_streamed_run_carries_the_same_groups(golden, tmp_path):
-  run_here(config_of(rollout__report_every=4), tmp_path)
-  assert_same_run(golden, tmp_path)
-  assert column(tmp_path, "rollout/carried_tokens") == column(golden, "rollout/carried_tokens")
 
 
 @pytest.mark.exhaustive

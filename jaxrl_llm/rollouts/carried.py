@@ -1,8 +1,16 @@
-"""Groups of conversations that a step does not wait for and the next one continues.
+"""Groups that a step does not wait for and the next one continues: partial rollouts.
 
-They are to conversations what `partial` is to single responses. A conversation keeps its tokens,
-with the log-probabilities of the policies that drew them, and its turns. The environment's state is
-not kept: the next step makes it again from the turns; see `turns`.
+With 3 prompts to learn from and 1 to spare, a step ends when any 3 of the 4 groups in the sampler
+are complete:
+
+  step 0:  a ───┤  b ──────────  c ─────┤  d ─┤          learns from a, c, d; b continues
+  step 1:  b ──────┤  e ──┤  f ────────  g ────┤         learns from b, e, g; f continues
+
+So no step waits for the longest response, yet none is truncated, dropped or drawn twice. A step
+learns from the oldest complete groups and carries all others, complete or not. A carried response
+keeps the log-probabilities of the policies that drew its parts, and ratios and corrections use
+these. A conversation also keeps its turns. The environment's state is not kept: the next step makes
+it again from the turns; see `turns`.
 """
 
 import base64
@@ -10,15 +18,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int16
+from jaxtyping import Int, Int16, Integer
 
-from jaxrl_llm.rollouts.partial import age_metrics, separate
 from jaxrl_llm.rollouts.playing import Conversation
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 
 
-class TalkGroups(NamedTuple):
+class Groups(NamedTuple):
   """Prompts, oldest first, with their conversations so far: n groups of G.
 
   Attributes:
@@ -34,21 +41,21 @@ class TalkGroups(NamedTuple):
   steps: list[int]
 
 
-NO_GROUPS = TalkGroups([], [], [], [])
+NO_GROUPS = Groups([], [], [], [])
 """What is carried into the first step."""
 
 
-def join(carried: TalkGroups, examples: Sequence[Mapping[str, Any]], seeds: Sequence[int], *, step: int) -> TalkGroups:
+def join(carried: Groups, examples: Sequence[Mapping[str, Any]], seeds: Sequence[int], *, step: int) -> Groups:
   """Joins the groups carried into a step and, behind them, the new prompts that it begins.
 
   `seeds` has one for each new conversation.
   """
   new = [Conversation(0, (), (), (), (), (), StopReason.UNFINISHED)] * len(seeds)
   talks = [talk._replace(sequence=i) for i, talk in enumerate([*carried.talks, *new])]
-  return TalkGroups([*carried.examples, *examples], talks, [*carried.seeds, *seeds], [*carried.steps, *[step] * len(examples)])
+  return Groups([*carried.examples, *examples], talks, [*carried.seeds, *seeds], [*carried.steps, *[step] * len(examples)])
 
 
-def take(groups: TalkGroups, played: Sequence[Conversation], *, num_groups: int) -> tuple[Int[np.ndarray, " m"], TalkGroups]:
+def take(groups: Groups, played: Sequence[Conversation], *, num_groups: int) -> tuple[Int[np.ndarray, " m"], Groups]:
   """Separates the groups that a step learns from and those that it carries.
 
   Args:
@@ -65,7 +72,7 @@ def take(groups: TalkGroups, played: Sequence[Conversation], *, num_groups: int)
   """
   reasons = np.array([talk.reason for talk in played])
   used, kept, indices = separate(reasons, len(groups.examples), num_groups=num_groups)
-  carried = TalkGroups(
+  carried = Groups(
     [groups.examples[i] for i in indices],
     [played[i] for i in kept],
     [groups.seeds[i] for i in kept],
@@ -74,7 +81,28 @@ def take(groups: TalkGroups, played: Sequence[Conversation], *, num_groups: int)
   return used, carried
 
 
-def metrics(groups: TalkGroups, played: Sequence[Conversation], rows: Int[np.ndarray, " m"], *, step: int) -> dict[str, float]:
+def separate(
+  reasons: Integer[np.ndarray, " N"], total: int, *, num_groups: int
+) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " k"], Int[np.ndarray, " g"]]:
+  """Returns the rows of the first complete groups, the rows of the others, and these groups.
+
+  Args:
+    reasons: Stop reason of each row.
+    total: Number of groups of the rows.
+    num_groups: Number of groups to learn from.
+
+  Raises:
+    ValueError: If fewer than `num_groups` groups are complete.
+  """
+  rows = np.arange(len(reasons)).reshape(total, -1)
+  complete = np.all(reasons[rows] != StopReason.UNFINISHED, axis=1)
+  if complete.sum() < num_groups:
+    raise ValueError(f"rollouts: found {complete.sum()} complete groups of {total}, expected {num_groups} or more to learn from")
+  used = complete & (np.cumsum(complete) <= num_groups)
+  return rows[used].reshape(-1), rows[~used].reshape(-1), np.flatnonzero(~used)
+
+
+def metrics(groups: Groups, played: Sequence[Conversation], rows: Int[np.ndarray, " m"], *, step: int) -> dict[str, float]:
   """Returns metrics of the age of the conversations that a step learns from, and of the cut.
 
   Args:
@@ -89,7 +117,20 @@ def metrics(groups: TalkGroups, played: Sequence[Conversation], rows: Int[np.nda
   }
 
 
-def to_json(groups: TalkGroups) -> dict[str, Any]:
+def age_metrics(steps: Sequence[int], rows: Int[np.ndarray, " m"], group_size: int, *, step: int) -> dict[str, float]:
+  """Returns metrics of the age of the groups that a step learns from, in RL steps.
+
+  `steps` has the step in which each group began, and `rows` are those of whole groups.
+
+  Example:
+    >>> age_metrics([3, 5, 5], np.array([0, 1, 4, 5]), 2, step=5)
+    {'rollout/carried_groups': 1.0, 'rollout/max_age': 2.0}
+  """
+  ages = step - np.array(steps)[rows[::group_size] // group_size]
+  return {"rollout/carried_groups": float(np.sum(ages > 0)), "rollout/max_age": float(ages.max())}
+
+
+def to_json(groups: Groups) -> dict[str, Any]:
   """Converts groups to lists, for a checkpoint's record; JSON restores every bit."""
   return {
     "examples": [dict(example) for example in groups.examples],
@@ -104,6 +145,7 @@ def to_json(groups: TalkGroups) -> dict[str, Any]:
         "failed": talk.failed,
         "routes": talk.routes if talk.routes is None else _to_text(talk.routes),
         "versions": [int(x) for x in talk.versions],
+        "raw_logprobs": [float(x) for x in talk.raw_logprobs],
       }
       for talk in groups.talks
     ],
@@ -112,8 +154,11 @@ def to_json(groups: TalkGroups) -> dict[str, Any]:
   }
 
 
-def from_json(saved: Mapping[str, Any]) -> TalkGroups:
-  """Inverts `to_json`."""
+def from_json(saved: Mapping[str, Any]) -> Groups:
+  """Inverts `to_json`; also reads the responses of earlier versions, which had no `talks`."""
+  if "sequences" in saved:
+    talks = [_response(i, **sequence) for i, sequence in enumerate(saved["sequences"])]
+    return Groups(list(saved["examples"]), talks, [0] * len(talks), list(saved["steps"]))
   talks = []
   for i, talk in enumerate(saved["talks"]):
     turns = (Turn(text, tuple(reply) if isinstance(reply, list) else reply, reward, end) for text, reply, reward, end in talk["turns"])
@@ -129,9 +174,19 @@ def from_json(saved: Mapping[str, Any]) -> TalkGroups:
         talk["failed"] and tuple(talk["failed"]),
         routes=talk["routes"] and _from_text(*talk["routes"]),
         versions=tuple(talk.get("versions", ())),
+        raw_logprobs=tuple(talk.get("raw_logprobs", ())),
       )
     )
-  return TalkGroups(list(saved["examples"]), talks, list(saved["seeds"]), list(saved["steps"]))
+  return Groups(list(saved["examples"]), talks, list(saved["seeds"]), list(saved["steps"]))
+
+
+def _response(
+  number: int, *, reason: int, tokens: Sequence[int], logprobs: Sequence[float], raw_logprobs: Sequence[float],
+  routing: Sequence[Any] | None = None,
+) -> Conversation:  # fmt: skip
+  """Returns a response of an earlier version, whose routes begin with the prompt's last token."""
+  own = dict(raw_logprobs=raw_logprobs, routes=None if routing is None else np.array(routing, np.int16))
+  return Conversation(number, (), tokens, logprobs, [True] * len(tokens), (), StopReason(reason), **own)
 
 
 def _to_text(routes: Int16[np.ndarray, "S L K"]) -> tuple[list[int], str]:
