@@ -60,6 +60,25 @@ def test_a_judge_can_be_the_verifier_of_a_task(tmp_path):
   assert verifier.name == "judge/a" and graded.totals.tolist() == [0.75, 0]
 
 
+class Handing:
+  """A `Playing` that hands over parts of a batch."""
+
+  def __init__(self, *parts):
+    self._parts = iter(parts)
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    return next(self._parts)
+
+  def wait(self):
+    """Has nothing to wait for."""
+
+  def close(self):
+    """Has nothing to give up."""
+
+
 def test_a_judge_is_asked_about_finished_responses_and_none_is_waited_for():
   """The whole batch is graded once all is drawn, by judgements of which most are known by then."""
   over, ids = threading.Event(), [65, 66]
@@ -68,7 +87,7 @@ def test_a_judge_is_asked_about_finished_responses_and_none_is_waited_for():
   with serving(lambda number, body: scores("yes" if over.wait(20) else "no")) as endpoint:
     judge = Judge(rubric(endpoint.url))
     terms = [WeightedReward("right", lambda completion, example: 1.0), WeightedReward("judge", None, 2.0, service=judge)]
-    gathered = wait_for(iter([talks[:1], talks[1:3], talks[3:]]), job, rewards=terms)
+    gathered = wait_for(Handing(talks[:1], talks[1:3], talks[3:]), job, rewards=terms)
     assert set(gathered.graded.failed) == {"pending"} and judge.metrics()["judge/test/calls"] <= 3
     over.set()
     drawn, _ = drawn_of(gathered, job, ByteTokenizer(), np.arange(4), prompt_buckets=(8,))
