@@ -19,6 +19,7 @@ from jaxrl_llm.run import learn as learn_lib
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.types import StopReason
 from tests.rewards.rubric.fake import Reply, completion, rubric, scores, serving, written
+from tests.rollouts.players import Handing
 from tests.rollouts.test_rollout import EXAMPLES, make_rollouts
 from tests.runs import call, flags, rows, run_here, tiny_config
 
@@ -60,29 +61,10 @@ def test_a_judge_can_be_the_verifier_of_a_task(tmp_path):
   assert verifier.name == "judge/a" and graded.totals.tolist() == [0.75, 0]
 
 
-class Handing:
-  """A `Playing` that hands over parts of a batch."""
-
-  def __init__(self, *parts):
-    self._parts = iter(parts)
-
-  def __iter__(self):
-    return self
-
-  def __next__(self):
-    return next(self._parts)
-
-  def wait(self):
-    """Has nothing to wait for."""
-
-  def close(self):
-    """Has nothing to give up."""
-
-
 def test_a_judge_is_asked_about_finished_responses_and_none_is_waited_for():
   """The whole batch is graded once all is drawn, by judgements of which most are known by then."""
   over, ids = threading.Event(), [65, 66]
-  talks = [Conversation(i, (), ids, [-1.0] * 2, [True] * 2, (), StopReason.TOKEN, text="AB") for i in (2, 3, 0, 1)]
+  talks = [Conversation(i, (), ids, [-1.0] * 2, [True] * 2, (), StopReason.TOKEN, text=f"AB{i}") for i in (2, 3, 0, 1)]
   job = Job(EXAMPLES, 2, range(4), "", Draws(4, 8))
   with serving(lambda number, body: scores("yes" if over.wait(20) else "no")) as endpoint:
     judge = Judge(rubric(endpoint.url))
