@@ -8,7 +8,7 @@ operations and bytes as needed and as compiled, collectives, and what bounds the
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
   --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16 ...
   --sampler        slice of the samplers, as in v5p:4x4x4, if config.rollout.samplers is above 0:
-                   each of its hosts runs `jaxrl_llm.join`; the time of a move of weights, too
+                   each of its hosts runs `jaxrl_llm.cli.join`; the time of a move of weights, too
   --slices         number of slices joined by a network; the data axis crosses them
   --programs       some of update, score, tower, prefill, decode; with --sampler also snapshot (the
                    learner copies the weights) and take (an engine does). Default: all of the run

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.config import command_line
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.run.evaluate import request as request_lib
+from jaxrl_llm.run.jobs.evaluate import request as request_lib
 from jaxrl_llm.workdir.bucket.reading import NotSentError, give_back
 
 USAGE_ERROR = 2
@@ -49,11 +49,11 @@ def main(argv: Sequence[str]) -> int:
     request = request_lib.parse(argv)
     from jaxrl_llm.evaluation.held_out import NoRewardError
     from jaxrl_llm.rollouts.playing import EngineError
-    from jaxrl_llm.run.evaluate import evaluating  # Late: bad input is refused before JAX starts.
-    from jaxrl_llm.run.out_of_memory import OutOfMemoryError
+    from jaxrl_llm.run.jobs.evaluate import evaluation  # Late: bad input is refused without JAX.
+    from jaxrl_llm.run.setup.out_of_memory import OutOfMemoryError
 
     try:
-      evaluating.run(request, command=shlex.join(["python", "-m", "jaxrl_llm.evaluate", *argv[1:]]))
+      evaluation.run(request, command=shlex.join(["python", "-m", "jaxrl_llm.evaluate", *argv[1:]]))
       if request.given is not None and (sent := give_back(request.given, request.source.path, [request.samples, request.out])):
         print(f"sent to {sent.rpartition('/')[0]}")
     except (NoRewardError, OutOfMemoryError, EngineError, NotSentError) as error:

@@ -19,11 +19,11 @@ from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.models.files.adapters import save_adapter
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.tokenizer_files import files_of
-from jaxrl_llm.run.evaluate.source import judged_by_the_verifier, tuples
-from jaxrl_llm.run.experiment import build_experiment
-from jaxrl_llm.run.publish.card import Exported, write_card
-from jaxrl_llm.run.publish.hub import check_push, push
-from jaxrl_llm.run.saved_state import INIT, abstract_arrays, whole_state
+from jaxrl_llm.run.jobs.publish.card import Exported, write_card
+from jaxrl_llm.run.jobs.publish.hub import check_push, push
+from jaxrl_llm.run.setup.experiment import build_experiment
+from jaxrl_llm.run.setup.saved_state import INIT, abstract_arrays, whole_state
+from jaxrl_llm.run.setup.source import judged_by_the_verifier, tuples
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.bucket.reading import localize
 

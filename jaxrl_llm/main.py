@@ -134,7 +134,7 @@ def train_in_bucket(config: ConfigDict, workdir: Path, **options: Any) -> int:
 def config_problems(config: ConfigDict) -> list[str]:
   """Returns every problem of a config, one line each and without duplicates."""
   if fields.is_reward_model(config):
-    from jaxrl_llm.run.reward_model.check import job_problems as problems_of
+    from jaxrl_llm.run.jobs.reward_model.check import job_problems as problems_of
   else:
     problems_of = check.config_problems
   return list(dict.fromkeys(check.shorten(line) for line in problems_of(config)))
@@ -164,20 +164,21 @@ def train_in(
   `ready` is called once the run has resumed from its checkpoint.
   """
   from jaxrl_llm import train  # Imported late: bad input is refused before JAX is imported.
+  from jaxrl_llm.decoding.engine.requests import ReplayLost
   from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
-  from jaxrl_llm.engine.requests import ReplayLost
   from jaxrl_llm.evaluation.held_out import NoRewardError
   from jaxrl_llm.rollouts.playing import EngineError
   from jaxrl_llm.rollouts.schedule import ReplayDiffersError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
-  from jaxrl_llm.run import faults, stopping
-  from jaxrl_llm.run.grading import NegativeRewardError
-  from jaxrl_llm.run.out_of_memory import OutOfMemoryError
-  from jaxrl_llm.run.reward_model import training
-  from jaxrl_llm.run.sample import StaleError
+  from jaxrl_llm.run.jobs.reward_model import training
+  from jaxrl_llm.run.observe import faults
+  from jaxrl_llm.run.setup.out_of_memory import OutOfMemoryError
+  from jaxrl_llm.run.steps import stop
+  from jaxrl_llm.run.steps.grading import NegativeRewardError
+  from jaxrl_llm.run.steps.sample import StaleError
   from jaxrl_llm.workdir.checkpoint import SaveFailedError
 
-  own_ends = (stopping.NonFiniteError, NoRewardError, NegativeRewardError, SaveFailedError, WeightSyncError, EngineError)
+  own_ends = (stop.NonFiniteError, NoRewardError, NegativeRewardError, SaveFailedError, WeightSyncError, EngineError)
   own_ends += (ReplayDiffersError, StaleError)
   compilation_cache.cache_compilations()
   try:
@@ -201,7 +202,7 @@ def train_in(
         try:
           with hosts.interruptible(run.progress.note):
             summary = job.proceed(run)
-        except stopping.PreemptedError as error:  # Raised in every process, like the next ones.
+        except stop.PreemptedError as error:  # Raised in every process, like the next ones.
           tell(error, log)
           return INTERRUPTED if hosts.interrupted() else PREEMPTED
         except ReplayLost as error:
@@ -294,12 +295,12 @@ def dry_run(config: ConfigDict) -> int:
   messages, doubts = config_problems(config), 0
   if not messages:
     from jaxrl_llm.devices import hosts, xla_flags
-    from jaxrl_llm.run.dry_run import describe_run
-    from jaxrl_llm.run.out_of_memory import DoesNotFitError
+    from jaxrl_llm.run.jobs.dry_run import describe_run
+    from jaxrl_llm.run.setup.out_of_memory import DoesNotFitError
     from jaxrl_llm.tasks.files.report import CAREFUL
 
     if fields.is_reward_model(config):
-      from jaxrl_llm.run.reward_model.training import describe_training as describe_run
+      from jaxrl_llm.run.jobs.reward_model.training import describe_training as describe_run
 
     try:
       print(xla_flags.set_flags())
@@ -327,8 +328,8 @@ def pilot(config: ConfigDict) -> int:
   from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.evaluation.held_out import NoRewardError
   from jaxrl_llm.rollouts.playing import EngineError
-  from jaxrl_llm.run.out_of_memory import OutOfMemoryError
-  from jaxrl_llm.run.pilot import describe_pilot
+  from jaxrl_llm.run.jobs.pilot import describe_pilot
+  from jaxrl_llm.run.setup.out_of_memory import OutOfMemoryError
 
   compilation_cache.cache_compilations()
   try:

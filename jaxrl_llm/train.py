@@ -12,15 +12,16 @@ from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import pipelining
-from jaxrl_llm.run import collecting, warm_starts
-from jaxrl_llm.run.ahead import Ahead
-from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
-from jaxrl_llm.run.grading import assess, judge_metrics
-from jaxrl_llm.run.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
-from jaxrl_llm.run.out_of_memory import explained
-from jaxrl_llm.run.sample import evaluate, refill
-from jaxrl_llm.run.start import Run, start_run
-from jaxrl_llm.run.stopping import end_step, position, stop_if_not_finite, stop_if_preempted
+from jaxrl_llm.run.observe import garbage
+from jaxrl_llm.run.setup.out_of_memory import explained
+from jaxrl_llm.run.setup.start import Run, start_run
+from jaxrl_llm.run.steps import warm_starts
+from jaxrl_llm.run.steps.ahead import Ahead
+from jaxrl_llm.run.steps.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
+from jaxrl_llm.run.steps.grading import assess, judge_metrics
+from jaxrl_llm.run.steps.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
+from jaxrl_llm.run.steps.sample import evaluate, refill
+from jaxrl_llm.run.steps.stop import end_step, position, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
 from jaxrl_llm.workdir import summary as summary_lib
 
@@ -52,7 +53,7 @@ def proceed(run: Run) -> dict[str, Any]:
     warm_start(run)
     if run.record.accuracy_start is None:
       begin_rl(run)
-    with collecting.exemption() as exempt:
+    with garbage.exemption() as exempt:
       reinforce(run, exempt)
     require_saved(run)
   return finish(run)

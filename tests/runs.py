@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import tasks, train
 from jaxrl_llm.config.fields import unread_defaults
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.run import learn
+from jaxrl_llm.run.steps import learn
 from jaxrl_llm.workdir.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

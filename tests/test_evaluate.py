@@ -14,8 +14,8 @@ from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.evaluate import main
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.models import logits
-from jaxrl_llm.run.evaluate.source import judged_by_the_verifier
-from jaxrl_llm.run.serving import open_checkpoint
+from jaxrl_llm.run.jobs.serving import open_checkpoint
+from jaxrl_llm.run.setup.source import judged_by_the_verifier
 from jaxrl_llm.workdir import claim
 from tests.run.test_train_models import checkpoint_folder  # noqa: F401
 from tests.runs import ROOT, quick, rows, tiny_config

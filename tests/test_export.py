@@ -7,7 +7,7 @@ import tokenizers
 
 from jaxrl_llm import export
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.run.publish import card, hub
+from jaxrl_llm.run.jobs.publish import card, hub
 from jaxrl_llm.workdir import claim
 from tests.runs import VARIED, quick, run_here, tiny_config
 

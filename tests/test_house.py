@@ -21,27 +21,31 @@ FLOORS = (
   ("messages", "text_types"),
   ("types", "advantages", "pretrained", "kernels"),
   ("segments", "tasks", "devices"),
-  ("objectives", "models", "sampler"),
-  ("rewards", "learner", "engine"),
+  ("objectives", "models"),
+  ("decoding",),
+  ("rewards", "learner"),
   ("evaluation", "rollouts"),
   ("config",),
   ("workdir",),
   ("report",),
   ("run",),
-  ("train", "evaluate", "export", "join", "serve"),
+  ("train", "evaluate", "export", "serve"),
   ("main",),
   ("cli",),
 )
 RANKS = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
+# The same for the parts of two rooms.
+PARTS = {"decoding": ("sampler", "engine", "apart"), "run": ("observe", "setup", "steps", "jobs")}
+MOST_AT_THE_TOP = 8
+"""Largest number of modules beside the rooms."""
 
 # Rooms behind the fence, which an RL researcher need not open. No other room knows them.
 SERVICES = (
-  "cli", "join", "serve",
-  "engine.crew", "engine.gate", "engine.remote", "engine.served", "engine.weights", "engine.wire", "run.crewing",
+  "cli", "serve", "decoding.apart", "run.setup.sampler_processes",
   "models.files.gguf", "report.comparison", "report.live",
   "rewards.model", "rewards.rubric", "rewards.sandbox", "rewards.workers",
   "rollouts.environments.hub", "rollouts.environments.openenv", "rollouts.environments.python_tool", "rollouts.environments.verifiers",
-  "run.pilot", "run.publish", "run.reward_model", "run.serving", "run.trackers", "workdir.bucket",
+  "run.jobs.pilot", "run.jobs.publish", "run.jobs.reward_model", "run.jobs.serving", "run.observe.trackers", "workdir.bucket",
 )  # fmt: skip
 
 # Its doors: commands and the start of a run open services; elsewhere one file names them for its
@@ -49,8 +53,8 @@ SERVICES = (
 DOORS = {
   "config/check.py": ("rewards.model", "rewards.sandbox"),
   "evaluate.py": ("workdir.bucket",),
-  "export.py": ("run.publish", "workdir.bucket"),
-  "main.py": ("run.pilot", "run.reward_model", "workdir.bucket"),
+  "export.py": ("run.jobs.publish", "workdir.bucket"),
+  "main.py": ("run.jobs.pilot", "run.jobs.reward_model", "workdir.bucket"),
   "models/files/loading.py": ("models.files.gguf",),
   "report/__main__.py": ("report.comparison", "report.live", "workdir.bucket"),
   "rewards/__init__.py": ("rewards.sandbox",),
@@ -59,11 +63,11 @@ DOORS = {
   "rollouts/environments/__init__.py": (
     "rollouts.environments.openenv", "rollouts.environments.python_tool", "rollouts.environments.verifiers",
   ),
-  "run/evaluate/request.py": ("workdir.bucket",),
-  "run/evaluate/source.py": ("rewards.rubric", "workdir.bucket"),
-  "run/opening.py": ("run.trackers",),
-  "run/bookkeeping.py": ("run.trackers",),
-  "run/start.py": ("run.crewing", "run.trackers"),
+  "run/jobs/evaluate/request.py": ("workdir.bucket",),
+  "run/setup/outputs.py": ("run.observe.trackers",),
+  "run/setup/source.py": ("rewards.rubric", "workdir.bucket"),
+  "run/setup/start.py": ("run.observe.trackers", "run.setup.sampler_processes"),
+  "run/steps/bookkeeping.py": ("run.observe.trackers",),
 }  # fmt: skip
 
 # Only these rooms, and these files of other rooms, see a whole ConfigDict.
@@ -193,6 +197,24 @@ def test_rooms_import_only_rooms_above_them():
       if other not in RANKS or not room or RANKS[other] >= RANKS[room]:
         problems.append(f"{where(path, node)}: `{room or '__init__'}` may not import `{other}`")
   assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_parts_of_a_room_import_only_parts_before_them():
+  problems = []
+  for room, parts in PARTS.items():
+    assert {path.name for path in (PACKAGE / room).iterdir() if path.is_dir() and path.name != "__pycache__"} == set(parts)
+    assert [path.name for path in (PACKAGE / room).glob("*.py")] == ["__init__.py"]
+    for path in sorted((PACKAGE / room).rglob("*/*.py")):
+      later = parts[parts.index(path.relative_to(PACKAGE / room).parts[0]) + 1 :]
+      for node, name in imported_names(path):
+        if name.startswith(tuple(f"jaxrl_llm.{room}.{part}." for part in later)):
+          problems.append(f"{where(path, node)}: imports {name}")
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_few_modules_are_at_the_top():
+  modules = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+  assert len(modules) <= MOST_AT_THE_TOP, modules
 
 
 def service_of(module: str) -> str | None:

@@ -13,7 +13,7 @@ from jaxrl_llm.config import command_line
 from jaxrl_llm.config.fields import FIELDS
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.run.progress import Progress
+from jaxrl_llm.run.observe.progress import Progress
 from jaxrl_llm.workdir import nonfinite
 from tests.runs import ROOT, VARIED, call, column, environment, flags, quick
 

@@ -42,7 +42,7 @@ def test_a_page_has_equation_arguments_example_and_paper(site):
   sapo = text(site / "api" / "jaxrl_llm.objectives.sapo.html")
   for words in ("(4/τ)·σ(τ(r_t − 1))·A_i", "tau_neg", "arXiv:2511.20347", ">>>", "Note"):
     assert words in sapo, words
-  assert "Number of samples per prompt (G)." in text(site / "api" / "jaxrl_llm.sampler.sampler.html")
+  assert "Number of samples per prompt (G)." in text(site / "api" / "jaxrl_llm.decoding.sampler.sampler.html")
 
 
 def test_examples_are_code(site):

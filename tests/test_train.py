@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.learner import packing
-from jaxrl_llm.run import learn
+from jaxrl_llm.run.steps import learn
 from jaxrl_llm.workdir.metrics import MetricWriter
 from tests import runs
 from tests.marks import few

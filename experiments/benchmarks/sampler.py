@@ -25,8 +25,8 @@ from experiments.benchmarks import roofline
 from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.job import Job, add_flags, job_from, left_padded, read_prompts
 from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, spread, write_json
+from jaxrl_llm.decoding.sampler import make_sampler
 from jaxrl_llm.models import Model, load_params, make_model, read_config
-from jaxrl_llm.sampler import make_sampler
 from jaxrl_llm.types import Params, Rollouts
 
 TEMP = "temp_size_in_bytes"

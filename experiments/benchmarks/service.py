@@ -32,12 +32,12 @@ import numpy as np
 
 from experiments.benchmarks.engines.job import DTYPES, left_padded
 from experiments.benchmarks.reporting import at_least_one, lines, report
-from jaxrl_llm.engine.loop import DecodingEngine
-from jaxrl_llm.engine.make import make_engine
-from jaxrl_llm.engine.requests import Request
+from jaxrl_llm.decoding.engine.loop import DecodingEngine
+from jaxrl_llm.decoding.engine.make import make_engine
+from jaxrl_llm.decoding.engine.requests import Request
+from jaxrl_llm.decoding.sampler import Requests, make_sampler
 from jaxrl_llm.models import Model, load_params, make_model, read_config
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.sampler import Requests, make_sampler
 from jaxrl_llm.serve import server
 from jaxrl_llm.types import Params
 

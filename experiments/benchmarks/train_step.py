@@ -28,6 +28,7 @@ from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.train_job import Batch, TrainJob, add_flags, job_from, read_batch
 from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, report, spread
 from jaxrl_llm import objectives
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices.compiling import give_back_memory
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Layout, Trajectory
@@ -36,7 +37,6 @@ from jaxrl_llm.models import Model, ModelConfig, load_params, make_model, read_c
 from jaxrl_llm.models.attention import BACKENDS
 from jaxrl_llm.models.remat import check_policy
 from jaxrl_llm.objectives.settings import did_you_mean
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import Metrics, Objective, Params, TrainBatch, TrainState
 
 FURTHER_OPTIMIZERS = {"adafactor": optax.adafactor, "lion": optax.lion, "sgd": optax.sgd}

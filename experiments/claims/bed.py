@@ -35,9 +35,9 @@ from jaxrl_llm.advantages import (
   role_advantages,
   whiten,
 )
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, Model, ModelConfig, lower_precision, make_model, preset
-from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, Rollouts, TrainBatch, TrainState
 
 WARM_CHECK = 50  # Imitation steps between two measurements of the accuracy.

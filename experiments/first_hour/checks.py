@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.first_hour.results import Row, at_most
 from jaxrl_llm import objectives
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler
 from jaxrl_llm.kernels.grouped import grouped_matmul_for
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Trajectory
@@ -19,7 +20,6 @@ from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import make_model, preset, ragged
 from jaxrl_llm.models.attention import BACKENDS, packed, row_attention
 from jaxrl_llm.models.experts import Weights, dispatch
-from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import StopReason
 
 GOLDENS = pathlib.Path(__file__).with_name("goldens.json")

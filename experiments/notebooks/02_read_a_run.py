@@ -156,7 +156,7 @@ show.draw(runs, ["no_signal", "learning_rate"])
 # %% [markdown]
 # ## Alarms
 #
-# Every run checks itself against rules (`jaxrl_llm.run.alarms`): a divergence from the old policy
+# Every run checks itself against rules (`run.observe.alarms`): a divergence from the old policy
 # above 0.01 nats per token, and a fall of the reward beyond 3 robust deviations of the last 128
 # steps. Further rules are off by default, since they do not tell collapses from healthy runs. The
 # alarms of this run, which had ended before the first of the two rules existed, can be recomputed

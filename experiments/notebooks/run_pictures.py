@@ -19,7 +19,7 @@ from experiments.notebooks.sources import ROOT
 from jaxrl_llm.report import comparison
 from jaxrl_llm.report.comparison import arms as arms_of
 from jaxrl_llm.report.comparison import comparing, curves
-from jaxrl_llm.run import alarms
+from jaxrl_llm.run.observe import alarms
 from jaxrl_llm.workdir.metrics import read_rows
 
 

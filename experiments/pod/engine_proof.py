@@ -1,4 +1,4 @@
-"""The programs of a sampler process (`jaxrl_llm.join`) compiled for remote chips."""
+"""The programs of a sampler process (`jaxrl_llm.cli.join`) compiled for remote chips."""
 
 import math
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.kernels import Load
 from experiments.pod.proof import Proof
 from experiments.pod.topology import Topology
+from jaxrl_llm.decoding.engine.fleet import engine_meshes
+from jaxrl_llm.decoding.engine.loop import STOP_IDS
+from jaxrl_llm.decoding.engine.programs import Program, Uncompiled, uncompiled_programs
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.engine.fleet import engine_meshes
-from jaxrl_llm.engine.loop import STOP_IDS
-from jaxrl_llm.engine.programs import Program, Uncompiled, uncompiled_programs
 from jaxrl_llm.learner.programs import records_routes
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.rollouts.samplers import engine_sizes
-from jaxrl_llm.run.crewing import model_of_sampler
+from jaxrl_llm.run.setup.sampler_processes import model_of_sampler
 
 
 class EnginePlan(NamedTuple):

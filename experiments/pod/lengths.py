@@ -97,7 +97,7 @@ def simulate(lengths: np.ndarray, *, slots: int, shards: int, blocks: tuple[int,
 
 
 def _exchange(queues: list[list[tuple[int, int]]], undone: np.ndarray, *, idle: np.ndarray) -> bool:
-  """Moves samples between shards as `jaxrl_llm.sampler.exchange` does, if it is possible.
+  """Moves samples between shards as `jaxrl_llm.decoding.sampler.exchange` does, if it is possible.
 
   Args:
     queues: Place and length of each waiting response of each shard.

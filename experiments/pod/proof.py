@@ -14,8 +14,8 @@ from experiments.pod.topology import Topology
 from jaxrl_llm.config import policy, sizes
 from jaxrl_llm.config.check import row_problems
 from jaxrl_llm.config.policy import make_objective
+from jaxrl_llm.decoding.apart.weights import copies_and_sums
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.engine.weights import copies_and_sums
 from jaxrl_llm.learner.memory import footprint, slots_that_fit
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, rows_at_once

@@ -8,10 +8,10 @@ import numpy as np
 from experiments.pod import lengths, packed
 from experiments.pod.costs import Work
 from experiments.pod.proof import Plan, Proof, score_work, update_work
+from jaxrl_llm.decoding.sampler import default_blocks
+from jaxrl_llm.decoding.sampler.begin import num_rows
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import ragged
-from jaxrl_llm.sampler import default_blocks
-from jaxrl_llm.sampler.begin import num_rows
 
 
 class Estimate(NamedTuple):

@@ -13,6 +13,12 @@ from experiments.pod import costs, hlo
 from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.kernels import Load
 from experiments.pod.proof import Plan, Proof
+from jaxrl_llm.decoding.sampler import exchange
+from jaxrl_llm.decoding.sampler.begin import begin, num_rows
+from jaxrl_llm.decoding.sampler.loop import grow
+from jaxrl_llm.decoding.sampler.requests import Requests
+from jaxrl_llm.decoding.sampler.sampler import make_settings
+from jaxrl_llm.decoding.sampler.state import Inputs, Loop, Settings, exchanges
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.mesh import BATCH_AXES
 from jaxrl_llm.learner.programs import records_routes
@@ -21,12 +27,6 @@ from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.models.decoding_weights import unstacked_shardings
 from jaxrl_llm.rollouts.gallery import abstract_shown
 from jaxrl_llm.rollouts.samplers import in_dtype, room_in_prompts
-from jaxrl_llm.sampler import exchange
-from jaxrl_llm.sampler.begin import begin, num_rows
-from jaxrl_llm.sampler.loop import grow
-from jaxrl_llm.sampler.requests import Requests
-from jaxrl_llm.sampler.sampler import make_settings
-from jaxrl_llm.sampler.state import Inputs, Loop, Settings, exchanges
 
 FEW_LAYERS = (2, 4)
 """Numbers of layers with which a decoding step is compiled to machine code.

@@ -24,7 +24,7 @@ COPY_BYTES_PER_S = 4.5e9
 CONNECTION_BYTES_PER_S = 0.6e9
 SENDING_BYTES_PER_S = 3e9
 RECEIVING_BYTES_PER_S = 2e9
-"""Bytes/s of `jaxrl_llm.engine.wire`: one connection, and all of a process that sends or receives.
+"""Bytes/s of `decoding.apart.wire`: one connection, and all of a process that sends or receives.
 
 These follow from processor time, measured with 1.07 GB of bfloat16 weights over loopback on an
 AMD EPYC on 2026-11-26. For a GB the receiver needs 1.65 s of a core, 0.5 s of them outside of the

@@ -24,7 +24,7 @@ import jax
 from experiments.provenance import record
 from experiments.reliability.attempts import ROOT, Job, environment, last_step, mismatches, resumed, rows, saving, stepping
 from experiments.results import to_json
-from jaxrl_llm.engine import gate
+from jaxrl_llm.decoding.apart import gate
 from jaxrl_llm.rollouts import schedule
 from jaxrl_llm.workdir import logs
 
@@ -210,7 +210,7 @@ def learner_command(job: Job, more: Sequence[str]) -> list[str]:
 
 def sampler_command(job: Job) -> list[str]:
   """Returns the command of a sampler."""
-  return [sys.executable, "-m", "jaxrl_llm.join", str(job.workdir)]
+  return [sys.executable, "-m", "jaxrl_llm.cli.join", str(job.workdir)]
 
 
 def storm(job: Job, lots: random.Random, *, kills: int, replay: Path | None = None) -> Cast:

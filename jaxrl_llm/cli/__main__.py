@@ -41,7 +41,7 @@ COMMANDS = {
   "report": Command("jaxrl_llm.report", "write the page of a run, or of a comparison of several", "runs/my_project"),
   "export": Command("jaxrl_llm.export", "save a policy as a folder that transformers and vLLM open", "runs/my_project exported"),
   "serve": Command("jaxrl_llm.serve", "serve a checkpoint over HTTP", "--checkpoint=runs/my_project"),
-  "join": Command("jaxrl_llm.join", "draw responses for a run with rollout.samplers", "--workdir=runs/my_project"),
+  "join": Command("jaxrl_llm.cli.join", "draw responses for a run with rollout.samplers", "--workdir=runs/my_project"),
   "launch": Command("experiments.launch", "run a sweep; needs a checkout of the repository", "--config=configs/gspo.py --sweep=FILE"),
 }
 """Commands by name, in the order of a first day."""

@@ -361,7 +361,7 @@ FIELDS: dict[str, Field] = {
     "What new weights do to responses in progress: wait for their end, or go on with their keys and values, kept or recomputed. None: they "
     "wait for whole batches, so that each is drawn by the weights that it was begun with."),
   "rollout.samplers": Field(0, NATURAL,
-    "Processes that draw (python -m jaxrl_llm.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
+    "Processes that draw (python -m jaxrl_llm.cli.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
     "0: this process draws."),
   "rollout.sampler_timeout_s": Field(60.0, SILENCE,
     "Seconds after which a silent sampler process is lost; others redo its requests.", SAMPLERS),

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from jaxrl_llm.decoding.sampler.begin import num_rows
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import picture_memory, programs
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
@@ -31,7 +32,6 @@ from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.models.linear import lower_precision
 from jaxrl_llm.models.params import combine, partition
-from jaxrl_llm.sampler.begin import num_rows
 from jaxrl_llm.types import Objective
 
 # Measured on what XLA compiles for CPUs and TPUs; tests/learner/test_memory.py compares the

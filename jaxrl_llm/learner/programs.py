@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.devices.offload import check_offload
@@ -41,7 +42,6 @@ from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.distillation import gkd
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.sft import sft
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import Comparer, Objective, Params, Patches, PolicyOutputs, TrainBatch, TrainState
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]

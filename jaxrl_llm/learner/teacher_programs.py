@@ -8,13 +8,13 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.learner.needs import needed_by_logprobs
 from jaxrl_llm.learner.train_step import map_micro_batches, policy_outputs
 from jaxrl_llm.models import Model
 from jaxrl_llm.objectives.distillation import teacher_advantages
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.segments import reduce_metrics
 from jaxrl_llm.types import Metrics, Params, TrainBatch
 

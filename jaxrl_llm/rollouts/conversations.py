@@ -23,11 +23,11 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxrl_llm.decoding.sampler import RUNNING, Partial, Requests, no_partial
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.playing import Conversation
-from jaxrl_llm.sampler import RUNNING, Partial, Requests, no_partial
 from jaxrl_llm.tasks.pipeline import encode_reply
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import Rollouts, StopReason

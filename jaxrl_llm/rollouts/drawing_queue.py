@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from jaxrl_llm.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, Pulsing, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, Pulsing, ReplayLost, Request
 from jaxrl_llm.rollouts.gathering import Gathered
 from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing, as_engine_error, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch, Schedule, Turn, versions_of

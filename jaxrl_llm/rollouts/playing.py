@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from jaxtyping import Int16, PRNGKeyArray
 
-from jaxrl_llm.engine import requests
-from jaxrl_llm.engine.requests import Engine, ReplayLost, Request
+from jaxrl_llm.decoding.engine import requests
+from jaxrl_llm.decoding.engine.requests import Engine, ReplayLost, Request
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn

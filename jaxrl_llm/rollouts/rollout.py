@@ -7,12 +7,12 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Int, PRNGKeyArray
 
+from jaxrl_llm.decoding.sampler import Requests, SampleFn
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import Graded, mapped, weigh
 from jaxrl_llm.rollouts.gallery import Gallery
-from jaxrl_llm.sampler import Requests, SampleFn
 from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Params, Rollouts

@@ -14,14 +14,8 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.devices.compiling import compiled_for
-from jaxrl_llm.engine.programs import column_blocks
-from jaxrl_llm.models import Model, ModelConfig, lower_precision, ragged
-from jaxrl_llm.models.cache import num_bytes
-from jaxrl_llm.models.image_slots import Room
-from jaxrl_llm.rollouts.gallery import abstract_shown
-from jaxrl_llm.sampler import (
+from jaxrl_llm.decoding.engine.programs import column_blocks
+from jaxrl_llm.decoding.sampler import (
   Requests,
   SampleFn,
   StopTable,
@@ -30,7 +24,13 @@ from jaxrl_llm.sampler import (
   make_stop_table,
   no_partial,
 )
-from jaxrl_llm.sampler.begin import num_rows
+from jaxrl_llm.decoding.sampler.begin import num_rows
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.models import Model, ModelConfig, lower_precision, ragged
+from jaxrl_llm.models.cache import num_bytes
+from jaxrl_llm.models.image_slots import Room
+from jaxrl_llm.rollouts.gallery import abstract_shown
 from jaxrl_llm.text_types import Tokenizer
 
 _CONTROL_GROUPS = [pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes")]

@@ -3,8 +3,8 @@
 import threading
 from concurrent.futures import Future
 
-from jaxrl_llm.engine import requests
-from jaxrl_llm.engine.requests import Engine, Handle
+from jaxrl_llm.decoding.engine import requests
+from jaxrl_llm.decoding.engine.requests import Engine, Handle
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.playing import Conversation, Job, Player, reason_of, request_of, turn_seed
 from jaxrl_llm.tasks.image_prompts import prompt_ids

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.decoding.sampler import Requests, SampleFn, no_partial
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, take_turn, turn_requests
 from jaxrl_llm.rollouts.gathering import Gathered
 from jaxrl_llm.rollouts.playing import Conversation, Job, PlayFn, Playing
 from jaxrl_llm.rollouts.rollout import dispatch
-from jaxrl_llm.sampler import Requests, SampleFn, no_partial
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import Params, Rollouts, StopReason
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.engine import requests
-from jaxrl_llm.engine.requests import Engine, Handle, Piece
+from jaxrl_llm.decoding.engine import requests
+from jaxrl_llm.decoding.engine.requests import Engine, Handle, Piece
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.conversations import Rules, after_turn, checked, raised, timed_out
 from jaxrl_llm.rollouts.cutting import Cutting, cut

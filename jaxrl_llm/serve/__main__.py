@@ -43,9 +43,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _serve(args: argparse.Namespace, key: str | None) -> int:
   # Late: bad input is refused before JAX starts.
+  from jaxrl_llm.decoding.engine.fleet import make_engines
   from jaxrl_llm.devices import compilation_cache, xla_flags
-  from jaxrl_llm.engine.fleet import make_engines
-  from jaxrl_llm.run.serving import open_checkpoint
+  from jaxrl_llm.run.jobs.serving import open_checkpoint
   from jaxrl_llm.serve import server
 
   compilation_cache.cache_compilations()

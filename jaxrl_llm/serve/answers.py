@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.engine.requests import Completion, Piece
+from jaxrl_llm.decoding.engine.requests import Completion, Piece
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.text import Spelling
 from jaxrl_llm.serve.tools import message

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl_llm.engine.requests import Engine
+from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.serve import answers, calls, drawing
 from jaxrl_llm.serve.answers import CHAT, COMPLETION, Format

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.engine.requests import Completion, Engine, Handle, Piece, QueueFull
+from jaxrl_llm.decoding.engine.requests import Completion, Engine, Handle, Piece, QueueFull
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.serve import answers
 from jaxrl_llm.serve.answers import Format

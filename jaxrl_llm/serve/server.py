@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_llm.engine.requests import Engine
+from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.serve.app import App, Rules, make_app
 from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.chat_page import build_chat_page

@@ -13,8 +13,8 @@ from jaxrl_llm import main
 from jaxrl_llm.config import changes as changes_lib
 from jaxrl_llm.config import fields as fields_lib
 from jaxrl_llm.devices import compilation_cache, hosts
-from jaxrl_llm.run import experiment
-from jaxrl_llm.run.saved_state import abstract_arrays
+from jaxrl_llm.run.setup import experiment
+from jaxrl_llm.run.setup.saved_state import abstract_arrays
 from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.checkpoint import manifest

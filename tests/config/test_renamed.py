@@ -7,8 +7,8 @@ import pytest
 from configs import reward_model
 from jaxrl_llm import main
 from jaxrl_llm.config import check, command_line, fields, renamed
-from jaxrl_llm.run.evaluate import source
-from jaxrl_llm.run.reward_model.check import job_problems
+from jaxrl_llm.run.jobs.reward_model.check import job_problems
+from jaxrl_llm.run.setup import source
 from tests.runs import ROOT, tiny_config
 
 OLD = "config.learner.micro_batches"

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from jaxrl_llm import main
-from jaxrl_llm.run import experiment
+from jaxrl_llm.run.setup import experiment
 from tests.runs import ROOT, tiny_config
 
 MODEL = ROOT / "tests" / "models" / "checkpoints" / "qwen3"

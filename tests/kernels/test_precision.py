@@ -11,11 +11,11 @@ import pytest
 
 import jaxrl_llm
 from jaxrl_llm import objectives
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.kernels import precision
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, Lora, make_critic, make_model, preset
-from jaxrl_llm.sampler import make_filter
 from tests.marks import few
 
 PACKAGE = pathlib.Path(jaxrl_llm.__file__).parent

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.decoding.sampler import make_sampler
 from jaxrl_llm.kernels import ragged_gpu
 from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import make_model, preset, ragged
-from jaxrl_llm.sampler import make_sampler
 from tests.kernels.triton import kernels_of, lines, lowered
 from tests.marks import few
 

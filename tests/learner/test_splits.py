@@ -10,13 +10,13 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.objectives.distillation import gkd
 from jaxrl_llm.objectives.divergence import comparer
-from jaxrl_llm.sampler import make_filter
 from tests.marks import few
 
 VOCAB, ROWS, ROW_TOKENS = 64, 32, 40

@@ -10,11 +10,11 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs, sampler_gap
 from jaxrl_llm.models import make_model, preset
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import Objective, PolicyOutputs
 from tests.batches import logprobs_of, pack_rows
 from tests.marks import few

@@ -10,10 +10,10 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import Lora, make_critic, make_model, merge, preset, reference, trainable
 from jaxrl_llm.models.lora import is_adapter
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import TrainBatch
 from tests.marks import few
 

@@ -10,13 +10,13 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.decoding.sampler import Requests, make_filter, make_sampler
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings, row_sharding
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import image_slots, load, logits, make_model, preset, save_hf, trainable
 from jaxrl_llm.models.files.loading import open_source
 from jaxrl_llm.pretrained import pictures
-from jaxrl_llm.sampler import Requests, make_filter, make_sampler
 from jaxrl_llm.types import Images, Shown
 from tests.marks import few
 

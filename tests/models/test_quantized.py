@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.decoding.sampler import make_sampler
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, moe, preset
 from jaxrl_llm.models.decoding_weights import unstacked_shardings
 from jaxrl_llm.models.quantized import FORMATS, Quantized, matmul, quantize
-from jaxrl_llm.sampler import make_sampler
 
 NANO = preset("nano", vocab_size=264)._replace(num_layers=3)
 MIXTURE = NANO._replace(experts=Experts(16, 4, 32, layers=(1, 2)))

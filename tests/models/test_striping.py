@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.kernels import flash
 from jaxrl_llm.kernels.flash_tpu import ACTIVE
@@ -19,7 +20,6 @@ from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.learner.train_step import critic_outputs
 from jaxrl_llm.models import Experts, make_critic, make_model, make_reward_model, preset
 from jaxrl_llm.models.striping import in_row_order, striped, stripes_of
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.segments import previous_slots
 from tests.batches import pack_rows
 from tests.runs import ROOT
@@ -155,7 +155,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.needs import abstract_batch
 from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.models import make_model, model as model_lib, preset, striping, transformer
-from jaxrl_llm.sampler import make_filter
+from jaxrl_llm.decoding.sampler import make_filter
 
 sizes = dict(num_layers=5, d_model=256, num_heads=2, num_kv_heads=1, head_dim=128, d_ff=512)
 shape = preset("nano", vocab_size=256)._replace(**sizes, dtype="bfloat16", remat="full")

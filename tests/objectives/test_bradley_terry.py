@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.objectives.bradley_terry import bradley_terry
-from jaxrl_llm.run.reward_model.rows import Pair, of_pairs, pack_pairs
+from jaxrl_llm.run.jobs.reward_model.rows import Pair, of_pairs, pack_pairs
 from jaxrl_llm.types import PolicyOutputs
 
 PAIRS = [Pair([1] * c, [2] * r, margin) for c, r, margin in ((2, 3, 0.0), (1, 4, 0.5), (3, 1, -0.25), (5, 5, 2.0), (2, 2, 0.0))]

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.models.head import Teacher, compared_logprobs, token_logprobs
 from jaxrl_llm.objectives import divergence
 from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import TrainBatch
 from tests.objectives import reference_terms
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.objectives import make, value
 from jaxrl_llm.objectives.ratios import product_ratio, sequence_ratio, token_ratio
-from jaxrl_llm.sampler import make_filter
 
 VOCAB, LENGTH = 3, 3
 RESPONSES = np.array(list(itertools.product(range(VOCAB), repeat=LENGTH)))

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.objectives import OBJECTIVES, make
 from jaxrl_llm.objectives.gates import soft_gate
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import TrainBatch
 from tests.batches import logprobs_of
 from tests.marks import few, typical

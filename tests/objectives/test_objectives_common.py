@@ -12,7 +12,7 @@ from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make, value
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.selections import top_entropy
-from jaxrl_llm.run.learn import shares_of_weight
+from jaxrl_llm.run.steps.learn import shares_of_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 from tests.marks import typical
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.config.check import config_problems, row_problems
+from jaxrl_llm.decoding.sampler import make_sampler
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -21,7 +22,6 @@ from jaxrl_llm.rollouts import carried
 from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
 from jaxrl_llm.rollouts.playing import Draws, Job
 from jaxrl_llm.rollouts.sweeps import Sweeps, continued
-from jaxrl_llm.sampler import make_sampler
 from jaxrl_llm.types import StopReason
 from jaxrl_llm.workdir.metrics import reproducible
 from tests.runs import VARIED, column, rows, run_here, tiny_config

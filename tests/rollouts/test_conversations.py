@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.decoding.sampler import make_sampler, make_stop_table
 from jaxrl_llm.devices.mesh import make_mesh
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -19,7 +20,6 @@ from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.playing import Draws, Job
 from jaxrl_llm.rollouts.sweeps import Sweeps
-from jaxrl_llm.sampler import make_sampler, make_stop_table
 from jaxrl_llm.tasks.sets.environment import environment_reward, turn_steps
 from jaxrl_llm.types import StopReason
 from tests.marks import few

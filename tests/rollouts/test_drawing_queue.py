@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, Request
+from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, Request
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.playing import Draws, Job, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch

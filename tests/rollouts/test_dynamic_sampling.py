@@ -8,7 +8,8 @@ import pytest
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import dynamic_sampling
-from jaxrl_llm.run import experiment, learn
+from jaxrl_llm.run.setup import experiment
+from jaxrl_llm.run.steps import learn
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 from tests.runs import column, rows, run_here, tiny_config

@@ -11,8 +11,9 @@ import pytest
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import pipelining, rollout
-from jaxrl_llm.run import ahead, experiment, learn, stopping
-from jaxrl_llm.run.saved_state import ROLLOUT
+from jaxrl_llm.run.setup import experiment
+from jaxrl_llm.run.setup.saved_state import ROLLOUT
+from jaxrl_llm.run.steps import ahead, learn, stop
 from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.tasks.sets import figures
 from jaxrl_llm.workdir.metrics import reproducible
@@ -114,7 +115,7 @@ def lagging(tmp_path_factory):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(learn, "update", noted("update", updating))
-    for place, name in ((ahead, "launch"), (learn, "with_logprobs"), (stopping, "save")):
+    for place, name in ((ahead, "launch"), (learn, "with_logprobs"), (stop, "save")):
       patch.setattr(place, name, noted(name, getattr(place, name)))
     run_here(config_of(LAG), workdir, devices=2)
   return workdir, weights, events

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, ReplayLost, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rollouts import schedule
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue

@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_llm.engine.loop import DecodingEngine
-from jaxrl_llm.engine.make import make_engine
-from jaxrl_llm.engine.pool import Pool
-from jaxrl_llm.engine.programs import make_programs
-from jaxrl_llm.engine.requests import Limits
+from jaxrl_llm.decoding.engine.loop import DecodingEngine
+from jaxrl_llm.decoding.engine.make import make_engine
+from jaxrl_llm.decoding.engine.pool import Pool
+from jaxrl_llm.decoding.engine.programs import make_programs
+from jaxrl_llm.decoding.engine.requests import Limits
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import gathering, playing
 from jaxrl_llm.rollouts.conversations import Rules
@@ -288,7 +288,7 @@ def test_the_engine_of_a_queue_compiles_nothing_twice():
 
 def test_narrow_programs_are_used_only_if_they_have_the_same_bits(engine_of, monkeypatch):
   reference, _ = drawn(begin(engine_of()))
-  monkeypatch.setattr("jaxrl_llm.engine.programs.stretch_widths", lambda slots, *_: (slots, 3))
+  monkeypatch.setattr("jaxrl_llm.decoding.engine.programs.stretch_widths", lambda slots, *_: (slots, 3))
   programs, calls = programs_of.__wrapped__(SIZE), []
 
   def noted(*args):

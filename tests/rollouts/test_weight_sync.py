@@ -10,7 +10,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, preset, trainable
 from jaxrl_llm.models.checksums import checksum, double_checksum
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, make_weight_sync
-from jaxrl_llm.run import ahead
+from jaxrl_llm.run.steps import ahead
 from tests.marks import few
 from tests.runs import run_here, tiny_config
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm.run import alarms
-from jaxrl_llm.run.alarms import ALARMS, CALM, WARM_UP, Limits, deviation, new_state, observe
+from jaxrl_llm.run.observe import alarms
+from jaxrl_llm.run.observe.alarms import ALARMS, CALM, WARM_UP, Limits, deviation, new_state, observe
 from tests.runs import column, run_here, tiny_config
 
 CALM_ROW = {

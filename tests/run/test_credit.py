@@ -5,7 +5,7 @@ import string
 import numpy as np
 import pytest
 
-from jaxrl_llm.run import learn
+from jaxrl_llm.run.steps import learn
 from tests.marks import few
 from tests.runs import rows, run_here, tiny_config
 

@@ -6,7 +6,8 @@ from jaxrl_llm import main, train
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory
-from jaxrl_llm.run import dry_run, out_of_memory
+from jaxrl_llm.run.jobs import dry_run
+from jaxrl_llm.run.setup import out_of_memory
 from tests.runs import quick, tiny_config
 
 

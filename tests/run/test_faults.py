@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.run import faults
+from jaxrl_llm.run.observe import faults
 
 WRONG = {
   "update:3": ["'update:3'", "PHASE:STEP:KIND"],

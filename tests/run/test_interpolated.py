@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm.run import learn
+from jaxrl_llm.run.steps import learn
 from tests.runs import VARIED, column, run_here, tiny_config
 
 CHANGES = VARIED | {

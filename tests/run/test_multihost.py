@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.run import experiment, saved_state
+from jaxrl_llm.run.setup import experiment, saved_state
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.metrics import read_rows, reproducible
 from tests.runs import ROOT, VARIED, call, command, environment, flags, free_address, joined, quick, tiny_config

@@ -6,8 +6,9 @@ import pytest
 
 from jaxrl_llm import main
 from jaxrl_llm.devices import compilation_cache, hosts
-from jaxrl_llm.run import ahead, learn, out_of_memory, sample, start
-from jaxrl_llm.run.phases import PHASES
+from jaxrl_llm.run.observe.phases import PHASES
+from jaxrl_llm.run.setup import out_of_memory, start
+from jaxrl_llm.run.steps import ahead, learn, sample
 from tests.runs import ROOT, flags, quick, tiny_config
 
 

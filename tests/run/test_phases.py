@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_llm.run import faults
-from jaxrl_llm.run.phases import Phases
-from jaxrl_llm.run.profiling import Profiler
-from jaxrl_llm.run.watchdog import Watchdog
+from jaxrl_llm.run.observe import faults
+from jaxrl_llm.run.observe.phases import Phases
+from jaxrl_llm.run.observe.profiling import Profiler
+from jaxrl_llm.run.observe.watchdog import Watchdog
 from jaxrl_llm.workdir import summary
 
 

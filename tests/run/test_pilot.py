@@ -5,7 +5,8 @@ import re
 import pytest
 
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.run import experiment, pilot
+from jaxrl_llm.run.jobs import pilot
+from jaxrl_llm.run.setup import experiment
 from tests.runs import call, quick, tiny_config
 
 SHORT = {

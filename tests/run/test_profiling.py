@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm.run.profiling import Profiler
+from jaxrl_llm.run.observe.profiling import Profiler
 from tests.runs import VARIED, run_here, tiny_config
 
 PHASES = ("weight_sync", "rollout", "reward", "old_logprobs", "advantages", "update")

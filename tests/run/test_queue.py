@@ -13,7 +13,7 @@ from jaxrl_llm.main import main
 from jaxrl_llm.rollouts import drawing_queue, schedule
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
 from jaxrl_llm.rollouts.singles import Singles
-from jaxrl_llm.run import learn, sample
+from jaxrl_llm.run.steps import learn, sample
 from tests.marks import few
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
 

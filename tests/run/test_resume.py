@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.run import experiment
+from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.metrics import read_rows, reproducible
 from tests.runs import ROOT, VARIED, call, command, environment, flags, quick, tiny_config

@@ -8,9 +8,9 @@ import pytest
 from jaxrl_llm.evaluation.held_out import NoRewardError
 from jaxrl_llm.rewards import WeightedReward, call_here
 from jaxrl_llm.rollouts.rollout import Drawn
-from jaxrl_llm.run import sample
-from jaxrl_llm.run.grading import NegativeRewardError
-from jaxrl_llm.run.start import Run
+from jaxrl_llm.run.setup.start import Run
+from jaxrl_llm.run.steps import sample
+from jaxrl_llm.run.steps.grading import NegativeRewardError
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 from tests.runs import tiny_config

@@ -11,13 +11,14 @@ import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
-from jaxrl_llm.engine.loop import DecodingEngine
+from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.playing import EngineError
-from jaxrl_llm.run import experiment, learn
-from jaxrl_llm.run.saved_state import ROLLOUT
+from jaxrl_llm.run.setup import experiment
+from jaxrl_llm.run.setup.saved_state import ROLLOUT
+from jaxrl_llm.run.steps import learn
 from jaxrl_llm.tasks.pipeline import example_iterator
 from tests.runs import VARIED, break_at, column, quick, run_here, tiny_config
 

@@ -11,9 +11,9 @@ import pytest
 from jaxrl_llm import export
 from jaxrl_llm.config import policy
 from jaxrl_llm.models import make_model, save_hf
-from jaxrl_llm.run import teacher as teacher_lib
-from jaxrl_llm.run.dry_run import describe_run
-from jaxrl_llm.run.experiment import build_experiment
+from jaxrl_llm.run.jobs.dry_run import describe_run
+from jaxrl_llm.run.setup import teacher as teacher_lib
+from jaxrl_llm.run.setup.experiment import build_experiment
 from tests.runs import column, quick, rows, run_here, tiny_config
 
 SHORT = {

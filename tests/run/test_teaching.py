@@ -11,10 +11,10 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.learner.teacher_programs import Scores
-from jaxrl_llm.run import learn, teaching
-from jaxrl_llm.run.dry_run import describe_run
-from jaxrl_llm.run.experiment import build_experiment
-from jaxrl_llm.run.start import Run
+from jaxrl_llm.run.jobs.dry_run import describe_run
+from jaxrl_llm.run.setup.experiment import build_experiment
+from jaxrl_llm.run.setup.start import Run
+from jaxrl_llm.run.steps import learn, teach
 from tests.runs import column, quick, rows, run_here, tiny_config
 
 SHORT = {
@@ -54,8 +54,8 @@ def test_a_teacher_reads_its_own_prompt_and_its_scores_lie_at_the_response():
   examples = [{"answer": 90}, {"answer": 90}, {"answer": 91}]
   run = run_of({"": score}, privileged=lambda row: [row["answer"], 99, 98, 97], path="self")
   layout = packing.arrange(sequences, row_tokens=12, row_buckets=(1, 2), share_prompts=True)
-  (scores,) = teaching.scores_of_rows(run, [sequences], [examples])
-  laid = teaching.lay_scores(scores, sequences, layout)
+  (scores,) = teach.scores_of_rows(run, [sequences], [examples])
+  laid = teach.lay_scores(scores, sequences, layout)
   packed = packing.pack(sequences, layout)
   np.testing.assert_array_equal(laid.logprobs, np.where(packed.mask > 0, packed.tokens, 0))
   # Each response begins at position 4, behind the prompt of the teacher.
@@ -72,18 +72,18 @@ def test_each_of_several_teachers_scores_the_samples_of_its_problems():
   run.config.teacher.path = None
   sequences = [sequence([1, 2], [11, 12, 13]), sequence([1, 2], [14]), sequence([3], [15, 16])]
   examples = [{"kind": "a"}, {"kind": "a"}, {"kind": "b"}]
-  (scores,) = teaching.scores_of_rows(run, [sequences], [examples])
+  (scores,) = teach.scores_of_rows(run, [sequences], [examples])
   assert [x.logprobs.tolist() for x in scores] == [[-2, -2, -2], [-2], [-5, -5]]
   layout = packing.arrange(sequences, row_tokens=12, row_buckets=(1, 2))
   placed = [packing.pack(sequences, layout)]  # Its log-probabilities are -1.
-  assert teaching.kl_of_each(run, placed, [scores], [sequences], [layout], [examples]) == {"teacher/kl/a": 1, "teacher/kl/b": 4}
+  assert teach.kl_of_each(run, placed, [scores], [sequences], [layout], [examples]) == {"teacher/kl/a": 1, "teacher/kl/b": 4}
 
 
 @pytest.mark.exhaustive
 def test_privileged_text_reaches_the_teacher_and_nothing_else(tmp_path, monkeypatch):
   """The first step of a run is the same without a teacher, and with one that reads any text."""
   packed, read = {}, {}
-  with_logprobs, read_by_teacher = learn.with_logprobs, teaching.read_by_teacher
+  with_logprobs, read_by_teacher = learn.with_logprobs, teach.read_by_teacher
 
   def first_rows(into, real):
     def recorded(*args):
@@ -95,7 +95,7 @@ def test_privileged_text_reaches_the_teacher_and_nothing_else(tmp_path, monkeypa
   none, same = {"teacher.opd_coef": 0.0, "teacher.path": None}, SELF | {"teacher.privileged": "{prompt}"}
   for name, changes in {"none": none, "answer": SELF, "same": same}.items():
     monkeypatch.setattr(learn, "with_logprobs", first_rows(packed.setdefault(name, []), with_logprobs))
-    monkeypatch.setattr(teaching, "read_by_teacher", first_rows(read.setdefault(name, []), read_by_teacher))
+    monkeypatch.setattr(teach, "read_by_teacher", first_rows(read.setdefault(name, []), read_by_teacher))
     run_here(tiny_config("opd", SHORT | {"num_steps": 1} | changes), tmp_path / name)
   assert not read["none"]
   for other in ("answer", "same"):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import train
-from jaxrl_llm.run import faults, warm_starts
-from jaxrl_llm.run.experiment import build_experiment
-from jaxrl_llm.run.start import start_run
+from jaxrl_llm.run.observe import faults
+from jaxrl_llm.run.setup.experiment import build_experiment
+from jaxrl_llm.run.setup.start import start_run
+from jaxrl_llm.run.steps import warm_starts
 from jaxrl_llm.workdir.metrics import read_rows, reproducible
 from tests.runs import VARIED, quick, tiny_config
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from jaxrl_llm.run import watchdog
-from jaxrl_llm.run.watchdog import Watchdog
+from jaxrl_llm.run.observe import watchdog
+from jaxrl_llm.run.observe.watchdog import Watchdog
 from tests.runs import ROOT, environment
 
 
@@ -89,7 +89,7 @@ def test_a_save_is_waited_for(tmp_path):
 def test_a_process_whose_main_thread_hangs_is_ended(tmp_path):
   """A real process ends with status 42 although its main thread never returns."""
   source = (
-    "import threading\nfrom pathlib import Path\nfrom jaxrl_llm.run.watchdog import Watchdog\n"
+    "import threading\nfrom pathlib import Path\nfrom jaxrl_llm.run.observe.watchdog import Watchdog\n"
     f"with Watchdog(0.3, stop_seconds=60, folder=Path({str(tmp_path)!r})) as dog:\n"
     "  dog.look_at('weight_sync', 2)\n  threading.Event().wait()\n"
   )

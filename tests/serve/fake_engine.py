@@ -8,7 +8,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, QueueFull, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import server

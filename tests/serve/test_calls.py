@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm.engine.requests import Completion, Limits
+from jaxrl_llm.decoding.engine.requests import Completion, Limits
 from jaxrl_llm.serve import answers, calls, fields
 from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.exchange import encode

@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_llm.models import load
 from jaxrl_llm.models import logits as logits_of
-from jaxrl_llm.run.serving import open_checkpoint
+from jaxrl_llm.run.jobs.serving import open_checkpoint
 from jaxrl_llm.serve import __main__ as command
 from jaxrl_llm.serve import server
 from tests.run.test_train_models import checkpoint_folder  # noqa: F401

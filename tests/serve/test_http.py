@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxrl_llm.engine.requests import Limits, Request
+from jaxrl_llm.decoding.engine.requests import Limits, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import app

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jaxrl_llm.engine.requests import Limits
+from jaxrl_llm.decoding.engine.requests import Limits
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.serve.chat_page import build_chat_page
 from tests.serve.browser import HAS_CHROMIUM, browsing

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxrl_llm.engine.requests import Limits
+from jaxrl_llm.decoding.engine.requests import Limits
 from jaxrl_llm.serve.app import Rules
 from jaxrl_llm.serve.server import Patience
 from tests.serve.fake_engine import FakeEngine, ask, events_of, port_of, serving, wait_for

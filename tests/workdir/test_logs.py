@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from jaxrl_llm.run.progress import Progress
+from jaxrl_llm.run.observe.progress import Progress
 from jaxrl_llm.workdir import logs
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import train
-from jaxrl_llm.run import learn, stopping
+from jaxrl_llm.run.steps import learn, stop
 from jaxrl_llm.types import TrainBatch
 from jaxrl_llm.workdir import nonfinite
 from tests.marks import few
@@ -31,7 +31,7 @@ def train_with(fault, workdir, monkeypatch, name="gspo", **overrides):
     run = train.start_run(tiny_config(name, SHORT | overrides), workdir, log=lines.append)
     try:
       return lines, train.proceed(run), run
-    except stopping.NonFiniteError as error:
+    except stop.NonFiniteError as error:
       return lines, error, run
 
 
@@ -63,7 +63,7 @@ def test_a_refused_update_is_dumped_and_reported_and_the_schedule_pauses(tmp_pat
 def test_a_run_that_gives_up_names_the_batch_and_the_checkpoint(tmp_path, monkeypatch):
   settings = {"learner.max_skipped": 2, "checkpoint.every": 1}
   _, error, _ = train_with("update:2:inf,update:3:inf", tmp_path, monkeypatch, **settings)
-  assert isinstance(error, stopping.NonFiniteError)
+  assert isinstance(error, stop.NonFiniteError)
   assert "learner.max_skipped=2" in str(error) and str(tmp_path / "checkpoints" / "1") in str(error)
   assert str(tmp_path / "nonfinite" / "step_2.npz") in str(error)
 

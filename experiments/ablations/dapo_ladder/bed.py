@@ -23,8 +23,8 @@ from jaxrl_llm import train
 from jaxrl_llm.config import check
 from jaxrl_llm.rewards.final_answer import final_answer
 from jaxrl_llm.rollouts import rollout
-from jaxrl_llm.run import start as start_lib
-from jaxrl_llm.run.saved_state import abstract_arrays
+from jaxrl_llm.run.setup import start as start_lib
+from jaxrl_llm.run.setup.saved_state import abstract_arrays
 from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.workdir import checkpoint, claim
 from jaxrl_llm.workdir.metrics import read_rows

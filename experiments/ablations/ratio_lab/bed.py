@@ -16,9 +16,9 @@ import numpy as np
 
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import make_model, preset
-from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import Params, PolicyOutputs, TrainBatch, TrainState
 
 PROMPT_TOKENS = 4

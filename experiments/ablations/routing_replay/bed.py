@@ -17,10 +17,10 @@ import optax
 
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset, routing
 from jaxrl_llm.rewards.final_answer import final_answer
-from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Metrics, Params, Rollouts, TrainBatch, TrainState

@@ -22,9 +22,9 @@ from experiments.ablations.routing_replay.bed import piece
 from experiments.claims.running_sums import DOT, END, ERROR_RATE, MOST_DIGITS, PAD, VOCAB_SIZE, graded, prompts_of, rectangle, split_of
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import make_model, preset
-from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import Metrics, Params, TrainBatch, TrainState
 
 DIGITS = 6

@@ -9,9 +9,9 @@ import numpy as np
 from experiments.claims import bed as beds
 from experiments.claims import running_sums
 from jaxrl_llm import objectives
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.objectives.gate_weight import gate_weight
-from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from experiments.ablations.plots import BLACK, BLUE, GREY, ORANGE, letter, new_figure, save
 from experiments.claims.drawing import percent
 from experiments.studies.alarms import rules
-from jaxrl_llm.run.alarms import Limits
+from jaxrl_llm.run.observe.alarms import Limits
 
 TITLES = {
   "loss_spike": "loss spike", "grad_norm_spike": "gradient norm spike", "reward_collapse": "reward collapse",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.studies.alarms.bed import EVERY, Arm
-from jaxrl_llm.run import alarms
+from jaxrl_llm.run.observe import alarms
 
 SEEDS = tuple(range(710, 720))
 TUNING = SEEDS[::2]
@@ -107,7 +107,7 @@ def outcome(accuracy: Sequence[float]) -> Outcome:
 
 
 class Rule(NamedTuple):
-  """A rule of `jaxrl_llm.run.alarms` with the limits to try.
+  """A rule of `jaxrl_llm.run.observe.alarms` with the limits to try.
 
   Attributes:
     field: Field of `alarms.Limits`.

@@ -14,7 +14,7 @@ import numpy as np
 
 from configs import dapo
 from jaxrl_llm import train
-from jaxrl_llm.run.start import Run
+from jaxrl_llm.run.setup.start import Run
 
 ROOT = Path(__file__).resolve().parents[3]
 PROBLEMS, LONGEST, BASE = 6000, 12, 10

@@ -1,12 +1,12 @@
 """The sampler of a trial: `python -m experiments.studies.asynchrony.sampler WORKDIR`
 
-It is `jaxrl_llm.join`, except that a lag that nothing corrects is not refused.
+It is `jaxrl_llm.cli.join`, except that a lag that nothing corrects is not refused.
 """
 
 import sys
 
 from experiments.studies.asynchrony.learner import allowing_any_lag
-from jaxrl_llm import join
+from jaxrl_llm.cli import join
 from jaxrl_llm.config import check
 
 

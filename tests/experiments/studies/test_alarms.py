@@ -8,7 +8,7 @@ import pytest
 from experiments import provenance
 from experiments.studies.alarms import __main__ as command
 from experiments.studies.alarms import bed, curves, figures, rules
-from jaxrl_llm.run import alarms
+from jaxrl_llm.run.observe import alarms
 
 RECORDED = command.HERE / command.RUNS
 

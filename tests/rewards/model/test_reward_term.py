@@ -14,7 +14,7 @@ from jaxrl_llm.rewards import WeightedReward, from_config, grade
 from jaxrl_llm.rewards import model as model_lib
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.model import judge as judge_lib
-from jaxrl_llm.run import experiment
+from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.text_types import Completion
 from tests.runs import quick, rows, run_here, tiny_config
 

@@ -15,7 +15,7 @@ from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import rollout, trajectories
 from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
 from jaxrl_llm.rollouts.playing import Conversation, Draws, Job
-from jaxrl_llm.run import learn as learn_lib
+from jaxrl_llm.run.steps import learn as learn_lib
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.types import StopReason
 from tests.rewards.rubric.fake import Reply, completion, rubric, scores, serving, written

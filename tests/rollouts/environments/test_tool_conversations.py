@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.engine.requests import Completion, Handle
+from jaxrl_llm.decoding.engine.requests import Completion, Handle
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, opening_text, split_calls
 from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer

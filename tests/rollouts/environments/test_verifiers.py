@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.config import check, command_line
-from jaxrl_llm.engine.requests import Completion, Handle, Limits, Piece
+from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, split_calls

@@ -13,7 +13,7 @@ from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.models import load_reward_params, make_model, make_reward_model, preset, read_reward_config, save_hf
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards.model import load_reward_tokenizer
-from jaxrl_llm.run.reward_model import check, training
+from jaxrl_llm.run.jobs.reward_model import check, training
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.metrics import reproducible
 from tests.runs import ROOT, quick

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.config.trackers import PACKAGES, is_installed
-from jaxrl_llm.run.trackers.entry import numbers
-from jaxrl_llm.run.trackers.mlflow import key
+from jaxrl_llm.run.observe.trackers.entry import numbers
+from jaxrl_llm.run.observe.trackers.mlflow import key
 from jaxrl_llm.workdir.metrics import read_rows, reproducible
 from tests.runs import ROOT, VARIED, command, environment, flags
 

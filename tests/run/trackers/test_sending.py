@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm.config import trackers
-from jaxrl_llm.run.trackers import sending
-from jaxrl_llm.run.trackers.__main__ import main
-from jaxrl_llm.run.trackers.entry import open_record
-from jaxrl_llm.run.trackers.followers import Followers
-from jaxrl_llm.run.trackers.mlflow import key
+from jaxrl_llm.run.observe.trackers import sending
+from jaxrl_llm.run.observe.trackers.__main__ import main
+from jaxrl_llm.run.observe.trackers.entry import open_record
+from jaxrl_llm.run.observe.trackers.followers import Followers
+from jaxrl_llm.run.observe.trackers.mlflow import key
 from jaxrl_llm.workdir.metrics import MetricWriter, SampleWriter
 
 SAMPLE = {"prompt": "1+1", "response": "2", "answer": "2", "reward": 1.0}
@@ -191,7 +191,7 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch):
   (follower,) = followers._running
   assert not followers.news()
   (line,) = followers.finish(0.2)
-  command = f"`python -m jaxrl_llm.run.trackers {workdir} trackio` sends what it lacks"
+  command = f"`python -m jaxrl_llm.run.observe.trackers {workdir} trackio` sends what it lacks"
   assert line == f"tracker trackio: did not take the rest within 0 s, {command}"
   assert follower.process.returncode == -signal.SIGKILL
 
@@ -201,7 +201,7 @@ def test_a_run_that_is_killed_leaves_a_tracker_that_takes_the_rest_and_ends(tmp_
   write(workdir, [1, 2])
   code = f"""
 import os, pathlib, signal
-from jaxrl_llm.run.trackers.followers import Followers
+from jaxrl_llm.run.observe.trackers.followers import Followers
 followers = Followers(pathlib.Path({str(workdir)!r}), ["trackio"])
 print(followers._running[0].process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -242,7 +242,7 @@ def test_sending_needs_a_run(tmp_path, capsys, monkeypatch):
 
 
 def test_one_process_at_a_time_sends_a_run(tmp_path, monkeypatch):
-  from jaxrl_llm.run.trackers import __main__ as command
+  from jaxrl_llm.run.observe.trackers import __main__ as command
 
   monkeypatch.setattr(command, "LAST_SECONDS", -10.0)
   with command.alone(tmp_path, "wandb"), pytest.raises(TimeoutError, match="another process sends"), command.alone(tmp_path, "wandb"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm import train
-from jaxrl_llm.run.reward_model import training
+from jaxrl_llm.run.jobs.reward_model import training
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.checkpoint.retention import Save, kept
 from tests.runs import VARIED, quick, tiny_config

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from jaxrl_llm.run.progress import Progress, visible
+from jaxrl_llm.run.observe.progress import Progress, visible
 from jaxrl_llm.workdir.metrics import MetricWriter, SampleWriter, read_rows, row_file
 
 HOSTILE = "[bold]x[/bold] [/nope] \x1b[31mred\x1b[0m \r\x07\u202e\ud800\nsecond line"
@@ -393,7 +393,7 @@ def test_visible_keeps_ordinary_text():
 
 
 def test_heavy_packages_load_only_when_asked():
-  code = "import sys, jaxrl_llm.workdir.metrics, jaxrl_llm.run.progress, jaxrl_llm.report; print([m for m in sys.modules if m in " \
+  code = "import sys, jaxrl_llm.workdir.metrics, jaxrl_llm.run.observe.progress, jaxrl_llm.report; print([m for m in sys.modules if m in " \
     "('jax', 'matplotlib', 'tensorboardX', 'tensorflow')])"  # fmt: skip
   assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.engine import requests
-from jaxrl_llm.engine.requests import Engine, Piece
+from jaxrl_llm.decoding.engine import requests
+from jaxrl_llm.decoding.engine.requests import Engine, Piece
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import Messages, following_ids, opening_ids, split_calls
 from jaxrl_llm.pretrained.tool_calls import ToolCall

@@ -1,0 +1,1 @@
+"""Decoding engines in processes of their own, which may come and go."""

@@ -1,0 +1,249 @@
+"""The other side of a `RemoteEngine`: a process that draws for a learner with its own engine."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from jaxrl_llm.decoding.apart import wire
+from jaxrl_llm.decoding.apart.remote import BEAT_S, ERRORS
+from jaxrl_llm.decoding.apart.weights import HeldWeights, Offer, WeightsRefused
+from jaxrl_llm.decoding.apart.wire import Frame, WireError
+from jaxrl_llm.decoding.engine.requests import Engine, Handle, Piece, Pulse, Pulsing
+from jaxrl_llm.messages import one_line
+
+_LOOK_S = 0.1  # Time after which the thread that reads looks around.
+_FLUSH_S = 5.0  # Time for the last messages.
+_ABORT_S = 60.0  # Time for an engine to end aborted requests.
+
+ENDS = ("closed", "left", "lost")
+"""Ways in which `serve` ends: the learner has closed the engine, this process was told to leave, or
+the learner is gone."""
+
+
+def serve(
+  engine: Engine,
+  connection: Connection,
+  weights: HeldWeights,
+  *,
+  timeout_s: float,
+  leave: threading.Event | None = None,
+  note: Callable[[str], None] | None = None,
+) -> str:
+  """Draws for a learner until one of them ends it; no request is open afterwards.
+
+  Args:
+    engine: Engine that draws.
+    connection: Connection to a `RemoteEngine`; closed in the end.
+    weights: Weights that the engine has, for the learner to complete. They can be used for the next
+      connection, so that only what has changed travels.
+    timeout_s: Time of silence after which the learner is gone.
+    leave: Event upon which this process leaves; the learner gives its requests to others.
+    note: Function that gets lines for the log.
+
+  Returns:
+    Member of `ENDS`.
+
+  Raises:
+    Exception: What broke the engine, after the learner has been told.
+    WeightsRefused: If the learner's weights belong to another model, or arrived wrong twice.
+  """
+  return _Serving(engine, connection, weights, timeout_s, leave or threading.Event(), note or (lambda line: None)).run()
+
+
+class _Serving:
+  def __init__(
+    self, engine: Engine, connection: Connection, weights: HeldWeights, timeout_s: float, leave: threading.Event,
+    note: Callable[[str], None],
+  ):  # fmt: skip
+    self._engine, self._connection, self._weights, self._timeout_s = engine, connection, weights, timeout_s
+    self._leave, self._note = leave, note
+    self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    self._lock = threading.Lock()
+    self._open: dict[int, Handle | None] = {}
+    self._broken: BaseException | None = None
+    self._pieces, self._idle_s, self._idle_since = 0, 0.0, time.monotonic()
+    self._began = self._pulse()
+    self._reading_since: float | None = None
+    self._lacked: list[str] = []
+    self._is_second = False
+    self._sender = threading.Thread(target=self._send, name="served engine: sending", daemon=True)
+
+  def run(self) -> str:
+    """Answers the learner; see `serve`."""
+    self._sender.start()
+    end = "lost"
+    try:
+      end = self._answer()
+      if end == "left":
+        self._outbox.put(Frame("left", {"line": "it leaves"}))
+      if self._broken is not None:
+        self._outbox.put(Frame("broken", {"line": f"its engine has failed ({one_line(self._broken)})"}))
+    except WeightsRefused as error:
+      self._outbox.put(Frame("refused", {"line": str(error)}))
+      raise
+    except (EOFError, OSError, WireError, KeyError, TypeError, ValueError) as error:
+      self._note(f"the learner is gone ({one_line(error)})")
+    finally:
+      self._abort_all(end)
+      self._outbox.put(None)
+      self._sender.join(_FLUSH_S)
+      wire.hang_up(self._connection)
+      self._sender.join()
+      self._connection.close()
+    if self._broken is not None:
+      raise self._broken
+    return end
+
+  def _answer(self) -> str:
+    heard = time.monotonic()
+    while True:
+      if self._broken is not None:
+        return "lost"
+      if self._leave.is_set():
+        return "left"
+      if not self._connection.poll(_LOOK_S):
+        if time.monotonic() - heard > self._timeout_s:
+          self._note(f"the learner has not been heard of for {self._timeout_s:g} s")
+          return "lost"
+        continue
+      self._reading_since = time.monotonic()
+      frame = wire.receive(self._connection)
+      self._reading_since, fields = None, frame.fields
+      if frame.kind == "request":
+        self._submit(frame)
+      elif frame.kind == "abort":
+        with self._lock:
+          handle = self._open.get(fields["id"])
+        if handle is not None:
+          handle.abort()
+      elif frame.kind == "offer":
+        offered = [Offer(name, dtype, tuple(shape), tuple(sums)) for name, dtype, shape, sums in fields["leaves"]]
+        self._lacked, self._is_second = self._weights.lacking(offered), False
+        self._outbox.put(Frame("lacks", {"names": self._lacked}))
+      elif frame.kind == "weights":
+        self._weights.add(fields["name"], fields["start"], frame.arrays["data"])
+      elif frame.kind == "commit":
+        self._commit(int(fields["version"]))
+      elif frame.kind == "close":
+        return "closed"
+      elif frame.kind != "beat":
+        raise WireError(f"found a message {frame.kind[:40]!r}, which no learner sends")
+      heard = time.monotonic()
+
+  def _commit(self, version: int) -> None:
+    wrong = self._weights.wrong(self._lacked)
+    if not wrong:
+      self._update(version)
+      return
+    line = f"{next(iter(wrong.values()))}; {len(wrong)} of {len(self._lacked)} weights arrived wrong"
+    if self._is_second:
+      raise WeightsRefused(f"{line}, for the second time")
+    self._is_second = True
+    self._note(line)
+    self._outbox.put(Frame("again", {"names": list(wrong), "line": line}))
+
+  def _update(self, version: int) -> None:
+    try:
+      self._engine.update(self._weights.take(), version)
+    except Exception as error:
+      self._broken = error
+      return
+    self._outbox.put(Frame("updated", {"version": version}))
+
+  def _submit(self, frame: Frame) -> None:
+    number, request = int(frame.fields["id"]), wire.request_of(frame)
+    with self._lock:
+      if not self._open:
+        self._idle_s += time.monotonic() - self._idle_since
+      self._open[number] = None
+    try:
+      handle = self._engine.submit(request, partial(self._drew, number, bool(frame.fields["pieces"])))
+    except Exception as error:
+      self._fail(number, error)
+      return
+    with self._lock:
+      self._open[number] = handle
+    handle.completion.add_done_callback(partial(self._end, number))
+
+  # Called by the engine's thread.
+
+  def _drew(self, number: int, is_wanted: bool, piece: Piece) -> None:
+    self._pieces += 1
+    if is_wanted:
+      self._outbox.put(wire.piece_frame(number, piece))
+
+  def _end(self, number: int, future: "Future[Any]") -> None:
+    if (error := future.exception()) is not None:
+      self._fail(number, error)
+      return
+    self._pieces += 1
+    self._close(number)
+    self._outbox.put(wire.completion_frame(number, future.result()))
+
+  def _fail(self, number: int, error: BaseException) -> None:
+    self._close(number)
+    kind = next((name for name, kind in ERRORS.items() if isinstance(error, kind)), None)
+    if kind is None:
+      self._broken = error
+    else:
+      self._outbox.put(Frame("failed", {"id": number, "error": kind, "line": one_line(error, typed=False, limit=1000)}))
+
+  def _close(self, number: int) -> None:
+    with self._lock:
+      self._open.pop(number, None)
+      if not self._open:
+        self._idle_since = time.monotonic()
+
+  def _abort_all(self, end: str) -> None:
+    with self._lock:
+      handles = [handle for handle in self._open.values() if handle is not None]
+    for handle in handles:
+      handle.abort()
+    until = time.monotonic() + _ABORT_S
+    for handle in handles:
+      try:
+        handle.completion.exception(max(until - time.monotonic(), 0))
+      except TimeoutError:
+        self._note(f"the engine has not ended its requests within {_ABORT_S:g} s ({end})")
+        return
+
+  # The sending thread.
+
+  def _send(self) -> None:
+    beaten = 0.0
+    try:
+      while True:
+        try:
+          frame = self._outbox.get(timeout=BEAT_S)
+          if frame is None:
+            return
+          wire.send(self._connection, frame)
+        except queue.Empty:
+          pass
+        if (now := time.monotonic()) - beaten >= BEAT_S:
+          beaten = now
+          wire.send(self._connection, self._beat())
+        if (since := self._reading_since) is not None and now - since > self._timeout_s:
+          wire.hang_up(self._connection)
+    except (OSError, WireError) as error:
+      self._note(f"nothing can be sent to the learner ({one_line(error)})")
+      wire.hang_up(self._connection)
+
+  def _beat(self) -> Frame:
+    pulse = self._pulse()
+    calls, idle_s, age_s = (now - then for now, then in zip(pulse[1:], self._began[1:], strict=True))
+    return Frame("beat", pulse._replace(calls=calls, idle_s=idle_s, age_s=age_s)._asdict())
+
+  def _pulse(self) -> Pulse:
+    """Returns the pulse of the engine, or, if it has none, what its requests show."""
+    if isinstance(self._engine, Pulsing):
+      return self._engine.pulse()
+    with self._lock:
+      now = time.monotonic()
+      idle_s = self._idle_s + (0.0 if self._open else now - self._idle_since)
+      return Pulse(len(self._open), self._pieces, idle_s, now)

@@ -1,0 +1,303 @@
+"""Frames between a learner and its samplers, and the connections that carry them.
+
+A frame is the length of a header in four bytes, the header as JSON, and the raw little-endian
+numbers of the arrays that the header lists:
+
+  {"kind": "done", "id": 7, "arrays": [["tokens", "int32", [3]], ["logprobs", "float32", [3]]]}
+
+Nothing is unpickled: what arrives is numbers and text. A connection begins
+with the exchange of `multiprocessing.connection`, in which both sides prove that they know a secret
+without sending it. Starts no JAX.
+"""
+
+import contextlib
+import json
+import math
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.decoding.engine.requests import Completion, Piece, Request
+from jaxrl_llm.messages import one_line, shown
+
+LARGEST_FRAME = 1 << 28
+"""Largest number of bytes of a frame."""
+
+_LARGEST_HEADER, _MOST_ARRAYS = 1 << 24, 16
+_AS_ARRAYS = ("tokens", "logprobs", "routes", "kept")
+_DTYPES = ("int16", "int32", "float32", "uint8")
+
+
+class WireError(Exception):
+  """A frame or a connection that cannot be used. One line."""
+
+
+class Frame(NamedTuple):
+  """A message.
+
+  Attributes:
+    kind: What it is about.
+    fields: Values that JSON can write.
+    arrays: Arrays by name; those of a decoded frame are read-only.
+  """
+
+  kind: str
+  fields: Mapping[str, Any] = {}
+  arrays: Mapping[str, np.ndarray] = {}
+
+
+def encode(frame: Frame) -> bytes:
+  """Returns the bytes of a frame.
+
+  Raises:
+    WireError: If it is too large, or an array has a dtype that frames do not have.
+
+  Example:
+    >>> frame = decode(encode(Frame("done", {"id": 7}, {"logprobs": np.float32([-0.1])})))
+    >>> frame.kind, frame.fields, frame.arrays["logprobs"].tolist() == np.float32([-0.1]).tolist()
+    ('done', {'id': 7}, True)
+  """
+  arrays, parts = [], []
+  for name, x in frame.arrays.items():
+    if x.dtype.name not in _DTYPES:
+      raise WireError(f"{frame.kind}.{name}: found the dtype {x.dtype.name}, expected one of {', '.join(_DTYPES)}")
+    arrays.append([name, x.dtype.name, list(x.shape)])
+    parts.append(np.ascontiguousarray(x, x.dtype.newbyteorder("<")).data.cast("B") if x.size else b"")
+  header = json.dumps({"kind": frame.kind, "arrays": arrays, **frame.fields}).encode()
+  data = b"".join([len(header).to_bytes(4, "little"), header, *parts])
+  if len(data) > LARGEST_FRAME or len(header) > _LARGEST_HEADER:
+    raise WireError(f"{frame.kind}: found a frame of {len(data):,} bytes, expected at most {LARGEST_FRAME:,}")
+  return data
+
+
+def decode(data: bytes) -> Frame:
+  """Reads a frame.
+
+  Raises:
+    WireError: If the bytes are no frame. One line, with what is wrong.
+
+  Example:
+    >>> decode(b"GET / HTTP/1.1")
+    Traceback (most recent call last):
+    ...
+    jaxrl_llm.decoding.apart.wire.WireError: found a frame with a header of 542,393,671 bytes ...
+  """
+  size = int.from_bytes(data[:4], "little")
+  if len(data) < 4 or size > min(len(data) - 4, _LARGEST_HEADER):
+    raise WireError(f"found a frame with a header of {size:,} bytes in {len(data):,}, expected one inside the frame")
+  try:
+    fields = json.loads(data[4 : 4 + size])
+    kind, listed = fields.pop("kind"), fields.pop("arrays")
+    if not isinstance(kind, str) or not isinstance(listed, list) or len(listed) > _MOST_ARRAYS:
+      raise ValueError("kind or arrays are of another type")
+    arrays, start = {}, 4 + size
+    for name, dtype, shape in listed:
+      if dtype not in _DTYPES or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{shown(name)} has the dtype {shown(dtype)} and the shape {shown(shape)}")
+      count = math.prod(shape)
+      end = start + count * np.dtype(dtype).itemsize
+      if end > len(data):
+        raise ValueError(f"{shown(name)} ends behind the frame")
+      arrays[name] = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), count, start).reshape(shape)
+      start = end
+    if start != len(data):
+      raise ValueError(f"{len(data) - start:,} bytes are left over")
+  except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    raise WireError(f"found a frame that cannot be read ({one_line(error)})") from error
+  return Frame(kind, fields, arrays)
+
+
+# What is asked and answered.
+
+
+def request_frame(number: int, request: Request, *, pieces: bool) -> Frame:
+  """Returns the frame of a request.
+
+  Args:
+    number: Number by which the answers name the request.
+    request: Completion to draw, with ids of at most 32 bits.
+    pieces: Whether the tokens are to be sent as they are drawn.
+  """
+  fields = {name: _plain(value) for name, value in request._asdict().items() if name != "tokens"}
+  return Frame("request", {"id": number, "pieces": pieces, "request": fields}, {"tokens": np.asarray(request.tokens, np.int32)})
+
+
+def request_of(frame: Frame) -> Request:
+  """Returns the request of a frame.
+
+  Raises:
+    WireError: If it is none.
+  """
+  with _reading(frame):
+    fields = dict(frame.fields["request"])
+    for name in ("stop_ids", "stops"):
+      fields[name] = tuple(fields[name])
+    return Request(frame.arrays["tokens"].tolist(), **fields | {"parts": pairs(fields["parts"])})
+
+
+def piece_frame(number: int, piece: Piece) -> Frame:
+  """Returns the frame of tokens of a request."""
+  return Frame("piece", {"id": number}, _drawn(piece))
+
+
+def piece_of(frame: Frame) -> Piece:
+  """Returns the tokens of a frame.
+
+  Raises:
+    WireError: If there are none.
+  """
+  with _reading(frame):
+    return Piece(frame.arrays["tokens"].tolist(), frame.arrays["logprobs"].tolist())
+
+
+def completion_frame(number: int, completion: Completion) -> Frame:
+  """Returns the frame of a completion."""
+  arrays, kept = _drawn(completion), completion.kept
+  if completion.routes is not None:
+    arrays["routes"] = np.asarray(completion.routes, np.int16)
+  if kept is not None:
+    arrays["kept"] = np.asarray([token for own in kept for token in own], np.int32)
+    arrays["kept_counts"] = np.asarray([len(own) for own in kept], np.int32)
+  fields = {name: _plain(value) for name, value in completion._asdict().items() if name not in _AS_ARRAYS}
+  return Frame("done", {"id": number} | fields, arrays)
+
+
+def completion_of(frame: Frame) -> Completion:
+  """Returns the completion of a frame.
+
+  Raises:
+    WireError: If it is none.
+  """
+  with _reading(frame):
+    arrays, fields = frame.arrays, {name: value for name, value in frame.fields.items() if name != "id"}
+    routes, kept = arrays.get("routes"), None
+    if "kept" in arrays:
+      ends = np.cumsum(arrays["kept_counts"])[:-1]
+      kept = [own.tolist() for own in np.split(arrays["kept"], ends)] if len(arrays["kept_counts"]) else []
+    fields |= dict(parts=pairs(fields["parts"]), routes=None if routes is None else routes.astype(np.int16), kept=kept)
+    return Completion(arrays["tokens"].tolist(), arrays["logprobs"].tolist(), **fields)
+
+
+def pairs(listed: Any) -> tuple[tuple[int, int], ...]:
+  """Returns pairs of numbers as JSON lists them.
+
+  Example:
+    >>> pairs([[3, 10], [4, 2]])
+    ((3, 10), (4, 2))
+  """
+  return tuple((int(version), int(count)) for version, count in listed)
+
+
+def _drawn(drawn: Piece | Completion) -> dict[str, np.ndarray]:
+  return {"tokens": np.asarray(drawn.tokens, np.int32), "logprobs": np.asarray(drawn.logprobs, np.float32)}
+
+
+def _plain(value: Any) -> Any:
+  """Returns a value as JSON has it, without NumPy's numbers."""
+  if isinstance(value, np.generic):
+    return value.item()
+  return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
+
+
+@contextlib.contextmanager
+def _reading(frame: Frame) -> Iterator[None]:
+  try:
+    yield
+  except (KeyError, TypeError, ValueError) as error:
+    raise WireError(f"found a frame {shown(frame.kind)} that cannot be read ({one_line(error)})") from error
+
+
+# Connections.
+
+
+def send(connection: Connection, frame: Frame) -> None:
+  """Sends a frame. One thread at a time.
+
+  Raises:
+    OSError: If the connection is broken.
+    WireError: If the frame cannot be sent.
+  """
+  connection.send_bytes(encode(frame))
+
+
+def receive(connection: Connection) -> Frame:
+  """Waits for a frame. One thread at a time.
+
+  Raises:
+    EOFError: If the other side has closed the connection.
+    OSError: If the connection is broken, or a frame is too large.
+    WireError: If what arrives is no frame.
+  """
+  return decode(connection.recv_bytes(LARGEST_FRAME))
+
+
+def hang_up(connection: Connection) -> None:
+  """Breaks a connection, also under threads that send or wait: they get an error at once."""
+  with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as other:
+    other.shutdown(socket.SHUT_RDWR)
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+  """Returns a socket that listens; port 0 takes a free one.
+
+  Raises:
+    OSError: If the address cannot be used.
+  """
+  return socket.create_server((host, port), backlog=64)
+
+
+def accept(accepted: socket.socket, secret: bytes, *, seconds: float = 10.0) -> Connection:
+  """Returns the connection to a client that knows the secret.
+
+  Args:
+    accepted: Socket from `accept` of one that listens, which now belongs to the connection.
+    secret: Secret that both sides know.
+    seconds: Time for the exchange.
+
+  Raises:
+    WireError: If the client does not know it, says nothing, or speaks of something else.
+  """
+  return _prove(accepted, secret, (deliver_challenge, answer_challenge), seconds)
+
+
+def connect(address: tuple[str, int], secret: bytes, *, seconds: float = 10.0) -> Connection:
+  """Connects to a learner.
+
+  Args:
+    address: Host and port.
+    secret: Secret that both sides know.
+    seconds: Time for the exchange.
+
+  Raises:
+    OSError: If nothing listens there.
+    WireError: If the other side does not know the secret, or is no learner.
+  """
+  return _prove(socket.create_connection(address, timeout=seconds), secret, (answer_challenge, deliver_challenge), seconds)
+
+
+def _prove(own: socket.socket, secret: bytes, steps: tuple, seconds: float) -> Connection:
+  own.setblocking(True)
+  with contextlib.suppress(OSError):
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+  connection = Connection(own.detach())
+  patience = threading.Timer(seconds, hang_up, [connection])
+  patience.daemon = True
+  patience.start()
+  try:
+    for step in steps:
+      step(connection, secret)
+  except AuthenticationError as error:
+    connection.close()
+    raise WireError("the other side has another secret") from error
+  except (AssertionError, EOFError, OSError, ValueError) as error:
+    connection.close()
+    raise WireError(f"the other side did not prove that it knows the secret ({one_line(error)})") from error
+  finally:
+    patience.cancel()
+  return connection

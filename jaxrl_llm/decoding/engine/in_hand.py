@@ -1,0 +1,101 @@
+"""State of the engine's loop: open requests, and the stretch that the device draws."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Integer
+
+from jaxrl_llm.decoding.engine.pool import Place
+from jaxrl_llm.decoding.engine.programs import Drawn
+from jaxrl_llm.decoding.engine.requests import Completion, Piece, Request
+
+
+@dataclass(eq=False)
+class OpenRequest:
+  """An open request.
+
+  Attributes:
+    request: What the caller asked for.
+    prompt: Ids of the prompt.
+    on_piece: Function that gets the tokens as they are drawn.
+    stops: Stop strings as bytes.
+    future: Future of the completion.
+    aborted: Whether the caller has aborted it.
+    fed: Token ids to prefill before decoding continues: the prompt, and what had been drawn before
+      the request last lost its row.
+    place: Place in the cache; None while it waits for a row.
+    copies: Whether it still has to copy a prefix from another row.
+    fills: Whether tokens of `fed` but the last still have to be computed.
+    tokens, logprobs: Completion so far.
+    text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
+    kept: Ids that each token was drawn from; None if they are not recorded.
+    cached, computed: Numbers of tokens; see `Completion`.
+    parts: Versions of the weights that drew the tokens, each with its number of tokens.
+    drawn_at: Number of the stretch that drew the last token, or draws the next one.
+  """
+
+  request: Request
+  prompt: Integer[np.ndarray, " n"]
+  on_piece: Callable[[Piece], None] | None
+  stops: tuple[bytes, ...] = ()
+  future: "Future[Completion]" = field(default_factory=Future)
+  aborted: bool = False
+  fed: Integer[np.ndarray, " m"] | None = None
+  place: Place | None = None
+  copies: bool = False
+  fills: bool = False
+  tokens: list[int] = field(default_factory=list)
+  logprobs: list[float] = field(default_factory=list)
+  text: bytearray = field(default_factory=bytearray)
+  kept: list[list[int]] | None = None
+  cached: int = 0
+  computed: int = 0
+  parts: list[tuple[int, int]] = field(default_factory=list)
+  drawn_at: int = 0
+
+  def drew(self, count: int, version: int) -> None:
+    """Notes which weights drew the last tokens."""
+    if self.parts and self.parts[-1][0] == version:
+      self.parts[-1] = version, self.parts[-1][1] + count
+    elif count:
+      self.parts.append((version, count))
+
+  def waits_for(self, version: int) -> bool:
+    """Returns whether only later weights than these may draw the next token."""
+    part = self.next_part()
+    return self.request.oldest > version or (part is not None and part[0] > version)
+
+  def allowed(self, version: int) -> int:
+    """Returns how many tokens these weights may draw next, but for the budget."""
+    part = self.next_part()
+    return self.request.max_tokens if part is None else part[1] * (part[0] == version)
+
+  def next_part(self) -> tuple[int, int] | None:
+    """Returns the version that is to draw the next token, and how many; None if that is open."""
+    if not self.request.parts:
+      return None
+    drawn = len(self.tokens)
+    for version, count in self.request.parts:
+      if drawn < count:
+        return version, count - drawn
+      drawn -= count
+    return self.request.parts[-1][0], 0
+
+
+class Stretch(NamedTuple):
+  """A stretch that the device draws.
+
+  Attributes:
+    rows: Requests that it draws for.
+    columns: Column of each request in the program's output.
+    drawn: What it will have drawn.
+    version: Version of the weights.
+  """
+
+  rows: Sequence[OpenRequest]
+  columns: Sequence[int]
+  drawn: Drawn
+  version: int

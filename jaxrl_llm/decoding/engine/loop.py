@@ -1,0 +1,494 @@
+"""The decoding engine: requests arrive at any time and share the rows of one decoding loop.
+
+A thread of its own runs the loop. A turn of it gives waiting requests rows, computes some of their
+prompts, and draws a few tokens for every row whose prompt is computed:
+
+  waiting requests -> rows of the cache -> copies of shared prefixes -> prefill -> stretch of steps
+
+The device draws a stretch while the next turn begins. If other rows fill a whole stretch by then,
+it gets that one before the first is handed over, so that it never waits for the host.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Int16, PyTree
+
+from jaxrl_llm.decoding.engine.checks import check_request
+from jaxrl_llm.decoding.engine.in_hand import OpenRequest, Stretch
+from jaxrl_llm.decoding.engine.pool import Pool
+from jaxrl_llm.decoding.engine.programs import NO_ID, Programs, Rows, no_rows
+from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.routes import Routes
+from jaxrl_llm.models import Model
+from jaxrl_llm.types import Params
+
+_STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
+_CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
+_PAUSE_S = 2e-3  # Time without a new request after which an idle engine begins those that it has.
+_ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
+_TRIED = 4  # Number of tokens with which programs of different widths are compared.
+STOP_IDS = 8
+"""Number of stop ids per request that the device knows; the host looks for all."""
+
+IN_FLIGHT = ("keep", "recompute", "wait")
+"""What becomes of open requests when new weights come; see `make.make_twins`."""
+_GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+  """What the engine needs of a tokenizer, and only for stop strings."""
+
+  def token_bytes(self) -> Sequence[bytes | None]:
+    """Returns the bytes of each id; None for ids that occur in no text."""
+    ...
+
+
+class DecodingEngine:
+  """An `Engine`, made by `make.make_engine`.
+
+  Attributes:
+    limits: Largest sizes of requests and of the queue.
+  """
+
+  def __init__(
+    self, model: Model, programs: Programs, weights: PyTree, pool: Pool, limits: Limits, *, slots: int, chunk: int, spans: int,
+    tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", routes: Routes | None = None, records_kept: bool = False,
+  ):  # fmt: skip
+    self.limits = limits
+    self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
+    self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
+    self._weights, self._cache, self._version = weights, programs.make_cache(), version
+    self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS), routes, records_kept
+    self._in_flight, self._stretches, self._ids_of_stops = in_flight, 0, {}
+    # Turns of the loop, programs that were run, and the last turn that ran none.
+    self._turns, self._computed, self._idled = 0, 0, 0
+    self._began, self._idle = time.monotonic(), 0.0
+    self._widths = sorted(filter(self._draws_the_same, self._programs.stretches))
+    self._span_counts = sorted(filter(self._computes_the_same, self._programs.prefills))
+    self._waiting: deque[OpenRequest] = deque()
+    self._running: dict[int, OpenRequest] = {}
+    self._flying: Stretch | None = None
+    # What other threads change, under the lock of `_changed`.
+    self._changed = threading.Condition()
+    self._arrived: list[OpenRequest] = []
+    self._num_open, self._update, self._is_closing = 0, None, False
+    self._error: BaseException | None = None
+    self._thread = threading.Thread(target=self._run, name="decoding engine", daemon=True)
+    self._thread.start()
+
+  def _draws_the_same(self, width: int) -> bool:
+    """Returns whether a program draws the bits of the one with the most rows.
+
+    Compilers choose how to add up a product by its size. What a request draws must not depend on
+    how many rows happen to be ready.
+    """
+    most = max(self._programs.stretches)
+    if width == most:
+      return True
+    rows = self._rows._replace(tokens=np.arange(len(self._rows.tokens), dtype=np.int32) % self._vocab_size)
+    rows = rows._replace(budgets=np.full(len(rows.tokens), min(_TRIED, self.limits.context - 1), np.int32))
+    drawn = []
+    for size in (most, width):
+      own, places = Rows(*(x[:size] for x in rows)), np.arange(size, dtype=np.int32)
+      self._cache, of_size = self._programs.stretches[size](self._weights, self._cache, own, places)
+      drawn.append(jax.device_get((of_size.tokens[:, :width], of_size.logprobs[:, :width])))
+    return all(a.tobytes() == b.tobytes() for a, b in zip(*drawn, strict=True))
+
+  def _computes_the_same(self, count: int) -> bool:
+    """Returns whether a program computes the bits of the one with the most spans."""
+    most = max(self._programs.prefills)
+    if count == most:
+      return True
+    tried, computed = min(count, len(self._rows.tokens)), []
+    for size in (most, count):
+      tokens = np.arange(size * self._chunk, dtype=np.int32).reshape(size, -1) % self._vocab_size
+      counts = np.where(np.arange(size) < tried, min(self._chunk, self.limits.context), 0).astype(np.int32)
+      rows = np.arange(size, dtype=np.int32) % len(self._rows.tokens)
+      self._cache, _ = self._programs.prefills[size](self._weights, self._cache, tokens, np.zeros(size, np.int32), counts, rows)
+      computed.append(jax.device_get(jax.tree.map(lambda x: x[:tried], self._cache)))
+    return all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, computed), strict=True))
+
+  def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
+    """Accepts a request; see `Engine`."""
+    prompt = check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
+    if request.stops and self._tokenizer is None:
+      raise ValueError(f"stops: found {request.stops!r}, expected none: the engine has no tokenizer")
+    if request.stops:
+      _ = self._token_bytes  # Raises here if tokens have no bytes of their own.
+    opened = OpenRequest(request, prompt, on_piece, tuple(stop.encode() for stop in request.stops), fed=prompt)
+    if request.stops:
+      opened.text += b"".join(map(self._bytes_of, prompt[len(prompt) - request.drawn :].tolist()))
+    if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
+      opened.kept = []
+    opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
+    with self._changed:
+      if self._error is not None:
+        raise self._error
+      if self._is_closing:
+        raise RuntimeError("the engine is closed")
+      if self._num_open >= self.limits.requests:
+        raise QueueFull(f"found {self._num_open} open requests, expected fewer than {self.limits.requests}; try again later")
+      self._num_open += 1
+      self._arrived.append(opened)
+      self._changed.notify()
+
+    def abort() -> None:
+      with self._changed:
+        opened.aborted = True
+        self._changed.notify()
+
+    return Handle(opened.future, abort)
+
+  def update(self, params: Params, version: int) -> None:
+    """Takes new weights, between two stretches of steps; see `Engine`."""
+    self.take(self.lay_out(params), version)
+
+  def lay_out(self, params: Params) -> PyTree:
+    """Returns a copy of the weights as the programs read them, which twins share."""
+    return self._programs.weights(params)
+
+  def take(self, weights: PyTree, version: int) -> None:
+    """Takes new weights of `lay_out`, between two stretches of steps; see `Engine.update`."""
+    with self._changed:
+      if self._error is not None:
+        raise self._error
+      self._update = (weights, version)
+      self._changed.notify()
+
+  def pulse(self) -> Pulse:
+    """Returns what the engine has done so far."""
+    return Pulse(self._num_open, self._computed, self._idle, time.monotonic() - self._began)
+
+  def close(self) -> None:
+    """Aborts all requests and ends the loop."""
+    with self._changed:
+      self._is_closing = True
+      self._changed.notify()
+    if threading.current_thread() is not self._thread:
+      self._thread.join()
+
+  @cached_property
+  def _token_bytes(self) -> list[bytes]:
+    try:
+      return [x or b"" for x in self._tokenizer.token_bytes()]
+    except ValueError as error:
+      raise ValueError(f"stops: {str(error).replace('rollout.stop_strings', 'it')}") from error
+
+  def _bytes_of(self, token: int) -> bytes:
+    return self._token_bytes[token] if token < len(self._token_bytes) else b""
+
+  def _ids_with(self, stop: str) -> tuple[int, ...]:
+    """Returns the ids whose bytes contain a stop string, which the device can look for."""
+    if stop not in self._ids_of_stops:
+      if len(self._ids_of_stops) >= _STOPS_KEPT:
+        self._ids_of_stops.clear()
+      encoded = stop.encode()
+      self._ids_of_stops[stop] = tuple(i for i, own in enumerate(self._token_bytes[: self._vocab_size]) if encoded in own)
+    return self._ids_of_stops[stop]
+
+  def _run(self) -> None:
+    try:
+      while self._take():
+        self._turns, before = self._turns + 1, self._computed
+        self._admit()
+        self._copy()
+        self._prefill()
+        self._copy()  # The rest of a group decodes along with the one that has computed its prompt.
+        flying, self._flying = self._flying, self._begin_stretch()
+        self._hand_over(flying)
+        self._idled = self._turns if self._computed == before and flying is None else self._idled
+    except BaseException as error:  # Any failure must wake every caller.
+      with self._changed:
+        self._error, arrived = error, self._arrived
+        self._arrived, self._num_open = [], 0
+      for opened in (*self._running.values(), *self._waiting, *arrived):
+        if not opened.future.done():
+          opened.future.set_exception(error)
+    finally:
+      self._weights = self._cache = self._update = self._flying = None
+      self._running, self._waiting = {}, deque()
+
+  def _take(self) -> bool:
+    """Waits for work and takes what other threads have brought; False if the engine is closed."""
+    with self._changed:
+      began = time.monotonic()
+      while not (self._arrived or self._flying or self._can_go_on() or self._update or self._is_closing):
+        self._changed.wait()
+      if self._turns and self._turns == self._idled and not (self._arrived or self._is_closing):
+        self._changed.wait(_PAUSE_S)  # What has rows waits for new weights, and the rest for rows.
+      self._idle += time.monotonic() - began
+    if not (self._running or self._waiting):
+      count = 0  # Requests that are submitted one after the other begin together.
+      while count < (count := len(self._arrived)) < self._widths[-1]:
+        time.sleep(_PAUSE_S)
+    with self._changed:
+      if self._arrived:
+        self._waiting = deque(sorted((*self._waiting, *self._arrived), key=lambda opened: opened.request.order))
+      self._arrived, update, is_closing = [], self._update, self._is_closing
+      if self._in_flight == "wait" and self._running:
+        update = None
+      if update is not None:
+        self._update = None
+    if update is not None or is_closing or any(opened.aborted for opened in self._running.values()):
+      flying, self._flying = self._flying, None
+      self._hand_over(flying)  # Its rows cannot change before.
+    for opened in (*self._running.values(), *self._waiting):
+      if opened.aborted or is_closing:
+        self._finish(opened, "aborted")
+    if update is not None:
+      self._take_weights(*update)
+    self._waiting = deque(opened for opened in self._waiting if not opened.future.done())
+    return not is_closing
+
+  def _can_go_on(self) -> bool:
+    """Returns whether a request does not wait for new weights."""
+    opened = (*self._running.values(), *self._waiting)
+    return any(x.aborted or not x.waits_for(self._version) for x in opened)
+
+  def _take_weights(self, weights: Params, version: int) -> None:
+    """Goes over to new weights."""
+    self._weights, self._version = weights, version
+    # Of prompts that nothing was drawn from yet, all keys and values are those of one version.
+    again = [opened for opened in self._running.values() if self._in_flight == "recompute" or not opened.tokens]
+    for opened in again:
+      self._leave_row(opened)
+      opened.fed = np.concatenate([opened.prompt, np.asarray(opened.tokens, opened.prompt.dtype)])
+    self._waiting = deque(sorted((*again, *self._waiting), key=lambda opened: opened.request.order))
+    self._pool.forget(version=version)
+    for opened in tuple(self._running.values()):
+      self._refuse_if_late(opened)
+
+  def _refuse_if_late(self, opened: OpenRequest) -> bool:
+    """Ends a request that older weights were to draw from here on; returns whether it was one."""
+    part = opened.next_part()
+    if part is None or part[0] >= self._version or opened.future.done():
+      return False
+    self._finish(opened, ReplayLost(f"found the weights of version {self._version}, expected {part[0]} for {part[1]} tokens more"))
+    return True
+
+  def _leave_row(self, opened: OpenRequest) -> None:
+    """Frees the row of an open request."""
+    if opened.copies:
+      self._pool.give_up(opened.place)
+    self._pool.release(opened.place.row, version=self._version)
+    del self._running[opened.place.row]
+    opened.place, opened.copies = None, False
+
+  def _admit(self) -> None:
+    """Gives waiting requests rows, in their order."""
+    if self._in_flight == "wait" and self._update is not None:
+      return  # Until those that run have ended.
+    later: list[OpenRequest] = []
+    num_admitted = 0
+    # No more than fill a stretch, so that the device does not wait while many are given rows.
+    while self._waiting and num_admitted < self._widths[-1]:
+      opened = self._waiting.popleft()
+      if opened.waits_for(self._version):
+        later.append(opened)
+        continue
+      if self._refuse_if_late(opened):
+        continue
+      owner = opened.request.owner if opened.request.rereads else None
+      place = self._pool.place(opened.fed, opened.request.salt, version=self._version, owner=owner)
+      if place is None:
+        later.append(opened)
+        break
+      self._running[place.row] = opened
+      num_admitted += 1
+      opened.place, opened.copies = place, place.source != place.row
+      opened.cached = 0 if opened.copies else place.shared
+      opened.fills = self._missing(opened) > 0
+      self._write_settings(place.row, opened.request)
+    self._waiting.extendleft(reversed(later))
+
+  def _write_settings(self, row: int, request: Request) -> None:
+    rows, seed = self._rows, request.seed % (1 << 64)
+    stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(id for stop in request.stops for id in self._ids_with(stop)))))[:STOP_IDS]
+    rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
+    rows.top_ks[row] = min(request.top_k, self._vocab_size)
+    rows.top_ps[row] = request.top_p
+    rows.seeds[row] = seed & 0xFFFFFFFF, seed >> 32
+    rows.stop_ids[row] = (*stop_ids, *[NO_ID] * (STOP_IDS - len(stop_ids)))
+
+  def _copy(self) -> None:
+    """Copies shared prefixes from rows that have computed them."""
+    ready = [opened for opened in self._running.values() if opened.copies and self._pool.has_computed(opened.place)]
+    for start in range(0, len(ready), self._spans):
+      sources, targets = np.zeros(self._spans, np.int32), np.full(self._spans, len(self._rows.tokens), np.int32)
+      for i, opened in enumerate(ready[start : start + self._spans]):
+        sources[i], targets[i] = opened.place.source, opened.place.row
+        opened.cached, opened.copies = self._pool.copied(opened.place), False
+        opened.fills = self._missing(opened) > 0
+        if self._routes is not None:
+          self._routes.copy(opened.place.source, opened.place.row, opened.cached)
+      self._cache = self._programs.copy(self._cache, sources, targets)
+
+  def _prefill(self) -> None:
+    """Computes prompts in the order of their arrival, but for their last tokens."""
+    for call in itertools.count():
+      waiting = [opened for opened in self._running.values() if opened.fills and not opened.copies]
+      if not waiting or (call >= _CALLS and 2 * len(waiting) <= len(self._running)):
+        return
+      num_spans = self._num_spans(waiting)
+      tokens = np.zeros((num_spans, self._chunk), np.int32)
+      starts, counts, rows = (np.zeros(num_spans, np.int32) for _ in range(3))
+      spans = iter(range(num_spans))
+      for opened in waiting:
+        row = opened.place.row
+        while opened.fills and (i := next(spans, None)) is not None:
+          start = int(self._pool.lengths[row])
+          # Ends at a multiple of the chunk, so that a token's numbers do not depend on where the
+          # prefix ends that was cached.
+          count = min(self._chunk - start % self._chunk, self._missing(opened))
+          tokens[i, :count] = opened.fed[start : start + count]
+          starts[i], counts[i], rows[i] = start, count, row
+          self._pool.add(row, tokens[i, :count])
+          opened.computed += count
+          opened.fills = self._missing(opened) > 0
+      self._computed += 1
+      self._cache, routes = self._programs.prefills[num_spans](self._weights, self._cache, tokens, starts, counts, rows)
+      if self._routes is not None:
+        for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+          self._routes.write(row, start, of_span[:count])
+
+  def _num_spans(self, waiting: Sequence[OpenRequest]) -> int:
+    """Returns the number of spans of the program that computes the prompts of some requests."""
+    least, most = self._span_counts[0], self._span_counts[-1]
+    if most == least:
+      return most
+    starts = (self._pool.lengths.item(opened.place.row) % self._chunk for opened in waiting)
+    needed = sum(-(-(start + self._missing(opened)) // self._chunk) for start, opened in zip(starts, waiting, strict=True))
+    # Calls of the smaller program, as long as they compute fewer spans.
+    return least if -(-needed // least) * least < most else most
+
+  def _missing(self, opened: OpenRequest) -> int:
+    """Returns how many tokens still have to be computed before the last one that is known."""
+    return max(len(opened.fed) - 1 - self._pool.lengths.item(opened.place.row), 0)
+
+  def _begin_stretch(self) -> Stretch | None:
+    """Lets the device draw tokens for rows whose prompts are computed; None if it draws none."""
+    ahead = set() if self._flying is None else set(self._flying.rows)
+    ready = [opened for opened in self._running.values() if not (opened.fills or opened.copies or opened in ahead)]
+    ready = [opened for opened in ready if opened.allowed(self._version)]
+    # A stretch costs the same for fewer rows, which had better wait for those that are being drawn.
+    if not ready or (ahead and len(ready) < self._widths[0]):
+      return None
+    width = next((width for width in self._widths if len(ready) <= _ROUNDING * width), self._widths[-1])
+    # In the order of the rows that have waited for longest.
+    ready = sorted(ready, key=lambda opened: opened.drawn_at)[:width]
+    rows = self._rows
+    rows.budgets[:] = 0
+    for opened in ready:
+      row, drawn = opened.place.row, len(opened.tokens)
+      rows.tokens[row] = opened.tokens[-1] if drawn else opened.prompt[-1]
+      rows.columns[row], rows.ordinals[row] = len(opened.prompt) + drawn - 1, opened.request.drawn + drawn
+      rows.budgets[row] = min(opened.request.max_tokens - drawn, opened.allowed(self._version))
+    columns, places = [opened.place.row for opened in ready], np.arange(width, dtype=np.int32)
+    if width < len(rows.tokens):
+      places[:], places[: len(columns)] = len(rows.tokens), columns
+      columns = range(len(columns))
+    # Copies, because the device may read them while the next turn writes. Beyond the rows that are
+    # ready, they are of the last one, with nothing to draw.
+    own = Rows(*(x[np.minimum(places, len(rows.tokens) - 1)] for x in rows))
+    if width < len(rows.tokens):
+      own.budgets[len(columns) :] = 0
+    self._stretches, self._computed = self._stretches + 1, self._computed + 1
+    for opened in ready:
+      opened.drawn_at = self._stretches
+    self._cache, drawn = self._programs.stretches[width](self._weights, self._cache, own, places)
+    return Stretch(ready, columns, drawn, self._version)
+
+  def _hand_over(self, stretch: Stretch | None) -> None:
+    """Waits for a stretch, and gives its tokens to the callers."""
+    if stretch is None:
+      return
+    drawn, version = jax.device_get(stretch.drawn), stretch.version
+    tokens, logprobs = drawn.tokens.T, drawn.logprobs.T
+    counts, finite = np.sum(tokens != NO_ID, axis=1), (np.isfinite(logprobs) | (tokens == NO_ID)).all(axis=1)
+    for opened, column in zip(stretch.rows, stretch.columns, strict=True):
+      count, row = int(counts[column]), opened.place.row
+      if self._routes is not None:
+        self._routes.write(row, int(self._rows.columns[row]), drawn.routes[:count, column])
+      if opened.kept is not None:
+        bits = np.unpackbits(drawn.kept[:count, column], axis=1, count=self._vocab_size)
+        opened.kept += [np.flatnonzero(of_token).tolist() for of_token in bits]
+      opened.computed += count
+      if finite[column]:
+        self._give(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist(), version)
+      else:
+        self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {version} are broken"))
+
+  def _give(self, opened: OpenRequest, tokens: list[int], logprobs: list[float], version: int) -> None:
+    """Gives a caller what its row has drawn, up to a stop."""
+    kept, is_stopped = self._until_stop(opened, tokens)
+    tokens, logprobs = tokens[:kept], logprobs[:kept]
+    # Each of them was drawn by feeding the one before.
+    self._pool.add(opened.place.row, [opened.tokens[-1] if opened.tokens else int(opened.prompt[-1]), *tokens[:-1]])
+    opened.tokens += tokens
+    opened.logprobs += logprobs
+    opened.drew(len(tokens), version)
+    if opened.on_piece is not None:
+      try:
+        opened.on_piece(Piece(tokens, logprobs))
+      except Exception as error:  # A fault of one caller, which must not reach the others.
+        self._finish(opened, error)
+        return
+    if is_stopped or len(opened.tokens) >= opened.request.max_tokens:
+      self._finish(opened, "stop" if is_stopped else "length")
+    elif (part := opened.next_part()) is not None:
+      if not part[1]:
+        self._finish(opened, ReplayLost(f"found no end after {len(opened.tokens)} tokens, expected one: other weights drew it before"))
+      elif part[0] > version and self._in_flight == "recompute":
+        self._leave_row(opened)  # For those that these weights have yet to draw.
+        opened.fed = np.concatenate([opened.prompt, np.asarray(opened.tokens, opened.prompt.dtype)])
+        self._waiting.appendleft(opened)
+
+  def _until_stop(self, opened: OpenRequest, tokens: list[int]) -> tuple[int, bool]:
+    """Returns how many of the new tokens belong to the completion, and whether a stop ends it."""
+    stop_ids = opened.request.stop_ids
+    end = next((i for i, token in enumerate(tokens) if token in stop_ids), len(tokens))
+    before = len(opened.text)
+    if opened.stops:
+      opened.text += b"".join(map(self._bytes_of, tokens[:end]))
+    holds = lambda start: any(opened.text.find(stop, max(0, start - len(stop) + 1)) >= 0 for stop in opened.stops)
+    if not holds(before):
+      return min(end + 1, len(tokens)), end < len(tokens)
+    del opened.text[before:]  # Once more, up to the token that ends it.
+    count = 0
+    while not holds(before):
+      before = len(opened.text)
+      opened.text += self._bytes_of(tokens[count])
+      count += 1
+    return count, True
+
+  def _finish(self, opened: OpenRequest, outcome: str | Exception) -> None:
+    """Ends a request, by a member of `REASONS` or an error of its own, and frees its row."""
+    routes = self._routes_of(opened)
+    if opened.place is not None:
+      self._leave_row(opened)
+    with self._changed:
+      self._num_open -= 1
+    if isinstance(outcome, Exception):
+      opened.future.set_exception(outcome)
+      return
+    version = opened.parts[0][0] if opened.parts else self._version
+    kept = None if opened.kept is None else opened.kept[: len(opened.tokens)]
+    counts = opened.cached, opened.computed, version
+    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, kept))
+
+  def _routes_of(self, opened: OpenRequest) -> Int16[np.ndarray, "S L K"] | None:
+    """Returns the routes of a request's tokens but the last, which was not fed."""
+    if self._routes is None:
+      return None
+    if opened.place is None or opened.copies:
+      return self._routes.read(0, 0)
+    return self._routes.read(opened.place.row, int(self._pool.lengths[opened.place.row]))

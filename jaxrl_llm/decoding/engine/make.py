@@ -1,0 +1,102 @@
+"""Makes engines: checks their settings and compiles their programs."""
+
+from typing import Any
+
+from jaxrl_llm.decoding.engine.loop import IN_FLIGHT, STOP_IDS, DecodingEngine, Tokenizer
+from jaxrl_llm.decoding.engine.pool import Pool
+from jaxrl_llm.decoding.engine.programs import make_programs
+from jaxrl_llm.decoding.engine.requests import Limits
+from jaxrl_llm.decoding.engine.routes import Routes
+from jaxrl_llm.devices.mesh import num_row_shards
+from jaxrl_llm.models import CACHE_DTYPES, Model
+from jaxrl_llm.types import Params
+
+
+def make_engine(model: Model, params: Params, **settings: Any) -> DecodingEngine:
+  """Compiles an engine and starts its loop; see `make_twins` for its settings."""
+  return make_twins(model, params, 1, **settings)[0]
+
+
+def make_twins(
+  model: Model,
+  params: Params,
+  count: int,
+  *,
+  slots: int,
+  context: int,
+  max_requests: int,
+  tokenizer: Tokenizer | None = None,
+  chunk: int = 32,
+  spans: int = 8,
+  steps: int = 8,
+  cache_dtype: str | None = None,
+  records_routes: bool = False,
+  records_kept: bool = False,
+  in_flight: str = "keep",
+  version: int = 0,
+) -> list[DecodingEngine]:
+  """Compiles engines on one device, which share programs and weights, and starts their loops.
+
+  - What a request draws depends on its seed and its own tokens, not on what else runs or when.
+  - A row whose request has ended keeps its keys and values. A request that continues them computes
+    only what is new; requests with a common prefix compute it once. The row that has been idle for
+    longest makes room.
+  - Nothing compiles after this call.
+
+  Args:
+    model: Model to decode with, on one device.
+    params: Weights, read once: they may be donated after the call.
+    count: Number of engines. All other arguments are those of each by itself.
+    slots: Number of rows: requests that decode at once, and sequences that stay in the cache.
+    context: Largest number of tokens of a prompt and its completion together.
+    max_requests: Largest number of open requests, those that wait included.
+    tokenizer: Tokenizer for stop strings; None refuses them.
+    chunk: Largest number of consecutive tokens of a prompt that are computed together.
+    spans: Number of such chunks, of one or several prompts, in one program.
+    steps: Number of tokens that each row draws before the host looks at them. A stop string costs
+      up to that many tokens more.
+    cache_dtype: One of `CACHE_DTYPES`; None means the model's own dtype.
+    records_routes: Whether completions have the routes of their tokens, which a learner can replay.
+    records_kept: Whether completions have the ids that top-k and top-p left to draw from.
+    in_flight: What becomes of open requests when new weights come. "keep": they go on with the keys
+      and values that they have. "recompute": they go on, with keys and values of the new weights.
+      "wait": the new weights wait until those that have rows have ended, and no other begins.
+    version: Version of the weights; see `DecodingEngine.update`.
+
+  Raises:
+    ValueError: If a setting is out of range. One line, which names it.
+
+  References:
+    Orca, OSDI 2022 (continuous batching); Sarathi-Serve, arXiv:2403.02310, 2024 (chunked prefills).
+  """
+  numbers = dict(slots=slots, max_requests=max_requests, chunk=chunk, spans=spans, steps=steps)
+  for name, value in numbers.items():
+    if value < 1:
+      raise ValueError(f"{name}: found {value}, expected 1 or more")
+  longest = model.config.max_positions
+  if not 2 <= context <= (longest or context):
+    raise ValueError(f"context: found {context}, expected 2 or more" + (f", at most the model's {longest} positions" if longest else ""))
+  if model.mesh is not None and num_row_shards(model.mesh) > 1:
+    raise ValueError(f"mesh: found rows split over {num_row_shards(model.mesh)} devices, expected one device, or a mesh of tensor=N alone")
+  dtype = cache_dtype or model.config.dtype
+  if dtype not in CACHE_DTYPES:
+    raise ValueError(f"cache_dtype: found {dtype!r}, expected one of {', '.join(CACHE_DTYPES)}")
+  if in_flight not in IN_FLIGHT:
+    raise ValueError(f"in_flight: found {in_flight!r}, expected one of {', '.join(IN_FLIGHT)}")
+  if in_flight == "recompute" and records_routes:
+    raise ValueError("records_routes: found True, expected False: with in_flight='recompute' tokens visit experts again, of other weights")
+  if records_routes and model.config.experts is None:
+    raise ValueError("records_routes: found True, expected False: the model has no experts")
+  sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
+  options = dict(cache_dtype=dtype, records_routes=records_routes, records_kept=records_kept, twins=count)
+  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, **options, **sizes)
+  weights = programs.weights(params)
+
+  def make() -> DecodingEngine:
+    pool, routes = Pool(slots, context, least=chunk), None
+    if records_routes:
+      routes = Routes(slots, context, (model.config.num_layers, model.config.experts.top_k))
+    options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, routes=routes, records_kept=records_kept)
+    return DecodingEngine(model, programs, weights, pool, Limits(context, max_requests), **options, **sizes)
+
+  return [make() for _ in range(count)]

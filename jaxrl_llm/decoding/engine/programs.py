@@ -1,0 +1,370 @@
+"""The programs of the engine, compiled once: prefill, copy of rows, and a stretch of steps."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
+
+from jaxrl_llm.decoding.sampler.draw import draw
+from jaxrl_llm.decoding.sampler.filters import REMOVED, filter_rows
+from jaxrl_llm.devices.mesh import platform_of, replicated
+from jaxrl_llm.models import Model, lower_precision
+from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
+from jaxrl_llm.types import Params
+
+NO_ID = -1
+"""Id of a token that was not drawn, and of a stop token that does not exist."""
+
+_WIDTHS = (64, 16)
+"""Numbers of rows that a CPU decodes together: more would cost as much per row, and idle more."""
+
+_LEAST_WIDTH = 32
+"""Number of rows that a core decodes together if others decode too: fewer cost more per row."""
+
+_LEAST_SPANS = 8
+"""Least number of spans of which a CPU has a program for a quarter, too."""
+
+_ALIGNMENT = {"cpu": 16}
+_BLOCK = 256
+"""Units of the number of columns: by platform, and one that the blocks of all kernels divide."""
+
+_LEAST_COLUMNS = 64
+"""Columns of the smallest block on a CPU, unless there are fewer."""
+
+
+class Rows(NamedTuple):
+  """What the rows draw in a stretch, as NumPy arrays.
+
+  Attributes:
+    tokens: Token that each row feeds first.
+    columns: Column of that token.
+    ordinals: Number of tokens drawn so far.
+    budgets: Number of tokens that the row may still draw; 0 if it draws none.
+    temperatures, top_ks, top_ps: Settings of `filter_rows`.
+    seeds: Seed of each row's draws, as its low and high 32 bits.
+    stop_ids: Ids that end each row's completion, then `NO_ID`.
+  """
+
+  tokens: Int[np.ndarray, " B"]
+  columns: Int[np.ndarray, " B"]
+  ordinals: Int[np.ndarray, " B"]
+  budgets: Int[np.ndarray, " B"]
+  temperatures: Float[np.ndarray, " B"]
+  top_ks: Int[np.ndarray, " B"]
+  top_ps: Float[np.ndarray, " B"]
+  seeds: Integer[np.ndarray, "B 2"]
+  stop_ids: Int[np.ndarray, "B M"]
+
+
+class Drawn(NamedTuple):
+  """What the rows drew in the k steps of a stretch.
+
+  Attributes:
+    tokens: Ids; `NO_ID` where none was drawn.
+    logprobs: Log-probability of each id under the distribution that it was drawn from.
+    routes: Experts that the token visited which was fed to draw each one; None if not recorded.
+    kept: Ids that the filters left to draw each one from, as bits; None if not recorded.
+  """
+
+  tokens: Int[Array, "k B"]
+  logprobs: Float[Array, "k B"]
+  routes: Int16[Array, "k B L K"] | None = None
+  kept: UInt8[Array, "k B V8"] | None = None
+
+
+class Programs(NamedTuple):
+  """Compiled programs. The cache is updated in place.
+
+  Attributes:
+    weights: Function from params to a copy that the other programs read.
+    make_cache: Function to an empty cache.
+    prefills: Functions `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> (cache,
+      routes [N C L K])`, by the number of spans N that they compute, the largest first; see
+      `Model.extend`.
+    copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
+    stretches: Functions `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`, by the
+      number of rows w that they decode, the largest first. The places are rows of the cache, all
+      different, and number B stands for none; for w = B they are all rows in their order.
+  """
+
+  weights: Callable[[Params], PyTree]
+  make_cache: Callable[[], PyTree]
+  prefills: Mapping[int, Callable[..., tuple[PyTree, Array | None]]]
+  copy: Callable[..., PyTree]
+  stretches: Mapping[int, Callable[..., tuple[PyTree, "Drawn"]]]
+
+
+class Program(NamedTuple):
+  """A program before it is compiled.
+
+  Attributes:
+    jitted: The program.
+    arguments: Abstract arguments, or some that stand for all others of their shapes.
+  """
+
+  jitted: Callable
+  arguments: tuple
+
+  def compiled(self) -> Any:
+    """Compiles it for the devices of its arguments."""
+    return self.jitted.lower(*self.arguments).compile()
+
+
+class Uncompiled(NamedTuple):
+  """The programs of `Programs` before they are compiled.
+
+  Attributes:
+    weights, make_cache, prefills, copy, stretches: Programs of these names.
+    compiled: First two programs, compiled because the others depend on where their results lie.
+  """
+
+  weights: Program
+  make_cache: Program
+  prefills: Mapping[int, Program]
+  copy: Program
+  stretches: Mapping[int, Program]
+  compiled: tuple[Callable, Callable]
+
+  @property
+  def weights_and_cache(self) -> tuple[PyTree, PyTree]:
+    """Abstract weights and cache, which the programs read."""
+    return next(iter(self.stretches.values())).arguments[:2]
+
+
+def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
+  """Makes rows that draw nothing."""
+  zeros, ones = lambda: np.zeros(num_rows, np.int32), lambda: np.ones(num_rows, np.float32)
+  seeds, stop_ids = np.zeros((num_rows, 2), np.uint32), np.full((num_rows, num_stop_ids), NO_ID, np.int32)
+  return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), seeds, stop_ids)
+
+
+def make_programs(model: Model, params: Params, **options: Any) -> Programs:
+  """Compiles the programs of an engine.
+
+  Args:
+    model: Model, on one device.
+    params: Weights, or abstract ones.
+    **options: Sizes and options; see `uncompiled_programs`.
+  """
+  programs = uncompiled_programs(model, params, **options)
+  compiled = lambda by_size: {size: program.compiled() for size, program in by_size.items()}
+  return Programs(*programs.compiled, compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches))
+
+
+def uncompiled_programs(
+  model: Model,
+  params: Params,
+  *,
+  slots: int,
+  context: int,
+  chunk: int,
+  spans: int,
+  steps: int,
+  num_stop_ids: int,
+  cache_dtype: str,
+  records_routes: bool = False,
+  records_kept: bool = False,
+  twins: int = 1,
+) -> Uncompiled:
+  """Makes the programs of an engine, most of them uncompiled.
+
+  Args:
+    model: Model, on one device.
+    params: Weights, or abstract ones.
+    slots: Number of rows (B).
+    context: Number of columns that a row needs.
+    chunk: Largest number of tokens of a span (C).
+    spans: Number of spans of a prefill, and of pairs of rows of a copy (N).
+    steps: Number of steps of a stretch (k).
+    num_stop_ids: Number of stop ids per row (M).
+    cache_dtype: Dtype of the cache, one of `CACHE_DTYPES`.
+    records_routes: Whether to return the experts that tokens visit.
+    records_kept: Whether to return the ids that tokens are drawn from.
+    twins: Number of engines that share the cores of a CPU, this one included.
+  """
+  sizes = column_blocks(context, platform_of(model.mesh))
+
+  def make_cache() -> PyTree:
+    cache = None
+    for size in sizes:
+      cache = model.grow(cache, slots, size, dtype=cache_dtype)
+    return cache
+
+  laid_out = lambda params: model.decoding_weights(lower_precision(params, model.config.dtype))
+  # The programs get a list: the nodes of the tree are slow to visit in each call.
+  whole = partial(jax.tree.unflatten, jax.tree.structure(jax.eval_shape(laid_out, params)))
+
+  def weights_of(params: Params) -> list[Array]:
+    # Copies, because a jitted function returns an unchanged argument itself, which its owner may
+    # donate later.
+    return list(map(jnp.copy, jax.tree.leaves(laid_out(params))))
+
+  def prefill(weights, cache, *spans):
+    _, cache, routes = model.extend(whole(weights), spans[0], cache, *spans[1:])
+    return cache, routes.astype(jnp.int16) if records_routes else None
+
+  program = lambda function, *args, **options: Program(jax.jit(function, **options), args)
+  of_weights = program(weights_of, params)
+  make_weights = of_weights.compiled()
+  weights = _abstract(jax.eval_shape(weights_of, params), make_weights.output_shardings)
+  # A mesh of one device need not be the first one.
+  of_cache = program(make_cache, **({} if model.mesh is None or model.mesh.size > 1 else dict(out_shardings=replicated(model.mesh))))
+  allocate = of_cache.compiled()
+  cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
+  keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
+  of_spans = lambda count: [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((count, chunk), (count,), (count,), (count,))]
+  platform = platform_of(model.mesh)
+  recorded = dict(records_routes=records_routes, records_kept=records_kept)
+  draws = lambda count: partial(_stretch, model, _nothing(model, (steps, count), **recorded))
+  abstract_rows = lambda count: no_rows(count, num_stop_ids)
+
+  def stretch(weights, cache, rows, places):
+    weights = whole(weights)
+    if len(places) == slots:
+      return draws(slots)(weights, cache, rows)
+    own, drawn = draws(len(places))(weights, take_rows(cache, places), rows)
+    return put_rows(cache, places, own), drawn
+
+  places = lambda width: jax.ShapeDtypeStruct((width,), np.int32)
+  drawing = dict(donate_argnums=1, **keep(None))
+  return Uncompiled(
+    of_weights,
+    of_cache,
+    {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in span_counts(spans, platform)},
+    program(copy_rows, cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
+    {
+      width: program(stretch, weights, cache, abstract_rows(width), places(width), **drawing)
+      for width in stretch_widths(slots, platform, twins)
+    },
+    (make_weights, allocate),
+  )
+
+
+def num_twins(slots: int, platform: str, num_cores: int) -> int:
+  """Returns how many engines should share the rows and the cores of a CPU.
+
+  One engine decodes on one core: products of so few rows are too small to be shared by several.
+
+  Example:
+    >>> num_twins(256, "cpu", 2), num_twins(256, "cpu", 64), num_twins(100, "cpu", 2), num_twins(256, "gpu", 2)
+    (2, 4, 1, 1)
+  """
+  return max(min(num_cores, slots // _WIDTHS[0]), 1) if platform == "cpu" else 1
+
+
+def stretch_widths(slots: int, platform: str, twins: int = 1) -> tuple[int, ...]:
+  """Returns how many rows the programs decode together, the largest number first.
+
+  On a CPU the time of a step follows the number of its rows, idle ones included. On accelerators it
+  hardly does: they read all weights for any number of rows.
+
+  Example:
+    >>> stretch_widths(256, "cpu"), stretch_widths(24, "cpu"), stretch_widths(256, "gpu")
+    ((64, 16), (24,), (256,))
+    >>> stretch_widths(128, "cpu", twins=2)
+    (32, 16)
+  """
+  if platform != "cpu":
+    return (slots,)
+  most = min(slots, max(_WIDTHS[0] // twins, min(_LEAST_WIDTH, _WIDTHS[0])))
+  return (most, *(width for width in _WIDTHS[1:] if 2 * width <= most))
+
+
+def span_counts(spans: int, platform: str) -> tuple[int, ...]:
+  """Returns how many spans the programs compute together, the largest number first.
+
+  On a CPU the time follows their number, empty ones included.
+
+  Example:
+    >>> span_counts(32, "cpu"), span_counts(4, "cpu"), span_counts(32, "gpu")
+    ((32, 8), (4,), (32,))
+  """
+  return (spans, spans // 4) if platform == "cpu" and spans >= _LEAST_SPANS else (spans,)
+
+
+def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> Drawn:
+  """Returns a stretch in which nothing was drawn, as NumPy arrays."""
+  config, drawn = model.config, Drawn(np.full(shape, NO_ID, np.int32), np.zeros(shape, np.float32))
+  if records_routes:
+    drawn = drawn._replace(routes=np.full((*shape, config.num_layers, config.experts.top_k), -1, np.int16))
+  if records_kept:
+    drawn = drawn._replace(kept=np.zeros((*shape, -(-config.vocab_size // 8)), np.uint8))
+  return drawn
+
+
+def column_blocks(context: int, platform: str) -> tuple[int, ...]:
+  """Returns the sizes of the blocks of columns.
+
+  The kernels of accelerators skip what no row sees of a single block. On a CPU each block is
+  twice the one before, and those that no row sees are skipped.
+
+  Example:
+    >>> column_blocks(1000, "cpu"), column_blocks(100, "cpu"), column_blocks(40, "cpu"), column_blocks(1000, "gpu")
+    ((128, 128, 256, 496), (64, 48), (48,), (1024,))
+  """
+  unit = _ALIGNMENT.get(platform, _BLOCK)
+  columns = -(-context // unit) * unit
+  if platform != "cpu":
+    return (columns,)
+  sizes = [max(-(-context // (8 * unit)) * unit, min(_LEAST_COLUMNS, columns))]
+  while sum(sizes) < columns:
+    sizes.append(min(sum(sizes), columns - sum(sizes)))
+  return tuple(sizes)
+
+
+def _abstract(shapes: PyTree, shardings: PyTree) -> PyTree:
+  return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings)
+
+
+class _Drawing(NamedTuple):
+  """State of a stretch: steps so far, cache, each row's next token and budget, and the output.
+
+  `idle` is the number of steps, summed over rows, since the rows that have ended did so.
+  """
+
+  step: Int[Array, ""]
+  idle: Int[Array, ""]
+  cache: PyTree
+  tokens: Int[Array, " B"]
+  budgets: Int[Array, " B"]
+  drawn: Drawn
+
+
+def _stretch(model: Model, nothing: Drawn, weights: PyTree, cache: PyTree, rows: Rows) -> tuple[PyTree, Drawn]:
+  """Draws up to k tokens for each row with a budget; `nothing` has the shapes of the output.
+
+  Token t of a request is drawn with the key `fold_in(key(seed), t)`: what it draws depends on its
+  seed and its own tokens, not on its row, its neighbours or the time.
+
+  The stretch ends early once rows that have ended have waited for as long as a step of all rows
+  takes, which is about what a return to the host costs.
+  """
+  keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1]))(jnp.asarray(rows.seeds))
+
+  def is_needed(state: _Drawing) -> Bool[Array, ""]:
+    return (state.step < len(nothing.tokens)) & jnp.any(state.budgets > 0) & (state.idle < len(state.budgets))
+
+  def advance(state: _Drawing) -> _Drawing:
+    active = state.budgets > 0
+    logits, cache, routes = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
+    filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
+    tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
+    is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)
+    drawn = Drawn(
+      jnp.where(active, tokens, NO_ID),
+      logprobs,
+      None if nothing.routes is None else routes[:, 0].astype(jnp.int16),
+      None if nothing.kept is None else jnp.packbits(filtered > REMOVED, axis=1),
+    )
+    drawn = jax.tree.map(lambda all_steps, own: all_steps.at[state.step].set(own), state.drawn, drawn)
+    idle = state.idle + jnp.sum((rows.budgets > 0) & ~active)
+    return _Drawing(state.step + 1, idle, cache, tokens, jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)), drawn)
+
+  rows = Rows(*map(jnp.asarray, rows))
+  start = _Drawing(jnp.int32(0), jnp.int32(0), cache, rows.tokens, rows.budgets, jax.tree.map(jnp.asarray, nothing))
+  end = jax.lax.while_loop(is_needed, advance, start)
+  return end.cache, end.drawn

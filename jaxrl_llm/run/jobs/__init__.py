@@ -1,0 +1,1 @@
+"""Other jobs than training a policy: evaluation, reward model, pilot, publication, serving."""

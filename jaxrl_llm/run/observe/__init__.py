@@ -1,0 +1,1 @@
+"""What watches a run: phases, progress, alarms, trackers, and faults on request."""

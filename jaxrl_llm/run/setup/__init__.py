@@ -1,0 +1,1 @@
+"""How a run is assembled from its config, and how it starts or resumes."""

@@ -1,0 +1,244 @@
+"""How a run draws: by the decoding engine, request by request, or by sweeps of the sampler."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray
+from ml_collections import ConfigDict
+
+from jaxrl_llm.decoding.engine.fleet import make_engines
+from jaxrl_llm.evaluation.held_out import DrawFn
+from jaxrl_llm.learner.programs import records_routes
+from jaxrl_llm.models import Model, ModelConfig
+from jaxrl_llm.rollouts import rollout
+from jaxrl_llm.rollouts.conversations import Rules
+from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
+from jaxrl_llm.rollouts.gallery import Gallery
+from jaxrl_llm.rollouts.gathering import gather
+from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
+from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes
+from jaxrl_llm.rollouts.singles import Singles
+from jaxrl_llm.rollouts.sweeps import SweepQueue, Sweeps
+from jaxrl_llm.rollouts.turns import Talks
+from jaxrl_llm.rollouts.weight_sync import WeightSync
+from jaxrl_llm.text_types import Completion, Tokenizer
+from jaxrl_llm.types import Params, Rollouts
+
+
+class Plan(NamedTuple):
+  """How the batches of one purpose are drawn: training rollouts, or evaluations.
+
+  Attributes:
+    play: Player of a batch.
+    draws: Settings of the turns.
+    group_size: Number of samples per prompt (G).
+    at_once: Number of conversations that the engine keeps; None for all.
+  """
+
+  play: PlayFn
+  draws: Draws
+  group_size: int
+  at_once: int | None = None
+
+  def job(self, examples: rollout.Examples, key: PRNGKeyArray) -> Job:
+    """Returns the batch with this key."""
+    seeds = sequence_seeds(key, len(examples) * self.group_size)
+    return Job(examples, self.group_size, seeds, salt_of(key), self.draws, at_once=self.at_once, key=key)
+
+
+class Drawing(NamedTuple):
+  """How a run draws its rollouts and the samples of its evaluations.
+
+  Attributes:
+    mesh: Devices that draw: the learner's, or others.
+    sync: Transfer of weights from the learner's devices to `mesh`; None if they are the same.
+    queue: The batches that are open.
+    train, evaluate: Plans of the batches of training and of those of evaluations.
+    programs: Programs of the sampler; they never compile if the decoding engine draws.
+    tokenizer: The task's tokenizer.
+    prompt_buckets: Numbers of prompt slots to choose from.
+    rules: Rules of conversations with an environment; None for single-turn responses.
+    gallery: Pictures of the problems; None if they show none.
+    why_drain: Why the sampler draws, and not the decoding engine; None if that does.
+  """
+
+  mesh: Mesh
+  sync: WeightSync | None
+  queue: DrawingQueue | SweepQueue
+  train: Plan
+  evaluate: Plan
+  programs: Samplers
+  tokenizer: Tokenizer
+  prompt_buckets: tuple[int, ...]
+  rules: Rules | None = None
+  gallery: Gallery | None = None
+  why_drain: str | None = None
+
+  def described(self) -> list[str]:
+    """Returns a line that says what draws conversations; none for single-turn responses."""
+    if self.rules is None:
+      return []
+    by = "the decoding engine" if self.why_drain is None else f"the batch sampler, turn by turn: {self.why_drain}"
+    return [f"conversations: drawn by {by}"]
+
+  def samples(self, params: Params, version: int) -> DrawFn:
+    """Returns the function that draws the samples of an evaluation.
+
+    Args:
+      params: Weights on `mesh`.
+      version: Number of RL steps that they were trained for.
+    """
+
+    def draw(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
+      job = self.evaluate.job(examples, key)
+      playing = self.queue.play(self.evaluate.play, job, params, version)
+      drawn, _ = gather(playing, job, self.tokenizer, prompt_buckets=self.prompt_buckets)
+      return drawn.rollouts, drawn.responses
+
+    return draw
+
+
+def why_drain(config: ConfigDict, mesh: Mesh) -> str | None:
+  """Returns why the sampler draws, and not the decoding engine; None if that does.
+
+  Args:
+    config: Checked config.
+    mesh: Devices that draw.
+
+  Raises:
+    ValueError: If a setting asks for the engine, and it cannot draw. One line.
+  """
+  section = config.rollout
+  if section.driver == "drain":
+    return "rollout.driver is 'drain'"
+  asked = {"driver": section.driver == "loop", "update_in_flight": section.update_in_flight is not None, "samplers": section.samplers > 0}
+  if config.environment.name is None and not any(asked.values()):
+    return "responses have a single turn"
+  why_not = why_not_engine(config, mesh)
+  for name, is_asked in asked.items():
+    if is_asked and why_not is not None:
+      other = {"driver": "'auto' or 'drain'", "update_in_flight": "None", "samplers": "0"}[name]
+      raise ValueError(f"config.rollout.{name}: found {section[name]!r}, expected {other}: the decoding engine cannot draw here: {why_not}")
+  return why_not
+
+
+def why_not_engine(config: ConfigDict, mesh: Mesh) -> str | None:
+  """Returns why the decoding engine cannot draw on a mesh; None if it can."""
+  if jax.process_count() > 1:
+    return f"it works in one process, and there are {jax.process_count()}"
+  for axis in ("fsdp", "expert"):
+    if (count := mesh.shape[axis]) > 1:
+      return f"it holds all weights on each device, and they are spread over {count} ({axis})"
+  if (count := mesh.shape["context"]) > 1:
+    return f"it splits no prompts over devices, and mesh.context is {count}"
+  if config.rollout.prompt_images:
+    return "it reads text alone, and prompts show pictures"
+  return None
+
+
+def drain_problems(config: ConfigDict, rules: Rules | None, why: str | None) -> Iterator[str]:
+  """Yields settings that conversations cannot have without the engine, and for which reason."""
+  if rules is None or why is None:
+    return
+  if rules.environment.player is not None:
+    yield f"config.environment.name: {config.environment.name} needs the decoding engine, but {why}"
+  others = f"the decoding engine does not draw the conversations of environment.name: {why}"
+  for name in ("staleness", "spare_prompts"):
+    if config.rollout[name]:
+      yield f"config.rollout.{name}: found {config.rollout[name]}, expected 0, because {others}"
+  if config.moe.replay == "R3":
+    yield (
+      "config.moe.replay: found 'R3', expected 'R2', because the sampler records no routes of tokens that it did not draw, and " + others
+    )
+
+
+def make_drawing(
+  config: ConfigDict,
+  model: Model,
+  tokenizer: Tokenizer,
+  programs: Samplers,
+  *,
+  sync: WeightSync | None,
+  rules: Rules | None,
+  gallery: Gallery | None,
+  why: str | None,
+) -> Drawing:
+  """Makes the queue and the players of a run; compiles nothing yet.
+
+  Args:
+    config: The experiment's config.
+    model: Model in the sampler's dtype, on the sampler's devices. The decoding engine has an engine
+      for each of them, or for each `tensor` of them.
+    tokenizer: The task's tokenizer.
+    programs: Programs of the sampler.
+    sync: Transfer of weights to the sampler's devices; None if they are the learner's.
+    rules: Rules of the conversations; None for responses of a single turn.
+    gallery: Pictures of the problems; None if they show none.
+    why: Why the sampler draws; None if the decoding engine does.
+  """
+  section = config.rollout
+  common = dict(
+    max_new_tokens=section.max_new_tokens,
+    prompt_tokens=max(section.prompt_buckets),
+    stop_ids=tokenizer.stop_ids,
+    stops=(*section.stop_strings, *(() if rules is None else rules.environment.stops)),
+  )
+  routes = (model.config.num_layers, model.config.experts.top_k) if records_routes(config, model.config) else None
+  train = Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, routes=routes, **common)
+  evaluate = Draws(temperature=config.eval.temperature, **common)
+  if why is None:
+    options = engine_options(config, model.config, tokenizer)
+    make = lambda params, version: make_engines(model, params, version=version, **options)
+    queue = DrawingQueue(make, waits=section.update_in_flight is None, patience_s=10 * section.sampler_timeout_s)
+    players, at_once = [player_of(rules, tokenizer)] * 2, options["slots"]
+  else:
+    sweep = partial(
+      Sweeps, tokenizer=tokenizer, rules=rules, mesh=model.mesh, prompt_buckets=section.prompt_buckets, gallery=gallery
+    )
+    queue, at_once = SweepQueue(), None
+    players = [partial(sweep, sample=sample) for sample in (programs.sample, programs.eval_sample)]
+  return Drawing(
+    mesh=model.mesh,
+    sync=sync,
+    queue=queue,
+    train=Plan(players[0], train, section.group_size, at_once),
+    evaluate=Plan(players[1], evaluate, config.eval.samples, at_once),
+    programs=programs,
+    tokenizer=tokenizer,
+    prompt_buckets=section.prompt_buckets,
+    rules=rules,
+    gallery=gallery,
+    why_drain=why,
+  )
+
+
+def player_of(rules: Rules | None, tokenizer: Tokenizer) -> PlayFn:
+  """Returns the player that draws over the decoding engine.
+
+  Args:
+    rules: Rules of the conversations; None for responses of a single turn.
+    tokenizer: The task's tokenizer.
+  """
+  if rules is None:
+    return partial(Singles, tokenizer=tokenizer)
+  if rules.environment.player is None:
+    return partial(Talks, rules=rules, tokenizer=tokenizer)
+  return rules.environment.player(rules, tokenizer)
+
+
+def engine_options(config: ConfigDict, shape: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+  """Returns the options of the decoding engine of a run, as `make_engines` takes them.
+
+  Args:
+    config: The experiment's config.
+    shape: Shape of the model, in the sampler's dtype.
+    tokenizer: The task's tokenizer.
+  """
+  section = config.rollout
+  of_step = (section.num_prompts + section.spare_prompts) * section.group_size
+  most = max(of_step, config.eval.batch_prompts * config.eval.samples) + section.staleness * of_step
+  options = dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer, records_routes=records_routes(config, shape))
+  return engine_sizes(config) | options | {"in_flight": section.update_in_flight or "wait"}

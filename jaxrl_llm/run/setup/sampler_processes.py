@@ -1,0 +1,72 @@
+"""Samplers of a run in processes of their own; see `jaxrl_llm.cli.join`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from jaxrl_llm.decoding.apart.gate import open_crew
+from jaxrl_llm.decoding.engine.requests import Limits
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.models import Model, ModelConfig, lower_precision, make_model
+from jaxrl_llm.models.decoding import serving_of
+from jaxrl_llm.run.setup.drawing import engine_options
+from jaxrl_llm.run.setup.experiment import Experiment
+
+_LOOK_S = 1.0  # Between two looks at how many have joined.
+
+
+def use_samplers(config: ConfigDict, experiment: Experiment, workdir: Path, *, note: Callable[[str], None]) -> None:
+  """Lets sampler processes join the run and draw its rollouts.
+
+  Args:
+    config: The experiment's config.
+    experiment: Experiment with a queue.
+    workdir: Folder of the run, with its `config.json`, in which they find the address.
+    note: Function that gets lines for the screen.
+
+  Raises:
+    ValueError: If the address cannot be used. One line.
+  """
+  section, shape = config.rollout, experiment.learner.model.config
+  options = engine_options(config, shape, experiment.task.tokenizer)
+  of_crew = dict(limits=Limits(options["context"], options["max_requests"]), timeout_s=section.sampler_timeout_s)
+  of_crew |= dict(host=section.sampler_host, vocab_size=shape.vocab_size, dtype=config.model.sampler_dtype or shape.dtype)
+  try:
+    crew = open_crew(workdir, note=note, **of_crew)
+  except OSError as error:
+    host = section.sampler_host
+    raise ValueError(f"config.rollout.sampler_host: found {host!r}, expected an address of this machine ({error})") from error
+  told = -1
+
+  def is_ready() -> bool:
+    nonlocal told
+    missing = section.samplers - crew.wait_for(section.samplers, _LOOK_S)
+    if missing > 0 and missing != told:
+      note(f"waiting for {missing} of {section.samplers} samplers: python -m jaxrl_llm.cli.join {workdir}")
+    told = missing
+    return missing <= 0
+
+  experiment.drawing.queue.use(crew, is_ready)
+
+
+def model_of_sampler(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> tuple[Model, PyTree]:
+  """Returns the model that a process of its own draws with, and its abstract weights.
+
+  Args:
+    config: The run's config.
+    shape: Shape of the learner's model.
+    mesh: Devices of the process, or of one of its engines. Each group of devices that splits the
+      heads (`tensor`) has all weights.
+  """
+  dtype = config.model.sampler_dtype or shape.dtype
+  serving = serving_of(shape, mesh, layout=config.serving.layout)
+  fields = dict(dtype=dtype, decode_attention=config.serving.attention, decode_weights=config.serving.weights)
+  model = make_model(shape._replace(**fields), mesh=mesh, serving=serving)
+  abstract = jax.eval_shape(lambda key: lower_precision(model.init(key), dtype), jax.random.key(0))
+  rules = {axis: "tensor" if over == "tensor" else None for axis, over in mesh_lib.RULES.items()}
+  shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract, rules=rules, fields=mesh_lib.SAMPLER_FIELDS)
+  return model, jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract, shardings)

@@ -1,0 +1,213 @@
+"""Tests of engines that share the requests: on several devices, the tokens of one."""
+
+import functools
+import threading
+from concurrent.futures import Future
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.decoding.engine.fleet import Fleet, Whereabouts, make_engines
+from jaxrl_llm.decoding.engine.make import make_engine
+from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, QueueFull, Request
+from jaxrl_llm.devices.mesh import make_mesh, param_shardings
+from jaxrl_llm.models import make_model, preset
+from tests.marks import few
+
+VOCAB, WAIT = 264, 120
+SIZES = dict(context=96, max_requests=24, chunk=8, spans=4, steps=4)
+MESHES = {"rows": dict(data=2, fsdp=2), "rows and heads": dict(data=1, expert=2, tensor=2), "heads": dict(data=1, tensor=2)}
+
+
+@functools.cache
+def weights(kind, seed):
+  model = make_model(preset(kind, vocab_size=VOCAB))
+  return model, jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(seed)))
+
+
+def on_mesh(kind, seed, axes):
+  mesh = make_mesh(**axes, devices=jax.devices()[: int(np.prod(list(axes.values())))])
+  model = make_model(weights(kind, seed)[0].config, mesh=mesh)
+  params = weights(kind, seed)[1]
+  return model, jax.device_put(params, param_shardings(mesh, model.logical_axes, params))
+
+
+def requests(start):
+  """Returns groups of requests with a common prompt."""
+  rng = np.random.default_rng(start)
+  prompts = [rng.integers(0, VOCAB, 20 + 3 * i).tolist() for i in range(4)]
+  return [Request(x, 8, seed=100 * start + 10 * i + j) for i, x in enumerate(prompts) for j in range(3)]
+
+
+def complete(engine, asked):
+  return [handle.completion.result(WAIT) for handle in [engine.submit(x) for x in asked]]
+
+
+def continued(asked, results):
+  return [Request([*x.tokens, *y.tokens, 5, 6], 8, seed=x.seed + 1) for x, y in zip(asked, results, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "axes"), few([("nano", "rows"), ("nano-moe", "rows and heads"), ("nano", "heads")], 1))
+def test_several_devices_draw_the_tokens_of_one(kind, axes):
+  """Turns after turns, with new weights in between."""
+  model, params = weights(kind, 0)
+  one = make_engine(model, params, slots=12, **SIZES)
+  several = make_engines(*on_mesh(kind, 0, MESHES[axes]), slots=48, **SIZES)
+  assert isinstance(several, Fleet) == (axes != "heads")
+  first = requests(0)
+  results = complete(one, first)
+  asked = [first, continued(first, results), requests(1)]
+  for number, batch in enumerate(asked):
+    if number == 2:
+      one.update(weights(kind, 1)[1], 1)
+      several.update(on_mesh(kind, 1, MESHES[axes])[1], 1)
+    for expected, got in zip(complete(one, batch), complete(several, batch), strict=True):
+      assert got.tokens == expected.tokens and got.version == number // 2
+      np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
+      # Each engine has room for all that comes back to it.
+      assert got.cached_tokens > 20 or number != 1
+  one.close()
+  several.close()
+
+
+def test_cores_of_a_cpu_share_programs_and_weights_and_draw_the_tokens_of_one():
+  """Turns after turns, with new weights in between."""
+  model, params = weights("nano", 0)
+  one = make_engine(model, params, slots=12, **SIZES)
+  several = make_engines(model, params, slots=128, num_cores=3, **SIZES)
+  first = requests(0)
+  results = complete(one, first)
+  for number, batch in enumerate([first, continued(first, results), requests(1)]):
+    if number == 2:
+      one.update(weights("nano", 1)[1], 1)
+      several.update(weights("nano", 1)[1], 1)
+    for expected, got in zip(complete(one, batch), complete(several, batch), strict=True):
+      assert got.tokens == expected.tokens and got.version == number // 2
+      np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
+      assert got.cached_tokens > 20 or number != 1
+  twins = several._engines
+  assert len(twins) == 2 and twins[0]._programs is twins[1]._programs and twins[0]._weights is twins[1]._weights
+  assert all(twin.pulse().calls > 8 for twin in twins) and several.limits.requests == SIZES["max_requests"]
+  one.close()
+  several.close()
+
+
+class Slow:
+  """Engine that ends a request only when it is told to."""
+
+  def __init__(self, most):
+    self.limits, self.open, self.closed = Limits(64, most), [], False
+
+  def submit(self, request, on_piece=None):
+    del on_piece
+    if len(self.open) >= self.limits.requests:
+      raise QueueFull("full")
+    self.open.append((request, Future()))
+    return Handle(self.open[-1][1], lambda: None)
+
+  def end(self, tokens=(1, 2)):
+    request, future = self.open.pop(0)
+    future.set_result(Completion(list(tokens), [0.0] * len(tokens), "stop", 0, 0, 0))
+    return request
+
+  def update(self, params, version):
+    pass
+
+  def close(self):
+    self.closed = True
+
+
+def fleet(count=3, most=4, slots=8):
+  engines = [Slow(most) for _ in range(count)]
+  return engines, Fleet(engines, lambda params, version: [engine.update(params, version) for engine in engines], slots=slots)
+
+
+def prompt(number):
+  return [number] * 32
+
+
+def loads(engines):
+  return [len(engine.open) for engine in engines]
+
+
+def test_strangers_go_where_least_is_to_do():
+  engines, several = fleet()
+  for i in range(6):
+    several.submit(Request(prompt(i), 1))
+  assert loads(engines) == [2, 2, 2]
+  engines[1].end()
+  several.submit(Request(prompt(9), 1))
+  assert loads(engines) == [2, 2, 2]
+
+
+def test_turns_return_to_what_they_have_left_and_groups_stay_together_until_it_costs_more():
+  engines, several = fleet()
+  for i in range(3):
+    several.submit(Request(prompt(i), 1))
+  own = engines[2].end(range(40))
+  several.submit(Request(prompt(7), 1))  # Now engine 2 has as much to do as the others.
+  several.submit(Request([*own.tokens, *range(40), 3], 1))
+  assert loads(engines) == [1, 1, 2]
+  for _ in range(3):
+    several.submit(Request(prompt(50), 1))
+  # The first to engine 0, the second beside it; then engine 0 has more to do than 1 by two.
+  assert loads(engines) == [3, 2, 2]
+
+
+def test_what_is_known_is_bounded():
+  known = Whereabouts(capacity=3)
+  for i in range(200):
+    known.note([i], "", i)
+  assert known.find([199, 5], "") == 199 and known.find([1, 5], "") is None
+  known.note(range(48), "", 7)
+  known.note(range(100, 148), "", 8)
+  assert known.find(range(48), "") is None and known.find(range(100, 148), "a") is None
+  assert len(known._blocks) == 3
+
+
+def test_a_salt_and_other_weights_know_nothing_of_each_other():
+  engines, several = fleet(count=2)
+  several.submit(Request(prompt(1), 1, salt="a"))
+  engines[0].end()
+  several.submit(Request(prompt(2), 1))
+  several.submit(Request(prompt(1), 1, salt="b"))
+  assert loads(engines) == [1, 1]
+  several.update({}, 1)
+  engines[0].end()
+  several.submit(Request(prompt(1), 1, salt="b"))
+  assert loads(engines) == [1, 1]
+
+
+def test_a_full_queue_is_refused_only_if_all_are_full():
+  engines, several = fleet(count=2, most=2)
+  for _ in range(4):
+    several.submit(Request(prompt(1), 1))
+  assert loads(engines) == [2, 2] and several.limits == Limits(64, 4)
+  with pytest.raises(QueueFull, match="found 4 open requests, expected fewer than 4"):
+    several.submit(Request(prompt(1), 1))
+  engines[1].end()
+  several.submit(Request(prompt(1), 1))
+
+
+def test_requests_of_many_threads_are_counted():
+  engines, several = fleet(count=2, most=1000)
+  threads = [threading.Thread(target=lambda i=i: [several.submit(Request(prompt(i), 1)) for _ in range(20)]) for i in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert sum(loads(engines)) == sum(several._open) == 160 and several._open == loads(engines)
+  while engines[0].open:
+    engines[0].end()
+  assert several._open == [0, len(engines[1].open)]
+  several.close()
+  assert all(engine.closed for engine in engines)
+
+
+def test_devices_over_the_context_are_refused():
+  model, params = weights("nano", 0)
+  mesh = make_mesh(data=2, context=2, devices=jax.devices()[:4])
+  with pytest.raises(ValueError, match=r"^mesh\.context: found 2, expected 1"):
+    make_engines(make_model(model.config, mesh=mesh), params, slots=8, **SIZES)

@@ -1,0 +1,327 @@
+"""Refilled rows, shared prompts and caches in blocks, against single sequences without a cache."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.decoding.sampler import Requests, make_filter, make_sampler, make_stop_table, to_partial
+from jaxrl_llm.decoding.sampler.draw import draw
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.types import Rollouts, StopReason
+from tests.marks import few
+
+PAD, GROUP, BUDGET = 256, 4, 12
+STOPS = tuple(range(0, 264, 12))
+LENGTHS = (6, 3, 1, 4, 2, 6, 5, 3)
+N = len(LENGTHS) * GROUP
+FAST = {"xla_backend_optimization_level": 0}
+CONFIGS = {
+  "dense": preset("nano", vocab_size=264),
+  "moe": preset("nano-moe", vocab_size=264)._replace(experts=Experts(8, 2, 16, layers=(1,))),
+}
+
+
+@functools.cache
+def built(kind="dense"):
+  model = make_model(CONFIGS[kind])
+  rng = np.random.default_rng(0)
+  scale = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.2 * rng.standard_normal(p.shape), jnp.float32)
+  return model, jax.tree_util.tree_map_with_path(scale, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def prompts_of(lengths=LENGTHS, width=6):
+  rng = np.random.default_rng(1)
+  prompts, mask = np.full((len(lengths), width), PAD, np.int32), np.zeros((len(lengths), width), bool)
+  for row, length in enumerate(lengths):
+    prompts[row, width - length :], mask[row, width - length :] = rng.integers(256, size=length), True
+  return jnp.asarray(prompts), jnp.asarray(mask)
+
+
+@functools.cache
+def sampler_of(kind="dense", **settings):
+  settings = {"group_size": GROUP, "max_new_tokens": BUDGET, "stop_ids": STOPS, "pad_id": PAD} | settings
+  return jax.jit(make_sampler(built(kind)[0], **settings), compiler_options=FAST)
+
+
+def sampled(kind="dense", *, requests=None, seed=0, **settings):
+  args = (built(kind)[1], *prompts_of(), jax.random.key(seed))
+  return jax.device_get(sampler_of(kind, **settings)(*args, *([] if requests is None else [requests])))
+
+
+@functools.cache
+def one_by_one(kind="dense", temperature=1.0, top_k=0, top_p=1.0, seed=0):
+  """Draws every sequence by a full forward pass over its own tokens at every step."""
+  model, params = built(kind)
+  prompts, mask = map(np.asarray, prompts_of())
+  width = prompts.shape[1] + BUDGET
+  filter_logits = make_filter(temperature=temperature, top_k=top_k, top_p=top_p)
+
+  @functools.partial(jax.jit, compiler_options=FAST)
+  def step(tokens, length, key):
+    here = jnp.arange(width)[None]
+    logits = model.logits(params, tokens[None], here, (here < length).astype(jnp.int32))[0, length - 1]
+    token, logprob = draw(filter_logits(logits)[None], key[None])
+    return token[0], logprob[0], jax.nn.log_softmax(logits)[token[0]]
+
+  responses = []
+  for i in range(N):
+    tokens = np.zeros(width, np.int32)
+    length = start = int(mask[i // GROUP].sum())
+    tokens[:length] = prompts[i // GROUP][mask[i // GROUP]]
+    logprobs, raw = [], []
+    for t in range(BUDGET):
+      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), i), t)
+      token, logprob, plain = step(tokens, length, key)
+      tokens[length], length = token, length + 1
+      logprobs.append(float(logprob))
+      raw.append(float(plain))
+      if int(token) in STOPS:
+        break
+    responses.append((tokens[start:length].tolist(), logprobs, raw))
+  return responses
+
+
+def assert_equals_reference(rollouts: Rollouts, reference):
+  assert rollouts.mask.sum(axis=1).tolist() == [len(tokens) for tokens, _, _ in reference]
+  for row, (tokens, logprobs, raw) in enumerate(reference):
+    drawn = rollouts.mask[row]
+    assert rollouts.tokens[row][drawn].tolist() == tokens
+    assert rollouts.stopped[row] == (tokens[-1] in STOPS)
+    assert rollouts.reasons[row] == (StopReason.TOKEN if tokens[-1] in STOPS else StopReason.LENGTH)
+    np.testing.assert_allclose(rollouts.logprobs[row][drawn], logprobs, atol=1e-5)
+    np.testing.assert_allclose(rollouts.raw_logprobs[row][drawn], raw, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("kind", "settings"),
+  few([
+    ("dense", {}),
+    ("dense", {"slots": 5}),
+    ("dense", {"slots": 16, "cache_blocks": (3, 4, 5)}),
+    ("dense", {"slots": 1}),
+    ("dense", {"cache_blocks": (4, 8)}),
+    ("dense", {"slots": 8, "temperature": 0.7, "top_k": 30, "top_p": 0.9}),
+    ("moe", {"slots": 6, "cache_blocks": (6, 6)}),
+  ], 0, 5, 6),
+)
+def test_tokens_and_logprobs_are_those_of_one_sequence_at_a_time(kind, settings):
+  drawing = {name: settings[name] for name in ("temperature", "top_k", "top_p") if name in settings}
+  reference = one_by_one(kind, **drawing)
+  # Ends are early and late, so rows are refilled at many steps.
+  assert len({len(tokens) for tokens, _, _ in reference}) > 5
+  assert_equals_reference(sampled(kind, **settings), reference)
+
+
+@pytest.mark.parametrize(
+  ("kind", "axes", "slots"),
+  few([
+    ("dense", {"data": 2, "fsdp": 2, "tensor": 2}, 8),
+    ("moe", {"data": 2, "expert": 2, "tensor": 2}, None),
+    ("dense", {"data": 8}, 16),
+  ], 1, by_hand=(0,)),
+)
+def test_eight_devices_draw_what_one_sequence_at_a_time_draws(kind, axes, slots):
+  _, params = built(kind)
+  mesh = mesh_lib.make_mesh(**axes)
+  model = make_model(CONFIGS[kind], mesh=mesh)
+  sample = jax.jit(
+    make_sampler(model, group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD, slots=slots), compiler_options=FAST
+  )
+  params = jax.device_put(params, mesh_lib.param_shardings(mesh, model.logical_axes, params))
+  rollouts = sample(params, *mesh_lib.place_rows(mesh, prompts_of()), jax.random.key(0))
+  assert_equals_reference(jax.device_get(rollouts), one_by_one(kind))
+
+
+def test_a_prompt_is_prefilled_and_kept_once():
+  """No array of the program holds a prompt's keys or values once per sample."""
+  model, params = built()
+  for group in (1, 4):
+    sample = make_sampler(model, group_size=group, max_new_tokens=4, stop_ids=(), pad_id=0)
+    program = str(jax.make_jaxpr(sample)(params, *prompts_of(width=17), jax.random.key(0)))
+    kept = lambda rows: f"f32[{rows},{model.config.num_kv_heads},{model.config.head_dim},16]"
+    assert kept(len(LENGTHS)) in program and (group == 1 or kept(group * len(LENGTHS)) not in program)
+
+
+@pytest.mark.parametrize(("dtype", "error"), few([("bfloat16", 0.02), ("int8", 0.05)], 1))
+def test_a_smaller_cache_costs_little_precision(dtype, error):
+  exact = sampled(max_new_tokens=1, stop_ids=())
+  small = sampled(max_new_tokens=1, stop_ids=(), cache_dtype=dtype)
+  same = exact.tokens[:, 0] == small.tokens[:, 0]
+  assert same.mean() > 0.9
+  difference = np.abs(exact.logprobs - small.logprobs)[same]
+  assert 1e-6 < difference.max() < error
+
+
+def test_limits_and_temperatures_of_single_sequences():
+  limits = jnp.arange(N) % BUDGET + 1
+  temperatures = jnp.where(jnp.arange(N) % 2 == 0, 1.0, 0.0)
+  rollouts = sampled(slots=8, requests=Requests(limits=limits, temperatures=temperatures))
+  lengths = rollouts.mask.sum(axis=1)
+  assert np.all(lengths <= limits) and np.all((lengths == limits) | rollouts.stopped)
+  for row, (tokens, logprobs, _) in enumerate(one_by_one()):
+    if row % 2 == 0:
+      assert rollouts.tokens[row, : lengths[row]].tolist() == tokens[: lengths[row]]
+      np.testing.assert_allclose(rollouts.logprobs[row, : lengths[row]], logprobs[: lengths[row]], atol=1e-5)
+  greedy = np.arange(N) % 2 == 1
+  assert np.all(rollouts.logprobs[greedy] == 0) and np.all(rollouts.raw_logprobs[greedy][rollouts.mask[greedy]] < 0)
+  # All greedy samples of a prompt are the same, up to their limits.
+  for a, b in zip(range(1, N, GROUP), range(3, N, GROUP), strict=True):
+    both = min(lengths[a], lengths[b])
+    assert np.array_equal(rollouts.tokens[a, :both], rollouts.tokens[b, :both])
+
+
+@pytest.mark.slow
+def test_at_temperature_zero_every_sample_is_the_greedy_response():
+  rollouts, expected = sampled(temperature=0.0, slots=8), one_by_one(temperature=0.0)
+  for row, (tokens, _, _) in enumerate(expected):
+    assert rollouts.tokens[row][rollouts.mask[row]].tolist() == tokens[: rollouts.mask[row].sum()]
+  assert np.all(rollouts.logprobs == 0)
+
+
+def test_stop_tokens_wait_for_the_minimum_number_of_tokens():
+  least = jnp.arange(N) % 5
+  rollouts = sampled(slots=8, requests=Requests(min_new_tokens=least), entropy=True)
+  is_stop = np.isin(rollouts.tokens, STOPS) & rollouts.mask
+  assert not np.any(is_stop & (np.arange(BUDGET) < np.asarray(least)[:, None]))
+  assert np.all((rollouts.mask.sum(axis=1) > least) | ~rollouts.stopped)
+  early = rollouts.mask & (np.arange(BUDGET) < np.asarray(least)[:, None])
+  # The others have the mass of the stop tokens.
+  assert np.all(rollouts.logprobs[early] >= rollouts.raw_logprobs[early])
+  np.testing.assert_allclose(rollouts.logprobs[rollouts.mask & ~early], rollouts.raw_logprobs[rollouts.mask & ~early], atol=1e-5)
+  assert np.all(rollouts.entropy[rollouts.mask] > 0) and np.all(rollouts.entropy[~rollouts.mask] == 0)
+
+
+@pytest.mark.parametrize(
+  ("kind", "settings"),
+  few([("dense", {"slots": 8, "cache_blocks": (4, 8)}), ("moe", {"record_routing": True})], rest="slow", by_hand=(1,)),
+)
+def test_continuing_after_a_budget_of_steps_equals_an_uninterrupted_run(kind, settings):
+  """Calls of a few steps, each continuing the last result, give the same tokens.
+
+  The log-probabilities are those first reported.
+  """
+  whole = sampled(kind, **settings)
+  rounds, part = 0, None
+  while part is None or np.any(part.reasons == StopReason.UNFINISHED):
+    before, rounds = part, rounds + 1
+    part = sampled(kind, requests=Requests(partial=before and to_partial(before), max_steps=jnp.int32(5)), **settings)
+    assert rounds < 20
+    if before is not None:
+      lengths = before.mask.sum(axis=1)
+      assert np.all(part.mask.sum(axis=1) >= lengths) and np.sum(part.mask) > np.sum(before.mask)
+      for name in ("tokens", "logprobs", "raw_logprobs"):
+        assert np.array_equal(getattr(part, name)[before.mask], getattr(before, name)[before.mask])
+  assert rounds == (3 if kind == "moe" else rounds) and rounds > 2
+  np.testing.assert_array_equal(part.tokens, whole.tokens)
+  np.testing.assert_array_equal(part.reasons, whole.reasons)
+  np.testing.assert_allclose(part.logprobs, whole.logprobs, atol=1e-5)
+  if kind == "moe":
+    np.testing.assert_array_equal(part.routing, whole.routing)
+
+
+def test_partial_responses_beyond_the_rows_are_replayed():
+  """20 partial responses and 4 rows, which only another source than this sampler can give."""
+  whole = sampled()
+  lengths = np.minimum(whole.mask.sum(axis=1) - 1, 3) * (np.arange(N) < 20)
+  cut = whole._replace(mask=np.arange(BUDGET) < lengths[:, None], reasons=np.full(N, StopReason.UNFINISHED, np.int8))
+  rollouts = sampled(slots=4, requests=Requests(partial=to_partial(cut)))
+  np.testing.assert_array_equal(rollouts.tokens, whole.tokens)
+  np.testing.assert_allclose(rollouts.logprobs, whole.logprobs, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_stop_strings_end_a_response():
+  table = make_stop_table([bytes([i]) if i < 256 else None for i in range(264)], ["a", "\n"], [(7, 9)])
+  plain = sampled(stop_ids=())
+  model, params = built()
+  settings = dict(group_size=GROUP, max_new_tokens=BUDGET, stop_ids=(), pad_id=PAD, slots=8, stop_table=table)
+  sample = jax.jit(make_sampler(model, **settings), compiler_options=FAST)
+  rollouts = jax.device_get(sample(params, *prompts_of(), jax.random.key(0)))
+  ends = 0
+  for row in range(N):
+    whole = plain.tokens[row].tolist()
+    hits = [t for t, token in enumerate(whole) if token in (97, 10) or whole[max(t - 1, 0) : t + 1] == [7, 9]]
+    length = hits[0] + 1 if hits else BUDGET
+    assert rollouts.tokens[row][rollouts.mask[row]].tolist() == whole[:length]
+    assert rollouts.reasons[row] == (StopReason.STRING if hits else StopReason.LENGTH) and rollouts.stopped[row] == bool(hits)
+    ends += bool(hits)
+  assert 0 < ends < N
+
+
+@pytest.mark.slow
+def test_prompts_of_one_token():
+  model, params = built()
+  prompts = jnp.array([[5], [9]])
+  sample = jax.jit(make_sampler(model, group_size=2, max_new_tokens=3, stop_ids=(), pad_id=PAD, slots=2), compiler_options=FAST)
+  narrow = sample(params, prompts, jnp.ones((2, 1), bool), jax.random.key(0))
+  wide = sample(params, jnp.pad(prompts, ((0, 0), (3, 0))), jnp.pad(jnp.ones((2, 1), bool), ((0, 0), (3, 0))), jax.random.key(0))
+  assert np.array_equal(narrow.tokens, wide.tokens)
+  np.testing.assert_allclose(narrow.logprobs, wide.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"slots": 0}, "rollout.slots: found 0, expected 1 or more"),
+    ({"group_size": 0}, "rollout.group_size: found 0"),
+    ({"max_new_tokens": 0}, "rollout.max_new_tokens: found 0"),
+    ({"cache_blocks": (4, 4)}, r"rollout.cache_blocks: found \(4, 4\), expected positive sizes that add up to rollout.max_new_tokens=12"),
+    ({"cache_blocks": (12, 0)}, "rollout.cache_blocks"),
+    ({"temperature": -0.1}, "rollout.temperature: found -0.1"),
+    ({"top_p": 0.0}, "rollout.top_p: found 0.0"),
+  ],
+)
+def test_settings_out_of_range_are_refused_before_anything_is_traced(settings, message):
+  with pytest.raises(ValueError, match=message):
+    make_sampler(built()[0], **{"group_size": GROUP, "max_new_tokens": BUDGET, "stop_ids": STOPS, "pad_id": PAD} | settings)
+
+
+def test_requests_of_another_number_of_sequences_are_refused():
+  with pytest.raises(ValueError, match=r"requests.limits: found shape \(3,\) for 32 sequences, expected \(32,\)"):
+    sampled(requests=Requests(limits=jnp.ones(3, jnp.int32)))
+
+
+@pytest.mark.slow
+def test_the_loop_ends_once_enough_groups_are_complete():
+  whole = sampled()
+  enough = sampled(requests=Requests(enough_groups=jnp.int32(2)))
+  done = np.all(enough.reasons.reshape(-1, GROUP) != StopReason.UNFINISHED, axis=1)
+  # The step at which each group is complete.
+  last = whole.mask.sum(axis=1).reshape(-1, GROUP).max(axis=1)
+  steps = np.sort(last)[1]
+  assert np.array_equal(done, last <= steps) and 2 <= done.sum() < len(LENGTHS)
+  assert np.array_equal(enough.mask, whole.mask & (np.arange(BUDGET) < steps))
+  rest = sampled(requests=Requests(partial=to_partial(enough)))
+  np.testing.assert_array_equal(rest.tokens, whole.tokens)
+
+
+def test_stop_sequences_are_detected_across_calls():
+  """Sequences that begin in one call and end in the next."""
+  plain = sampled(stop_ids=())
+  ends = [plain.tokens[row, 2:5].tolist() for row in range(0, N, 3)]
+  model, params = built()
+  settings = dict(group_size=GROUP, max_new_tokens=BUDGET, stop_ids=(), pad_id=PAD)
+  sample = jax.jit(make_sampler(model, stop_table=make_stop_table([None] * 264, sequences=ends), **settings), compiler_options=FAST)
+  args = (params, *prompts_of(), jax.random.key(0))
+  before = sample(*args, Requests(max_steps=jnp.int32(4)))
+  rollouts = jax.device_get(sample(*args, Requests(partial=to_partial(before))))
+  assert np.all(before.mask.sum(axis=1) == 4)
+  for row in range(0, N, 3):
+    assert rollouts.reasons[row] == StopReason.STRING and rollouts.mask[row].sum() == 5
+    assert np.array_equal(rollouts.tokens[row, :5], plain.tokens[row, :5])
+  assert np.any(rollouts.reasons == StopReason.LENGTH)
+
+
+def test_a_replayed_response_keeps_its_tokens():
+  """20 partial responses, 4 rows and few steps: unfinished replays return them unchanged."""
+  whole = sampled()
+  lengths = np.minimum(whole.mask.sum(axis=1) - 1, 5) * (np.arange(N) < 20)
+  cut = whole._replace(mask=np.arange(BUDGET) < lengths[:, None], reasons=np.full(N, StopReason.UNFINISHED, np.int8))
+  rollouts = sampled(slots=4, requests=Requests(partial=to_partial(cut), max_steps=jnp.int32(7)))
+  assert np.all(rollouts.mask.sum(axis=1) >= lengths) and np.any(rollouts.mask.sum(axis=1) > lengths)
+  np.testing.assert_array_equal(rollouts.tokens[rollouts.mask], whole.tokens[rollouts.mask])
+  assert np.all(rollouts.tokens[~rollouts.mask] == PAD)
