@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from jaxrl_llm.config import command_line
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.run.jobs.evaluate import request as request_lib
-from jaxrl_llm.workdir.bucket.reading import NotSentError, give_back
+from jaxrl_llm.workdir.bucket.copies import NotSentError, give_back
 
 USAGE_ERROR = 2
 INTERRUPTED = 130

@@ -25,7 +25,7 @@ from jaxrl_llm.run.setup.experiment import build_experiment
 from jaxrl_llm.run.setup.saved_state import INIT, abstract_arrays, whole_state
 from jaxrl_llm.run.setup.source import judged_by_the_verifier, tuples
 from jaxrl_llm.workdir import checkpoint
-from jaxrl_llm.workdir.bucket.reading import localize
+from jaxrl_llm.workdir.bucket.copies import localize
 
 
 def export(workdir: Path, folder: Path, *, dtype: str | None = None, adapter: bool = False, name: str | None = None) -> int:

@@ -35,7 +35,7 @@ from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.workdir import claim, logs
 from jaxrl_llm.workdir.bucket import address
-from jaxrl_llm.workdir.bucket.reading import localize
+from jaxrl_llm.workdir.bucket.copies import localize
 
 USAGE_ERROR = 2
 PREEMPTED = 42  # Pod launchers take this status as a request to restart the run.

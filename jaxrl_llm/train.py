@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
-from jaxrl_llm.rollouts import pipelining
+from jaxrl_llm.rollouts import lag
 from jaxrl_llm.run.observe import garbage
 from jaxrl_llm.run.setup.out_of_memory import explained
 from jaxrl_llm.run.setup.start import Run, start_run
@@ -148,6 +148,6 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
       record.accuracy_final = evaluate(run, step + 1)
       run.compiled.passed("eval")
     run.compiled.passed("rl")
-    end_step(run, saves=pipelining.saves(config, step), last=last, can_save=ahead.is_empty)
+    end_step(run, saves=lag.saves(config, step), last=last, can_save=ahead.is_empty)
     if step == first:
       exempt()

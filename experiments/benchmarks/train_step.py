@@ -29,7 +29,7 @@ from experiments.benchmarks.engines.train_job import Batch, TrainJob, add_flags,
 from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, report, spread
 from jaxrl_llm import objectives
 from jaxrl_llm.decoding.sampler import make_filter
-from jaxrl_llm.devices.compiling import give_back_memory
+from jaxrl_llm.devices.compilation import give_back_memory
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Layout, Trajectory
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs

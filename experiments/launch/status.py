@@ -13,7 +13,7 @@ from experiments.launch.rows import varying
 from experiments.launch.trial import Trial
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.workdir import claim
-from jaxrl_llm.workdir.bucket.reading import localize
+from jaxrl_llm.workdir.bucket.copies import localize
 
 FINISHED, FAILED, WAITING, RUNNING, STOPPED = "finished", "failed", "waiting", "running", "stopped"
 _EVENTS = "attempts.jsonl"

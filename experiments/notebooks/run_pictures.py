@@ -18,7 +18,8 @@ from experiments.notebooks.pictures import Picture, Table, picture
 from experiments.notebooks.sources import ROOT
 from jaxrl_llm.report import comparison
 from jaxrl_llm.report.comparison import arms as arms_of
-from jaxrl_llm.report.comparison import comparing, curves
+from jaxrl_llm.report.comparison import curves
+from jaxrl_llm.report.comparison import page as page_lib
 from jaxrl_llm.run.observe import alarms
 from jaxrl_llm.workdir.metrics import read_rows
 
@@ -267,7 +268,7 @@ def compare(workdirs: Sequence[pathlib.Path], panels: Sequence[str], *, axis: st
     panels: Keys of `PANELS`.
     axis: "step", "tokens" or "seconds".
   """
-  arms, _ = comparing.load_arms(workdirs)
+  arms, _ = page_lib.load_arms(workdirs)
   chosen = [PANELS[name] for name in panels]
   alt = f"Curves of {', '.join(map(_objective, arms))}: {', '.join(panel.title for panel in chosen)}."
   return picture(_compare, arms, chosen, axis, height=2.1 * -(-len(panels) // 3) + 0.25, alt=alt)
@@ -301,7 +302,7 @@ def _compare(figure: Any, arms: Sequence[arms_of.Arm], panels: Sequence[Panel], 
 
 def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
   """Tabulates the accuracy of arms at the start and the end, and their tokens and wall time."""
-  arms, _ = comparing.load_arms(workdirs)
+  arms, _ = page_lib.load_arms(workdirs)
   rows = []
   for arm, result in zip(arms, arms_of.results(arms), strict=True):
     seeds = ", ".join(f"{run.summary['accuracy_final']:.1%}" for run in arm.runs)
@@ -316,7 +317,7 @@ def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
 
 def differences(workdirs: Sequence[pathlib.Path]) -> Table:
   """Tabulates the settings in which arms differ; "default" means the constant of the paper."""
-  arms, _ = comparing.load_arms(workdirs)
+  arms, _ = page_lib.load_arms(workdirs)
   changed = arms_of.differences([arm.config for arm in arms])
   rows = [[f"`{field}`", *("default" if value is None else f"{value}" for value in values)] for field, values in changed.items()]
   return Table(["setting", *(f"`{_objective(arm)}`" for arm in arms)], rows)

@@ -48,7 +48,7 @@ from experiments.reliability import asynchronous, emulated_bucket
 from experiments.reliability.attempts import Ended, Job, attempt, last_step, mismatches, saving, stepping
 from jaxrl_llm.run.observe.faults import PHASES
 from jaxrl_llm.workdir.bucket.address import mirror_of, parse
-from jaxrl_llm.workdir.bucket.reading import localize
+from jaxrl_llm.workdir.bucket.copies import localize
 
 FLAGS = (
   "--config=configs/gspo.py:tiny",

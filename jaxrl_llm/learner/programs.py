@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.devices.offload import check_offload
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs

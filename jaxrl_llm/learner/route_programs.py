@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.devices.mesh import token_sharding
 from jaxrl_llm.learner.needs import abstract_batch
 from jaxrl_llm.models import Model, routing

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.learner.needs import needed_by_logprobs
 from jaxrl_llm.learner.train_step import map_micro_batches, policy_outputs
 from jaxrl_llm.models import Model

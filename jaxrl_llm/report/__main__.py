@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_llm.report import SOURCES, write_figure, write_report
-from jaxrl_llm.report.comparison.comparing import load_arms, write_comparison_page
+from jaxrl_llm.report.comparison.page import load_arms, write_comparison_page
 from jaxrl_llm.report.comparison.paper_figure import DEFAULT_METRICS, WIDTHS, draw
 from jaxrl_llm.report.comparison.runs import X_AXES, is_run
-from jaxrl_llm.workdir.bucket.reading import give_back, localize
+from jaxrl_llm.workdir.bucket.copies import give_back, localize
 
 _PORT = 8300
 _RULES = """

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.report import SCRIPTS, page
-from jaxrl_llm.report.comparison import comparing
+from jaxrl_llm.report.comparison import page as page_lib
 from jaxrl_llm.report.comparison.runs import find_runs, is_run
 from jaxrl_llm.report.data import SOURCES, report_data
 from jaxrl_llm.workdir import owner
 from jaxrl_llm.workdir.bucket import address as addresses
-from jaxrl_llm.workdir.bucket.reading import localize
+from jaxrl_llm.workdir.bucket.copies import localize
 
 EVERY_MS = 2000
 """Time between two questions of a page, in milliseconds."""
@@ -112,13 +112,13 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None
       elif alone or run is not None:
         data = {"kind": "run"} | report_data(members[0])
       else:
-        arms, notes = comparing.load_arms(folders)
+        arms, notes = page_lib.load_arms(folders)
         link = lambda record: f"runs/{known.index(record.path)}/" if record.path in known else None
         options = dict(title=followed.title, link=link)
         try:
-          data = comparing.page_data(arms, notes, metrics=followed.metrics, **options)
+          data = page_lib.page_data(arms, notes, metrics=followed.metrics, **options)
         except ValueError as error:  # A metric that no run has, or has yet.
-          data = comparing.page_data(arms, [*notes, *str(error).splitlines()], **options)
+          data = page_lib.page_data(arms, [*notes, *str(error).splitlines()], **options)
         data = {"kind": "comparison"} | data
       return Answer(newest, data | {"version": newest, "every_ms": followed.every_ms, "source": _SOURCE, "ended": _ended(data)})
 

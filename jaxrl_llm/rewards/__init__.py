@@ -39,7 +39,7 @@ from jaxrl_llm.rewards.outcome import CAUSES, CallFn, Graded, Outcome, WeightedR
 from jaxrl_llm.rewards.pattern import pattern
 from jaxrl_llm.rewards.plain_numbers import answer_key
 from jaxrl_llm.rewards.running_sum import running_sum
-from jaxrl_llm.rewards.sandbox.grading import code_deadline_s, code_tests
+from jaxrl_llm.rewards.sandbox.grades import code_deadline_s, code_tests
 from jaxrl_llm.rewards.soft_overlong import soft_overlong
 from jaxrl_llm.rewards.spec import Reward, RewardSpec
 from jaxrl_llm.rewards.tags import tags

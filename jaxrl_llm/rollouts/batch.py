@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from jaxrl_llm.pretrained.thumbnails import thumbnails
 from jaxrl_llm.rewards import CallFn, Graded, WeightedReward, call_here, failure_metrics
-from jaxrl_llm.rewards.sharing import grade_shared
+from jaxrl_llm.rewards.shared import grade_shared
 from jaxrl_llm.rollouts.rollout import PENDING, Examples, pending, put, transcript, written_mask
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts

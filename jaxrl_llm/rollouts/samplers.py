@@ -26,7 +26,7 @@ from jaxrl_llm.decoding.sampler import (
 )
 from jaxrl_llm.decoding.sampler.begin import num_rows
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.models import Model, ModelConfig, lower_precision, ragged
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.image_slots import Room

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.messages import one_line, shown
-from jaxrl_llm.serve import answers, calls, drawing
+from jaxrl_llm.serve import answers, calls
+from jaxrl_llm.serve import completions as completions_lib
 from jaxrl_llm.serve.answers import CHAT, COMPLETION, Format
 from jaxrl_llm.serve.calls import Call, Served
-from jaxrl_llm.serve.drawing import State
+from jaxrl_llm.serve.completions import State
 from jaxrl_llm.serve.exchange import Gone, header, read_body, refuse, reply, send_bytes
 from jaxrl_llm.serve.refusals import Refusal, broken, busy, hint
 from jaxrl_llm.serve.text import make_spelling
@@ -104,17 +105,17 @@ def make_app(engine: Engine, served: Served, *, page: str = "", rules: Rules | N
       call = await asyncio.get_running_loop().run_in_executor(pool, read, parse, body)
     finally:
       counts["reading"] -= 1
-    await drawing.draw(engine, call, pool, receive, partial(answer, send, call), state)
+    await completions_lib.draw(engine, call, pool, receive, partial(answer, send, call), state)
 
   async def answer_generate(send: Any, call: Call, events: asyncio.Queue) -> None:
-    await reply(send, 200, answers.generated(call, await drawing.whole(call, events, state)))
+    await reply(send, 200, answers.generated(call, await completions_lib.whole(call, events, state)))
 
   async def answer_openai(form: Format, send: Any, call: Call, events: asyncio.Queue) -> None:
     if call.stream:
-      await drawing.stream(send, call, events, form, served, spelling, state)
+      await completions_lib.stream(send, call, events, form, served, spelling, state)
       return
-    completions = await drawing.whole(call, events, state)
-    texts = [drawing.text_of(call, i, spelling, completion) for i, completion in enumerate(completions)]
+    completions = await completions_lib.whole(call, events, state)
+    texts = [completions_lib.text_of(call, i, spelling, completion) for i, completion in enumerate(completions)]
     await reply(send, 200, answers.whole(call, form, served, spelling, completions, texts))
 
   routes = {

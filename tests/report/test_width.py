@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxrl_llm.report import write_report
-from jaxrl_llm.report.comparison.comparing import write_comparison
+from jaxrl_llm.report.comparison.page import write_comparison
 from tests.report.comparison.test_comparison import make_run as make_member
 from tests.report.test_report import make_run
 from tests.serve.browser import HAS_CHROMIUM, browsing

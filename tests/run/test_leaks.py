@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import train
-from jaxrl_llm.devices.compiling import give_back_memory
+from jaxrl_llm.devices.compilation import give_back_memory
 from tests.runs import VARIED, quick, tiny_config
 
 STATM = pathlib.Path("/proc/self/statm")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import train
-from jaxrl_llm.devices.compiling import CompileCounter, ShapeError, compiled_for
+from jaxrl_llm.devices.compilation import CompileCounter, ShapeError, compiled_for
 from tests.runs import VARIED, column, quick, tiny_config
 
 SHORT = VARIED | {"warm_start.num_steps": 0, "eval.every": 2, "eval.num_prompts": 8, "checkpoint.every": 100, "log.samples_every": 100}

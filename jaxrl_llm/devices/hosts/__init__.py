@@ -5,7 +5,7 @@ same order, and holds the part of each array that lies on its own devices. Only 
 Only rewards are divided: one process computes each of them.
 """
 
-from jaxrl_llm.devices.hosts.ending import together
+from jaxrl_llm.devices.hosts.common_end import together
 from jaxrl_llm.devices.hosts.exchange import (
   agree,
   barrier,
@@ -19,8 +19,8 @@ from jaxrl_llm.devices.hosts.exchange import (
   to_host,
   told_to_end,
 )
-from jaxrl_llm.devices.hosts.interrupting import interrupted, interruptible
-from jaxrl_llm.devices.hosts.joining import COLLECTIVES, HEARTBEAT, TIMEOUT, VARIABLES, join_processes
+from jaxrl_llm.devices.hosts.interrupts import interrupted, interruptible
+from jaxrl_llm.devices.hosts.startup import COLLECTIVES, HEARTBEAT, TIMEOUT, VARIABLES, join_processes
 
 __all__ = [
   "COLLECTIVES", "HEARTBEAT", "TIMEOUT", "VARIABLES", "agree", "barrier", "forget", "gather_text", "gather_under", "interrupted",

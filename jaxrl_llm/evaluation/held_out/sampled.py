@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated
 from jaxrl_llm.rewards import CallFn, WeightedReward, call_here, final_answer
 from jaxrl_llm.rewards.outcome import mapped
-from jaxrl_llm.rewards.sharing import grade_shared
+from jaxrl_llm.rewards.shared import grade_shared
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 

@@ -5,6 +5,6 @@ interval over seeds. Like the page of one run, the page is a single file that op
 network.
 """
 
-from jaxrl_llm.report.comparison.comparing import EmptyComparisonError, load_arms, page_data, write_comparison
+from jaxrl_llm.report.comparison.page import EmptyComparisonError, load_arms, page_data, write_comparison
 
 __all__ = ["EmptyComparisonError", "load_arms", "page_data", "write_comparison"]

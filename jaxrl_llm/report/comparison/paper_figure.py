@@ -56,7 +56,7 @@ def draw(arms: Sequence[Arm], metrics: Sequence[str], path: Path, *, axis: str =
   Each arm has a line with its own colour, dashes and marker. An arm of one seed has no band.
 
   Args:
-    arms: Arms, as returned by `comparing.load_arms`.
+    arms: Arms, as returned by `page.load_arms`.
     metrics: Names of the metrics, one panel each.
     path: File of the figure, in the format of its ending (`figures.FORMATS`).
     axis: Key of `runs.X_AXES`.

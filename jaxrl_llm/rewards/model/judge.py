@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.devices.mesh import make_mesh, num_row_shards, param_shardings, place_rows
 from jaxrl_llm.models import RewardModel, load_reward_params, make_reward_model, read_reward_config
 from jaxrl_llm.models.reward_model import pad_id

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.rewards.sandbox.comparing import TOLERANCE
+from jaxrl_llm.rewards.sandbox.comparison import TOLERANCE
 
 
 class StdioTests(NamedTuple):

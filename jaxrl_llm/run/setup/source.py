@@ -17,7 +17,7 @@ from jaxrl_llm.messages import MissingPackageError, did_you_mean, one_line
 from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.bucket import address
-from jaxrl_llm.workdir.bucket.reading import localize
+from jaxrl_llm.workdir.bucket.copies import localize
 
 _EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format or a .gguf file"
 # Fields of `config.model` that the weights of a checkpoint depend on.

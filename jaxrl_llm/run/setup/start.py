@@ -13,7 +13,7 @@ from jaxrl_llm.config import sizes
 from jaxrl_llm.config.fields import flatten, given
 from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.devices.compiling import CompileCounter
+from jaxrl_llm.devices.compilation import CompileCounter
 from jaxrl_llm.learner.schedules import unfinished_warm_ups
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import carried, schedule

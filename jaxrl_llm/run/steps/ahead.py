@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.rollouts import pipelining, rollout
+from jaxrl_llm.rollouts import lag, rollout
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.run.steps.sample import InFlight, launch, move_weights, publish, wait
 
 
 class Ahead:
-  """Begins rollouts as early as the lag allows, and waits for those of a step; see `pipelining`.
+  """Begins rollouts as early as the lag allows, and waits for those of a step; see `rollouts.lag`.
 
   Args:
     run: RL run.
@@ -35,7 +35,7 @@ class Ahead:
       step: RL step, from 0.
       between: Function called while this waits. If it raises, the rollouts are given up.
     """
-    run, horizon = self._run, pipelining.horizon(self._run.config, step)
+    run, horizon = self._run, lag.horizon(self._run.config, step)
     if self._queue.joins:
       publish(run, between=between)  # What is in progress may go on with them.
     elif self._next < horizon:

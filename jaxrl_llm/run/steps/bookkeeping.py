@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import report
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.devices.compiling import declared
+from jaxrl_llm.devices.compilation import declared
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.run.observe import alarms
 from jaxrl_llm.run.observe.phases import Phases

@@ -11,7 +11,8 @@ from typing import Any
 
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.workdir.bucket import address as address_lib
-from jaxrl_llm.workdir.bucket import bringing, claiming
+from jaxrl_llm.workdir.bucket import claim as claim_lib
+from jaxrl_llm.workdir.bucket import download
 from jaxrl_llm.workdir.bucket.address import Address, Mirror
 from jaxrl_llm.workdir.bucket.index import NAME, Index, content_digest
 from jaxrl_llm.workdir.bucket.store import StorageError, Store, patiently
@@ -75,7 +76,7 @@ class Session:
 @contextlib.contextmanager
 def opened(
   address: Address, *, retention: Mapping[str, Any], tell: Callable[[str], None], patience: float = 120.0,
-  silence: float = claiming.SILENCE_SECONDS, seconds: float = 30.0,
+  silence: float = claim_lib.SILENCE_SECONDS, seconds: float = 30.0,
 ) -> Iterator[Session]:  # fmt: skip
   """Claims a workdir in a bucket and brings its mirror up to date. At the end, sends the rest.
 
@@ -107,8 +108,8 @@ def opened(
     raise WorkdirError(str(error).replace(str(mirror.state), str(address))) from error
   try:
     store = Store(address, seconds=seconds)
-    index, tag = claiming.take(store, claiming.this_process(), silence=silence, tell=tell)
-    from jaxrl_llm.workdir.bucket.publishing import Publisher  # Late: it imports jax.
+    index, tag = claim_lib.take(store, claim_lib.this_process(), silence=silence, tell=tell)
+    from jaxrl_llm.workdir.bucket.publisher import Publisher  # Late: it imports jax.
 
     name = _name_of(mirror)
     # The run then stops as if it were preempted.
@@ -147,11 +148,11 @@ def _bring(store: Store, mirror: Mirror, name: str, index: Index, tell: Callable
   shutil.rmtree(mirror.outgoing, ignore_errors=True)
   tell(f"bringing {store.address} to {mirror.run}")
   try:
-    bringing.bring_steps(store, index, mirror.run)
+    download.bring_steps(store, index, mirror.run)
     # The config comes last: without it, the next start brings everything again.
-    bringing.bring_files(store, index, mirror.run, needed=lambda path: path != "config.json")
-    bringing.bring_pages(store, mirror.run)
-    bringing.bring_files(store, index, mirror.run)
+    download.bring_files(store, index, mirror.run, needed=lambda path: path != "config.json")
+    download.bring_pages(store, mirror.run)
+    download.bring_files(store, index, mirror.run)
   except FileNotFoundError as error:
     raise WorkdirError(
       f"--workdir={store.address}: an object that its {NAME} names is gone ({error}); restore it, or choose another --workdir"

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.workdir.checkpoint import manifest
 from jaxrl_llm.workdir.checkpoint.folders import clear_leftovers
-from jaxrl_llm.workdir.checkpoint.opening import Checkpoints
+from jaxrl_llm.workdir.checkpoint.store import Checkpoints
 
 
 def restore_latest(

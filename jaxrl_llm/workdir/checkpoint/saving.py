@@ -34,8 +34,8 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.workdir import disk
 from jaxrl_llm.workdir.checkpoint import folders, manifest, orbax_noise
-from jaxrl_llm.workdir.checkpoint.opening import Checkpoints, finish
 from jaxrl_llm.workdir.checkpoint.retention import Save, kept
+from jaxrl_llm.workdir.checkpoint.store import Checkpoints, finish
 
 _MARGIN = 1 << 20  # Bytes for everything but the arrays.
 _WAIT_SECONDS = 3600  # For the slowest process; a failure is reported at once.

@@ -18,7 +18,7 @@ from jaxrl_llm.decoding.engine.requests import QueueFull, Request
 from jaxrl_llm.decoding.sampler import make_sampler
 from jaxrl_llm.decoding.sampler.filters import REMOVED, make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.devices.compiling import CompileCounter
+from jaxrl_llm.devices.compilation import CompileCounter
 from jaxrl_llm.models import make_model, preset
 from tests.decoding.engine.engines import (
   CHUNK,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.devices.hosts import joining
+from jaxrl_llm.devices.hosts import startup
 from tests.runs import ROOT, environment, free_address, joined
 
 ADDRESS, COUNT, INDEX = hosts.VARIABLES
@@ -30,8 +30,8 @@ TOGETHER = """
 import json
 import jax, numpy as np
 from jaxrl_llm.devices import hosts, mesh
-from jaxrl_llm.devices.hosts import ending
-ending._GRACE_SECONDS = 0.2
+from jaxrl_llm.devices.hosts import common_end
+common_end._GRACE_SECONDS = 0.2
 hosts.join_processes()
 hosts.join_processes()
 with hosts.together({ValueError: 2}):
@@ -86,27 +86,27 @@ def two_processes(source: str) -> list[subprocess.CompletedProcess]:
 def test_wrong_settings_are_one_line(case):
   settings, parts = WRONG[case]
   with pytest.raises(ValueError) as caught:
-    joining._from_environment(settings)
+    startup._from_environment(settings)
   for part in parts:
     assert part in str(caught.value), caught.value
   assert "\n" not in str(caught.value)
 
 
 def test_settings_of_a_launcher():
-  assert joining._from_environment({}) is None and joining._from_environment({ADDRESS: "", "HOME": "x"}) is None
-  assert joining._from_environment({ADDRESS: "[::1]:8476", COUNT: "16", INDEX: "3"}) == ("[::1]:8476", 16, 3)
-  assert joining._seconds({}, hosts.TIMEOUT, 300) == 300 and joining._seconds({hosts.TIMEOUT: "2.5"}, hosts.TIMEOUT, 300) == 2.5
+  assert startup._from_environment({}) is None and startup._from_environment({ADDRESS: "", "HOME": "x"}) is None
+  assert startup._from_environment({ADDRESS: "[::1]:8476", COUNT: "16", INDEX: "3"}) == ("[::1]:8476", 16, 3)
+  assert startup._seconds({}, hosts.TIMEOUT, 300) == 300 and startup._seconds({hosts.TIMEOUT: "2.5"}, hosts.TIMEOUT, 300) == 2.5
   for text in ("soon", "0", "nan", "-1"):
     with pytest.raises(ValueError, match=f"JAXRL_LLM_START_TIMEOUT: found '{text}'"):
-      joining._seconds({hosts.TIMEOUT: text}, hosts.TIMEOUT, 300)
+      startup._seconds({hosts.TIMEOUT: text}, hosts.TIMEOUT, 300)
 
 
 def test_a_process_alone_outlives_a_sleep(monkeypatch):
   """JAX's coordinator ends a process without heartbeats, and a sleeping laptop sends none."""
   asked = []
   monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **settings: asked.append(settings["heartbeat_timeout_seconds"]))
-  joining._initialize("127.0.0.1:8476", 1, 0, 1.0)
-  joining._initialize("127.0.0.1:8476", 2, 0, 1.0)
+  startup._initialize("127.0.0.1:8476", 1, 0, 1.0)
+  startup._initialize("127.0.0.1:8476", 2, 0, 1.0)
   assert asked[0] > 7 * 24 * 3600 and asked[1] == 10
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm.config import trackers
-from jaxrl_llm.run.observe.trackers import sending
+from jaxrl_llm.run.observe.trackers import sender
 from jaxrl_llm.run.observe.trackers.__main__ import main
 from jaxrl_llm.run.observe.trackers.entry import open_record
 from jaxrl_llm.run.observe.trackers.followers import Followers
@@ -61,7 +61,7 @@ def send(workdir, tracker=None, rounds=()):
     return True
 
   (workdir / "trackers").mkdir(exist_ok=True)
-  return tracker, sending.send_rows(workdir, "listed", tracker, wait)
+  return tracker, sender.send_rows(workdir, "listed", tracker, wait)
 
 
 def test_rows_samples_and_files_are_sent_as_they_come(tmp_path):
@@ -96,7 +96,7 @@ def test_a_row_that_is_being_written_waits(tmp_path):
   path = tmp_path / "metrics.jsonl"
   line = path.read_bytes()
   path.write_bytes(line + b'{"step": 2, "phase"')
-  tail = sending.Tail(path)
+  tail = sender.Tail(path)
   assert [row["step"] for row in tail.read()] == [1] and not tail.read()
   path.write_bytes(line + b'{"step": 2, "phase": "rl"}\nno row\n')
   assert [row["step"] for row in tail.read()] == [2]

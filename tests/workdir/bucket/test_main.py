@@ -14,7 +14,7 @@ from experiments.reliability.attempts import Job, attempt, mismatches
 from jaxrl_llm import evaluate, main
 from jaxrl_llm.report import __main__ as report
 from jaxrl_llm.workdir.bucket.address import mirror_of, parse
-from jaxrl_llm.workdir.bucket.reading import localize
+from jaxrl_llm.workdir.bucket.copies import localize
 from jaxrl_llm.workdir.bucket.store import Store
 from tests.workdir.bucket.runs import running
 

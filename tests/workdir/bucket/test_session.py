@@ -7,11 +7,11 @@ import time
 import pytest
 
 from jaxrl_llm.workdir import checkpoint
-from jaxrl_llm.workdir.bucket import claiming
+from jaxrl_llm.workdir.bucket import claim
 from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.address import mirror_of
+from jaxrl_llm.workdir.bucket.copies import give_back, localize
 from jaxrl_llm.workdir.bucket.index import Owner
-from jaxrl_llm.workdir.bucket.reading import give_back, localize
 from jaxrl_llm.workdir.bucket.store import StorageError, Store
 from jaxrl_llm.workdir.claim import WorkdirError
 from tests.workdir.bucket.runs import running
@@ -170,7 +170,7 @@ def replaced(store):
   index, tag = index_lib.read(store)
   try:
     store.replace(index_lib.NAME, index_lib.to_bytes(index._replace(owner=ELSEWHERE, serial=index.serial + 1)), tag)
-  except claiming.ConflictError:
+  except claim.ConflictError:
     return False
   return True
 

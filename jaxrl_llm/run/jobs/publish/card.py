@@ -178,7 +178,7 @@ def _without_folders(value: Any) -> Any:
 
 def commit_of_package() -> str | None:
   """Returns the commit of the checkout that runs; None if the package is installed elsewhere."""
-  root = Path(__file__).resolve().parents[3]
+  root = Path(__file__).resolve().parents[4]
   if not (root / ".git").exists():
     return None
   try:

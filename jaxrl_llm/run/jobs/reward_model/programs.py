@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.learner.needs import abstract_batch
 from jaxrl_llm.learner.programs import phase_optimizer, place_state, rows_at_once
 from jaxrl_llm.learner.train_step import TrainStepFn, init_state, make_train_step

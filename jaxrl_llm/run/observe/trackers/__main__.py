@@ -18,7 +18,7 @@ from pathlib import Path
 from jaxrl_llm.config.trackers import PACKAGES, tracker_problems
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.run.observe.trackers.entry import FOLDER, Entry, Tracker, open_record
-from jaxrl_llm.run.observe.trackers.sending import send_rows
+from jaxrl_llm.run.observe.trackers.sender import send_rows
 
 POLL_SECONDS = 1.0
 LAST_SECONDS = 120.0

@@ -105,7 +105,7 @@ def _start(workdir: Path, name: str) -> Follower:
 
 def _environment() -> dict[str, Any]:
   """Returns the environment of a process that must find this package, also from another folder."""
-  root = str(Path(__file__).parents[3])
+  root = str(Path(__file__).parents[4])
   return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrl_llm.workdir.bucket.bringing import PAGES, leading
+from jaxrl_llm.workdir.bucket.download import PAGES, leading
 from jaxrl_llm.workdir.bucket.index import Part
 
 MERGED_BYTES = 256 << 10

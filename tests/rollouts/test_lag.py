@@ -10,7 +10,8 @@ import pytest
 
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import pipelining, rollout
+from jaxrl_llm.rollouts import lag as lag_lib
+from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.saved_state import ROLLOUT
 from jaxrl_llm.run.steps import ahead, learn, stop
@@ -225,5 +226,5 @@ def test_the_next_rollouts_are_dispatched_before_the_learner_works(lagging):
 def test_every_step_is_begun_once_and_not_across_a_checkpoint(lag, expected):
   config = config_of(LAG | {"num_steps": 7, "checkpoint.every": 3})
   config.rollout.staleness = lag
-  assert [pipelining.horizon(config, step) for step in range(7)] == expected
-  assert [pipelining.saves(config, step) for step in range(7)] == [False, False, True, False, False, True, True]
+  assert [lag_lib.horizon(config, step) for step in range(7)] == expected
+  assert [lag_lib.saves(config, step) for step in range(7)] == [False, False, True, False, False, True, True]

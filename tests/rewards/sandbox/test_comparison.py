@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from jaxrl_llm.rewards.sandbox.comparing import same_output, same_value
+from jaxrl_llm.rewards.sandbox.comparison import same_output, same_value
 
 
 @pytest.mark.parametrize(

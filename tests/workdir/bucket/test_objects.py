@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from jaxrl_llm.workdir.bucket.collecting import collect, paths_of, send
+from jaxrl_llm.workdir.bucket.objects import collect, paths_of, send
 
 SEEN_ONCE = ("config.json", "checkpoints/4/manifest.json", "tensorboard/rl/events", ".lock", "logs/attempt-1.log", "a.tmp", "report.html")
 

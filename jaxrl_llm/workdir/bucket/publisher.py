@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.workdir.bucket import collecting
 from jaxrl_llm.workdir.bucket import index as index_lib
+from jaxrl_llm.workdir.bucket import objects as objects_lib
 from jaxrl_llm.workdir.bucket.address import Mirror
-from jaxrl_llm.workdir.bucket.bringing import MANIFEST, PAGES, files_of
+from jaxrl_llm.workdir.bucket.download import MANIFEST, PAGES, files_of
 from jaxrl_llm.workdir.bucket.index import Index, Step
 from jaxrl_llm.workdir.bucket.store import ConflictError, StorageError, Store, Tag
 from jaxrl_llm.workdir.checkpoint import manifest
@@ -61,8 +61,8 @@ class Publisher:
     self._store, self._mirror, self._name, self._retention = store, mirror, name, retention
     self._index, self._tag, self._tell, self._lost = index, tag, tell, lost
     self._seconds, self._beat_seconds, self._beat = seconds, beat_seconds, time.monotonic()
-    self._seen: dict[str, collecting.Signature] = {}
-    self._pages: dict[str, collecting.Signature] = {}
+    self._seen: dict[str, objects_lib.Signature] = {}
+    self._pages: dict[str, objects_lib.Signature] = {}
     self._sent: dict[int, Step] = {}  # Checkpoints that the index does not name yet.
     # Folder and files in the bucket of each checkpoint that is being sent.
     self._begun: dict[int, tuple[str, set[str]]] = {}
@@ -94,7 +94,7 @@ class Publisher:
     if self._resumed is not None:
       return [index_lib.NAME]
     steps = [f"checkpoints/{number}" for number in self._unsent_steps()] + [f"checkpoints/{number}" for number in self._sent]
-    kept_parts, pieces = collecting.collect(self._mirror.run, self._index.files, dict(self._seen))
+    kept_parts, pieces = objects_lib.collect(self._mirror.run, self._index.files, dict(self._seen))
     gone = self._index.files.keys() - kept_parts.keys()
     return steps + [piece.path for piece in pieces] + sorted(gone)
 
@@ -155,8 +155,8 @@ class Publisher:
     resumed, seen = self._resumed, dict(self._seen)
     if self._enabled:
       aside = {} if resumed is None else {number: step for number, step in index.steps.items() if number > resumed}
-      files, pieces = collecting.collect(self._mirror.run, index.files, seen)
-      files = collecting.send(pieces, files, self._put_and_beat, self._new_name)
+      files, pieces = objects_lib.collect(self._mirror.run, index.files, seen)
+      files = objects_lib.send(pieces, files, self._put_and_beat, self._new_name)
       steps = {number: step for number, step in (index.steps | sent).items() if aside.get(number) != step}
       stay = kept([Save(**step.save) for step in steps.values()], **self._retention) if steps else set()
       steps = {number: step for number, step in steps.items() if number in stay}
@@ -269,7 +269,7 @@ class Publisher:
     """Sends what can be made again, for a browser to open."""
     for name in PAGES:
       path = self._mirror.run / name
-      if path.is_file() and self._pages.get(name) != (now := collecting.signature(path)):
+      if path.is_file() and self._pages.get(name) != (now := objects_lib.signature(path)):
         self._put_and_beat(name, path.read_bytes())
         self._pages[name] = now
 

@@ -1,4 +1,4 @@
-"""Pipelining of rollouts: which are drawn while the learner runs, and with which weights.
+"""The lag of rollouts: which are drawn while the learner runs, and with which weights.
 
 Without lag, the rollouts of an RL step are drawn with the step's own weights: the sampler waits for
 the learner, and the learner for the sampler. With a lag of η, the rollouts of a step are begun η

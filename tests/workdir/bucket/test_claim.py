@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxrl_llm.workdir.bucket import claiming
+from jaxrl_llm.workdir.bucket import claim as claim_lib
 from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.index import Owner
 from jaxrl_llm.workdir.bucket.store import Store
@@ -22,9 +22,9 @@ def beat(store):
 
 def test_a_second_writer_is_refused_as_soon_as_the_first_gives_a_sign_of_life(place):
   store, told = Store(place), []
-  claiming.take(store, ELSEWHERE)
+  claim_lib.take(store, ELSEWHERE)
   with pytest.raises(WorkdirError) as caught:
-    claiming.take(store, claiming.this_process(), tell=told.append, sleep=lambda seconds: beat(store))
+    claim_lib.take(store, claim_lib.this_process(), tell=told.append, sleep=lambda seconds: beat(store))
   assert str(caught.value) == (
     f"--workdir={place}: process 7 on another-host is writing there; wait until it ends, stop it, or choose another"
   )
@@ -33,42 +33,42 @@ def test_a_second_writer_is_refused_as_soon_as_the_first_gives_a_sign_of_life(pl
 
 def test_a_silent_writer_is_replaced_and_can_then_write_nothing(place):
   store, told = Store(place), []
-  index, tag = claiming.take(store, ELSEWHERE)
-  own = claiming.this_process()
-  taken, _ = claiming.take(store, own, silence=0.2, look_seconds=0.05, tell=told.append)
+  index, tag = claim_lib.take(store, ELSEWHERE)
+  own = claim_lib.this_process()
+  taken, _ = claim_lib.take(store, own, silence=0.2, look_seconds=0.05, tell=told.append)
   assert taken.owner == own and "has given no sign of life for 0 s; its claim is taken over" in told[1]
-  with pytest.raises(claiming.ConflictError):
+  with pytest.raises(claim_lib.ConflictError):
     store.replace(index_lib.NAME, index_lib.to_bytes(index), tag)
   assert index_lib.read(store)[0].owner == own
 
 
 def test_a_dead_process_of_this_machine_is_replaced_at_once(place):
-  code = "from jaxrl_llm.workdir.bucket import claiming; print(*claiming.this_process(), sep='|')"
+  code = "from jaxrl_llm.workdir.bucket import claim; print(*claim.this_process(), sep='|')"
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
   token, host, boot, pid, began = done.stdout.strip().split("|")
   dead = Owner(token, host, boot, int(pid), began)
-  own, store = claiming.this_process(), Store(place)
-  assert claiming.is_gone(dead) and not claiming.is_gone(own) and not claiming.is_gone(ELSEWHERE)
+  own, store = claim_lib.this_process(), Store(place)
+  assert claim_lib.is_gone(dead) and not claim_lib.is_gone(own) and not claim_lib.is_gone(ELSEWHERE)
   # The number of a process may have been given to a later one.
-  assert claiming.is_gone(own._replace(began="1")) and claiming.is_gone(own._replace(boot="before"))
-  claiming.take(store, dead)
-  assert claiming.take(store, own, silence=1e9)[0].owner == own and own.pid == os.getpid()
+  assert claim_lib.is_gone(own._replace(began="1")) and claim_lib.is_gone(own._replace(boot="before"))
+  claim_lib.take(store, dead)
+  assert claim_lib.take(store, own, silence=1e9)[0].owner == own and own.pid == os.getpid()
 
 
 def test_a_folder_that_holds_something_else_is_refused(place):
   store = Store(place)
   store.put("notes.txt", b"")
   with pytest.raises(WorkdirError, match=r"found notes.txt but no index.json, expected no object or a run; choose another"):
-    claiming.take(store, claiming.this_process())
+    claim_lib.take(store, claim_lib.this_process())
   assert list(store.names()) == ["notes.txt"]
 
 
 def test_a_damaged_index_is_named(place):
   store = Store(place)
-  index, tag = claiming.take(store, ELSEWHERE)
+  index, tag = claim_lib.take(store, ELSEWHERE)
   store.replace(index_lib.NAME, index_lib.to_bytes(index).replace(b"another-host", b"Another-host"), tag)
   with pytest.raises(index_lib.StorageError, match=r"index.json is not as it was written \(its SHA-256 differs\); restore"):
-    claiming.take(store, claiming.this_process())
+    claim_lib.take(store, claim_lib.this_process())
 
 
 def test_a_storage_without_preconditions_is_refused(place, monkeypatch):
@@ -80,4 +80,4 @@ def test_a_storage_without_preconditions_is_refused(place, monkeypatch):
 
   monkeypatch.setattr(store, "create", put)
   with pytest.raises(index_lib.StorageError, match="the storage ignores preconditions"):
-    claiming.take(store, claiming.this_process())
+    claim_lib.take(store, claim_lib.this_process())

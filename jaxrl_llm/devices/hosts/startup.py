@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import jax
 
-from jaxrl_llm.devices.hosts.ending import limited
+from jaxrl_llm.devices.hosts.common_end import limited
 from jaxrl_llm.devices.hosts.exchange import WAIT_SECONDS, run_state
 from jaxrl_llm.messages import one_line
 

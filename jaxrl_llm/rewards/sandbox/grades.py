@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.rewards.sandbox import asker, callee, literals, prelude
 from jaxrl_llm.rewards.sandbox.backends import backend_of, choose, execute
 from jaxrl_llm.rewards.sandbox.code_blocks import extract_code
-from jaxrl_llm.rewards.sandbox.comparing import same_output, same_value
+from jaxrl_llm.rewards.sandbox.comparison import same_output, same_value
 from jaxrl_llm.rewards.sandbox.program import Execution, Judge, Limits, Program, Refused, Sandbox
 from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, Tests, program_pattern, read_tests
 from jaxrl_llm.text_types import Completion, RewardFn

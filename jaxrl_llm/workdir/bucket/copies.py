@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jaxrl_llm.workdir.bucket import address as address_lib
-from jaxrl_llm.workdir.bucket import bringing
+from jaxrl_llm.workdir.bucket import download
 from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.index import Index
 from jaxrl_llm.workdir.bucket.store import StorageError, Store, patiently
@@ -90,10 +90,10 @@ def _bring(store: Store, folder: Path, *, step: int | None, checkpoints: bool) -
       shown = ", ".join(map(str, sorted(index.steps)[-10:])) or "none"
       raise ValueError(f"{store.address}: found no checkpoint {step}, expected one of {shown}")
     try:
-      bringing.bring_files(store, index, folder)
+      download.bring_files(store, index, folder)
       if checkpoints:
         _forget(folder, index)
-        bringing.bring_steps(store, index, folder, step=step)
+        download.bring_steps(store, index, folder, step=step)
       break
     except FileNotFoundError as error:
       if tries == _TRIES - 1:
