@@ -152,7 +152,8 @@ def make_sampler(config: Any) -> Sampler:
   from jaxrl_llm.decoding.engine.fleet import make_engines
   from jaxrl_llm.devices import mesh as mesh_lib
   from jaxrl_llm.models import lower_precision
-  from jaxrl_llm.run.setup import experiment
+  from jaxrl_llm.run.setup.data import load_measured
+  from jaxrl_llm.run.setup.drawing import engine_options
   from jaxrl_llm.run.setup.sampler_processes import model_of_sampler
 
   if problems := config_problems(config):
@@ -161,12 +162,12 @@ def make_sampler(config: Any) -> Sampler:
   if (count := jax.device_count()) % tensor:
     raise ValueError(f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of {count}, the number of devices here")
   mesh = mesh_lib.make_mesh(data=count // tensor, tensor=tensor)
-  task, lengths, _ = experiment.load_measured(config)
+  task, lengths, _ = load_measured(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   bounds = sizes.Bounds(1, 1, shape.d_model, 16 if mesh_lib.platform_of(mesh) == "cpu" else 128, shape.max_positions)
   config = sizes.choose_sizes(config, lengths, bounds)
   model, template = model_of_sampler(config, shape, mesh)
-  options = experiment.engine_options(config, model.config, task.tokenizer)
+  options = engine_options(config, model.config, task.tokenizer)
   # Random weights, because an engine compares what its programs draw.
   shardings = jax.tree.map(lambda x: x.sharding, template)
   params = jax.jit(lambda key: lower_precision(model.init(key), model.config.dtype), out_shardings=shardings)(jax.random.key(0))

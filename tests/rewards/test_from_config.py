@@ -8,7 +8,7 @@ from jaxrl_llm.config import check
 from jaxrl_llm.rewards import grade
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
-from jaxrl_llm.run.setup.experiment import load_task
+from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.text_types import Completion
 from tests.runs import quick, rows, run_here, tiny_config
 

@@ -11,7 +11,7 @@ from jaxrl_llm.evaluation.held_out.evaluated import evaluated
 from jaxrl_llm.rewards import REWARDS, Reward, RewardSpec, grade, make, weighted
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
-from jaxrl_llm.run.setup.experiment import load_task
+from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.text_types import Completion
 from tests.rewards.spelling import process_id, spelling, word_behind
 from tests.runs import quick, tiny_config

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import own_data
-from jaxrl_llm.run.setup.experiment import load_measured
+from jaxrl_llm.run.setup.data import load_measured
 from jaxrl_llm.tasks.files.storage import split_of
 
 SUMS = [{"question": f"{a}+{b}?", "answer": str(a + b), "why": f"#### {a + b}"} for a in range(13) for b in range(10)]

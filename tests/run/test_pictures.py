@@ -11,7 +11,7 @@ from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.pretrained import png
-from jaxrl_llm.run.setup.experiment import load_task
+from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.tasks.sets import figures
 from jaxrl_llm.workdir import claim
 from jaxrl_llm.workdir.metrics import read_rows

@@ -1,6 +1,5 @@
 """How a run draws: by the decoding engine, request by request, or by sweeps of the sampler."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,20 +9,23 @@ from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
 from jaxrl_llm.decoding.engine.fleet import make_engines
+from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn
-from jaxrl_llm.learner.programs import records_routes
-from jaxrl_llm.models import Model, ModelConfig
+from jaxrl_llm.learner.programs import Programs, pictures_at_once, records_routes, room_in_rows
+from jaxrl_llm.models import ModelConfig, make_model
+from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.gathering import gather
 from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
-from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes
+from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes, make_samplers, room_in_prompts
 from jaxrl_llm.rollouts.singles import Singles
 from jaxrl_llm.rollouts.sweeps import SweepQueue, Sweeps
 from jaxrl_llm.rollouts.turns import Talks
-from jaxrl_llm.rollouts.weight_sync import WeightSync
+from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
+from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Params, Rollouts
 
@@ -139,46 +141,55 @@ def why_not_engine(config: ConfigDict, mesh: Mesh) -> str | None:
   return None
 
 
-def drain_problems(config: ConfigDict, rules: Rules | None, why: str | None) -> Iterator[str]:
-  """Yields settings that conversations cannot have without the engine, and for which reason."""
+def check_drain(config: ConfigDict, rules: Rules | None, why: str | None) -> None:
+  """Refuses settings that conversations cannot have without the engine.
+
+  Args:
+    config: Checked config.
+    rules: Rules of the conversations; None for responses of a single turn.
+    why: Why the sampler draws; None if the decoding engine does.
+
+  Raises:
+    ValueError: If there are some. One line for each.
+  """
   if rules is None or why is None:
     return
+  because, problems = f"because the decoding engine does not draw the conversations of environment.name: {why}", []
   if rules.environment.player is not None:
-    yield f"config.environment.name: {config.environment.name} needs the decoding engine, but {why}"
-  others = f"the decoding engine does not draw the conversations of environment.name: {why}"
+    problems.append(f"config.environment.name: {config.environment.name} needs the decoding engine, but {why}")
   for name in ("staleness", "spare_prompts"):
     if config.rollout[name]:
-      yield f"config.rollout.{name}: found {config.rollout[name]}, expected 0, because {others}"
+      problems.append(f"config.rollout.{name}: found {config.rollout[name]}, expected 0, {because}")
   if config.moe.replay == "R3":
-    yield (
-      "config.moe.replay: found 'R3', expected 'R2', because the sampler records no routes of tokens that it did not draw, and " + others
-    )
+    lost = "because the sampler records no routes of tokens that it did not draw"
+    problems.append(f"config.moe.replay: found 'R3', expected 'R2', {lost}, and {because}")
+  if problems:
+    raise ValueError("\n".join(problems))
 
 
 def make_drawing(
-  config: ConfigDict,
-  model: Model,
-  tokenizer: Tokenizer,
-  programs: Samplers,
-  *,
-  sync: WeightSync | None,
-  rules: Rules | None,
-  gallery: Gallery | None,
-  why: str | None,
+  config: ConfigDict, learner: Programs, mesh: Mesh, tokenizer: Tokenizer, *, rules: Rules | None, why: str | None
 ) -> Drawing:
   """Makes the queue and the players of a run; compiles nothing yet.
 
   Args:
     config: The experiment's config.
-    model: Model in the sampler's dtype, on the sampler's devices. The decoding engine has an engine
-      for each of them, or for each `tensor` of them.
+    learner: Programs of the learner.
+    mesh: Devices that draw. The decoding engine has an engine for each of them, or for each
+      `tensor` of them.
     tokenizer: The task's tokenizer.
-    programs: Programs of the sampler.
-    sync: Transfer of weights to the sampler's devices; None if they are the learner's.
     rules: Rules of the conversations; None for responses of a single turn.
-    gallery: Pictures of the problems; None if they show none.
     why: Why the sampler draws; None if the decoding engine does.
   """
+  shape, params = learner.model.config, learner.abstract_state.params
+  model = make_model(sampling_shape(config, shape), mesh=mesh, serving=serving_of(shape, mesh, layout=config.serving.layout))
+  sync = None
+  if mesh != learner.model.mesh:
+    options = dict(dtype=model.config.dtype, trainable=learner.trainable)
+    sync = make_weight_sync(params, learner.model.logical_axes, learner=learner.model.mesh, sampler=mesh, **options)
+    params = sync.arrived
+  options = dict(turn_stops=rules and rules.environment.stops, records_routes=records_routes(config, shape), on_engine=why is None)
+  programs, gallery = make_samplers(config, model, tokenizer, params, **options), make_gallery(config, tokenizer, learner, shape)
   section = config.rollout
   common = dict(
     max_new_tokens=section.max_new_tokens,
@@ -215,6 +226,15 @@ def make_drawing(
   )
 
 
+def sampling_shape(config: ConfigDict, shape: ModelConfig) -> ModelConfig:
+  """Returns the shape of a learner's model as it draws, in the sampler's dtype."""
+  return shape._replace(
+    dtype=config.model.sampler_dtype or shape.dtype,
+    decode_attention=config.serving.attention,
+    decode_weights=config.serving.weights,
+  )
+
+
 def player_of(rules: Rules | None, tokenizer: Tokenizer) -> PlayFn:
   """Returns the player that draws over the decoding engine.
 
@@ -242,3 +262,17 @@ def engine_options(config: ConfigDict, shape: ModelConfig, tokenizer: Tokenizer)
   most = max(of_step, config.eval.batch_prompts * config.eval.samples) + section.staleness * of_step
   options = dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer, records_routes=records_routes(config, shape))
   return engine_sizes(config) | options | {"in_flight": section.update_in_flight or "wait"}
+
+
+def make_gallery(config: ConfigDict, tokenizer: Tokenizer, learner: Programs, shape: ModelConfig) -> Gallery | None:
+  """Returns the pictures of a task's problems; None if they show none."""
+  rows, prompts = room_in_rows(config, shape), room_in_prompts(config, shape)
+  if rows is None:
+    return None
+  if tokenizer.image_id != shape.vision.image_token:
+    ids = f"image token {tokenizer.image_id} in the tokenizer, expected {shape.vision.image_token}, as in the model's config"
+    raise ValueError(f"config.model.path: found {ids}; use the tokenizer of the checkpoint")
+  ids = lambda example: prompt_ids(example, tokenizer, shape.vision.pictures)
+  mesh, features = learner.model.mesh, learner.features
+  placed = features and (lambda params, patches: features(params, mesh_lib.place_rows(mesh, patches)))
+  return Gallery(prompts, rows, prompt_ids=ids, features=placed, at_once=pictures_at_once(rows, mesh))

@@ -13,7 +13,7 @@ from jaxrl_llm.decoding.engine.requests import Limits
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Model, ModelConfig, lower_precision, make_model
 from jaxrl_llm.models.decoding import serving_of
-from jaxrl_llm.run.setup.drawing import engine_options
+from jaxrl_llm.run.setup.drawing import engine_options, sampling_shape
 from jaxrl_llm.run.setup.experiment import Experiment
 
 _LOOK_S = 1.0  # Between two looks at how many have joined.
@@ -62,11 +62,8 @@ def model_of_sampler(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> tupl
     mesh: Devices of the process, or of one of its engines. Each group of devices that splits the
       heads (`tensor`) has all weights.
   """
-  dtype = config.model.sampler_dtype or shape.dtype
-  serving = serving_of(shape, mesh, layout=config.serving.layout)
-  fields = dict(dtype=dtype, decode_attention=config.serving.attention, decode_weights=config.serving.weights)
-  model = make_model(shape._replace(**fields), mesh=mesh, serving=serving)
-  abstract = jax.eval_shape(lambda key: lower_precision(model.init(key), dtype), jax.random.key(0))
+  model = make_model(sampling_shape(config, shape), mesh=mesh, serving=serving_of(shape, mesh, layout=config.serving.layout))
+  abstract = jax.eval_shape(lambda key: lower_precision(model.init(key), model.config.dtype), jax.random.key(0))
   rules = {axis: "tensor" if over == "tensor" else None for axis, over in mesh_lib.RULES.items()}
   shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract, rules=rules, fields=mesh_lib.SAMPLER_FIELDS)
   return model, jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract, shardings)

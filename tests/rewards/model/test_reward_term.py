@@ -14,7 +14,7 @@ from jaxrl_llm.rewards import WeightedReward, from_config, grade
 from jaxrl_llm.rewards import model as model_lib
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.model import judge as judge_lib
-from jaxrl_llm.run.setup import experiment
+from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.text_types import Completion
 from tests.runs import quick, rows, run_here, tiny_config
 
@@ -130,7 +130,7 @@ def test_a_run_learns_from_the_model_alone_and_is_judged_by_the_verifier(judge, 
 def test_the_verifier_counts_too_unless_the_model_is_the_only_reward(judge):
   config = tiny_config("gspo", {"reward.model_path": str(judge[0])})
   with quick():
-    task = experiment.load_task(config)
+    task = load_task(config)
     assert [(x.name, x.weight) for x in from_config.make_rewards(task, config)] == [("final_answer", 1.0), ("reward_model", 1.0)]
     config.reward.model_only = True
     assert [(x.name, x.weight) for x in from_config.make_rewards(task, config)] == [("final_answer", 0.0), ("reward_model", 1.0)]

@@ -12,7 +12,7 @@ from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.rollouts import conversations
 from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import check_environment, make
-from jaxrl_llm.run.setup.experiment import load_task
+from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.text_types import Completion
 from tests.rollouts.environments.openenv_server import serving
 from tests.runs import column, run_here, tiny_config

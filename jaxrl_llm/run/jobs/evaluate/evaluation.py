@@ -18,7 +18,8 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.run.jobs.evaluate.request import Request
 from jaxrl_llm.run.jobs.evaluate.restored import restore
-from jaxrl_llm.run.setup.experiment import build_experiment, load_task, make_grader
+from jaxrl_llm.run.setup.data import load_task
+from jaxrl_llm.run.setup.experiment import build_experiment, make_grader
 from jaxrl_llm.run.setup.out_of_memory import explained
 from jaxrl_llm.run.setup.saved_state import EVAL, TEST_SET
 from jaxrl_llm.tasks.image_prompts import prompt_text
