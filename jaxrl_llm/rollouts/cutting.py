@@ -83,6 +83,8 @@ def cut(talk: Conversation, num_written: int) -> Conversation:
   The reply to a turn that ends with the last of them is kept.
   """
   positions = np.flatnonzero(talk.written)
+  # It wrote less if the policy failed in the turn that is cut, of which nothing is left.
+  num_written = min(num_written, len(positions))
   size = int(positions[num_written]) if num_written < len(positions) else len(talk.tokens)
   # What was fed behind the last token that was drawn depends on how far the engine ran ahead.
   fed = len(talk.prompt) + int(positions[num_written - 1]) if num_written else 0
@@ -93,7 +95,7 @@ def cut(talk: Conversation, num_written: int) -> Conversation:
     turns=tuple(turn for turn in talk.turns if turn.end < size),
     reason=StopReason.UNFINISHED,
     failed=None,
-    discarded_tokens=max(len(positions) - num_written, 0),
+    discarded_tokens=len(positions) - num_written,
     routes=None if talk.routes is None else talk.routes[:fed],
     versions=talk.versions[:size],
   )

@@ -7,11 +7,7 @@ conversations, each with the very tokens that were drawn:
   job -> play(engine, job) -> conversations, as they finish -> rollouts and completions
 """
 
-import abc
-import contextlib
 import hashlib
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -157,11 +153,7 @@ class Playing(Protocol):
   """
 
   def __iter__(self) -> Iterator[list[Conversation]]:
-    """Returns the iterator, which is the object itself."""
-    ...
-
-  def __next__(self) -> list[Conversation]:
-    """Waits up to about 0.1 s for finished conversations."""
+    """Returns an iterator, each step of which takes up to about 0.1 s."""
     ...
 
   def wait(self) -> None:
@@ -171,50 +163,6 @@ class Playing(Protocol):
   def close(self) -> None:
     """Gives up the conversations that have not finished; may be called more than once."""
     ...
-
-
-class Player(abc.ABC):
-  """The part of a `Playing` that is the same for all: finished conversations reach the caller.
-
-  The threads of a player put conversations into `_finished`, or an error that the caller is to get,
-  and set `_over` at the end.
-
-  Args:
-    num_conversations: Number of conversations to play.
-  """
-
-  def __init__(self, num_conversations: int):
-    self._finished: queue.SimpleQueue[Conversation | BaseException] = queue.SimpleQueue()
-    self._over = threading.Event()
-    self._num_to_hand_over = num_conversations
-
-  def __iter__(self) -> Iterator[list[Conversation]]:
-    """Returns itself."""
-    return self
-
-  def __next__(self) -> list[Conversation]:
-    """Returns the conversations that have finished since the last call; see `Playing`."""
-    if not self._num_to_hand_over:
-      raise StopIteration
-    arrived: list[Conversation | BaseException] = []
-    with contextlib.suppress(queue.Empty):
-      arrived.append(self._finished.get(timeout=PATIENCE_S))
-      while True:
-        arrived.append(self._finished.get_nowait())
-    for item in arrived:
-      if isinstance(item, BaseException):
-        self.close()
-        raise item
-    self._num_to_hand_over -= len(arrived)
-    return arrived
-
-  def wait(self) -> None:
-    """Waits until all conversations have finished, or one error."""
-    self._over.wait()
-
-  @abc.abstractmethod
-  def close(self) -> None:
-    """Gives up the conversations that have not finished."""
 
 
 def with_routes(

@@ -166,7 +166,7 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
   """Both sides pause at random; the run is stopped and resumed three times."""
   pauses, drawn, learned, stops = random.Random(1), [], [], [30, 95, 160]
   changes = {"num_steps": 200, "checkpoint.every": 25, "eval.every": 200, "rollout.staleness": 4, "rollout.update_in_flight": "keep"}
-  config, update, learn_from, response = config_of(changes=changes), learn.update, train.learn_from, Singles._response
+  config, update, learn_from, take = config_of(changes=changes), learn.update, train.learn_from, Singles._take
 
   class Killed(Exception):
     pass
@@ -178,15 +178,15 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
     learned.extend((step, int(size)) for size in batch.rollouts.mask.sum(axis=1))
     return learn_from(run, batch, step, *args, **options)
 
-  def noting(self, sequence, completion):
+  def noting(self, draft, future):
     time.sleep(0.02 * (pauses.random() < 0.05))  # In the engine's own thread.
     if self._job.draws.temperature == config.rollout.temperature and self._job.group_size == config.rollout.group_size:
-      drawn.append(len(completion.tokens))
-    return response(self, sequence, completion)
+      drawn.append(len(future.result().tokens))
+    return take(self, draft, future)
 
   monkeypatch.setattr(learn, "update", lambda *args: (time.sleep(pauses.uniform(0, 0.1)), update(*args))[1])
   monkeypatch.setattr(train, "learn_from", learning)
-  monkeypatch.setattr(Singles, "_response", noting)
+  monkeypatch.setattr(Singles, "_take", noting)
   while True:
     try:
       run_here(config, tmp_path)

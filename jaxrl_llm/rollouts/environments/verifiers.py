@@ -62,12 +62,10 @@ def verifiers(
   def player(rules: Any, tokenizer: Any) -> Callable[..., Any]:
     from jaxrl_llm.rollouts.environments.hub.hub import open_hub
     from jaxrl_llm.rollouts.environments.hub.playing import Episodes
-    from jaxrl_llm.rollouts.environments.hub.talk import Table
 
     def play(engine: Any, job: Any) -> Any:
-      hub = open_hub(name, harness, text)
-      table = Table(engine, job.draws, job.salt, tokenizer, rules.max_turns, rules.max_turn_tokens)
-      return Episodes(hub, table, job, timeout_s=timeout_s, at_once=min(sessions or job.at_once, job.at_once) if job.at_once else sessions)
+      options = dict(timeout_s=timeout_s, at_once=min(sessions or job.at_once, job.at_once) if job.at_once else sessions)
+      return Episodes(open_hub(name, harness, text), engine, job, rules=rules, tokenizer=tokenizer, **options)
 
     return play
 

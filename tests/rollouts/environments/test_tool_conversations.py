@@ -9,12 +9,15 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Completion, Handle
+from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, opening_text, split_calls
 from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
-from jaxrl_llm.rollouts.environments.hub.talk import Table, Talk
-from jaxrl_llm.rollouts.playing import Draws
+from jaxrl_llm.rollouts.conversations import Rules
+from jaxrl_llm.rollouts.drafts import Drafts
+from jaxrl_llm.rollouts.environments import Environment
+from jaxrl_llm.rollouts.environments.hub.talk import Talk
+from jaxrl_llm.rollouts.playing import Draws, Job
 from jaxrl_llm.tasks.pipeline import encode_reply
 from tests.pretrained.chats import REPLIES, SOURCES, TOOLS, write_folder
 
@@ -30,6 +33,8 @@ def tokenizer(request, tmp_path):
 class Script:
   """An engine that draws the given turns, one after the other."""
 
+  limits = Limits(200_000, 1)
+
   def __init__(self, turns):
     self.turns, self.prompts = iter(turns), []
 
@@ -38,6 +43,12 @@ class Script:
     ids, future = next(self.turns), Future()
     future.set_result(Completion(ids, [-1.0] * len(ids), "stop", 0, 0, 0))
     return Handle(future, lambda: None)
+
+  def update(self, params, version):
+    pass
+
+  def close(self):
+    pass
 
 
 def say(i, arguments, tokenizer):
@@ -59,7 +70,8 @@ def test_a_conversation_turn_by_turn_is_that_which_the_template_writes_at_once(t
   for start in range(0, len(REPLIES), len(ARGUMENTS)):
     replies = (REPLIES * 2)[start : start + len(ARGUMENTS)]
     engine = Script([[*tokenizer.encode(text), tokenizer.eos_id] for text in (*(text for _, text in said), "It is that.")])
-    talk = Talk(0, 1, Table(engine, Draws(100_000, 100_000, stop_ids=tokenizer.stop_ids), "", tokenizer, 8))
+    drafts = Drafts(engine, Job([{}], 1, [1], "", Draws(100_000, 100_000, stop_ids=tokenizer.stop_ids)))
+    talk = Talk(drafts.all[0], drafts, rules=Rules(Environment(None, None), max_turns=8), tokenizer=tokenizer)
     messages, known, new = list(ASKED), None, len(ASKED)
     for (message, _), arguments, reply in zip(said, ARGUMENTS, replies, strict=True):
       drawn = asyncio.run(talk.draw(messages, TOOLS, known, new, None))
@@ -67,7 +79,7 @@ def test_a_conversation_turn_by_turn_is_that_which_the_template_writes_at_once(t
       known, new = [*drawn.prompt, *drawn.tokens], 1
       messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": reply}]
     drawn = asyncio.run(talk.draw(messages, TOOLS, known, new, None))
-    assert (drawn.text, drawn.calls, talk.failed) == ("It is that.", [], None)
+    assert (drawn.text, drawn.calls, talk.draft.failed) == ("It is that.", [], None)
     if "tool_calls" in tokenizer.chat_template.source:
       # Qwen3 drops an empty thought of an earlier turn, but the policy keeps what it has written.
       plain = lambda ids: tokenizer.backend.decode(ids, skip_special_tokens=False).replace("<think>\n\n</think>\n\n", "")

@@ -99,6 +99,9 @@ class Scripted:
     future.set_result(Completion(kept, logprobs[: len(kept)], ends, 1, len(kept), 0))
     return Handle(future, lambda: None)
 
+  def update(self, params, version):
+    pass
+
   def close(self):
     pass
 

@@ -43,7 +43,7 @@ def make_client(talks: Mapping[str, Talk]) -> Any:
         )
       except Refused as error:
         raise ProviderError(str(error), status_code=400) from error
-      response = self.response(drawn, len(talk.turns))
+      response = self.response(drawn, len(talk.draft.turns))
       response.raw = serialize_completion(response, MODEL)
       return response
 

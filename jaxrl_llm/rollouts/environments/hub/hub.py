@@ -98,9 +98,9 @@ class Hub:
     try:
       while not episode.done():
         await asyncio.wait({episode}, timeout=min(_BEAT_S, timeout_s / 4))
-        if not talk.is_open and time.monotonic() - talk.idle_since > timeout_s:
+        if not talk.draft.is_open and time.monotonic() - talk.idle_since > timeout_s:
           talk.fail("timeout", f"nothing happened for {timeout_s:g} s")
-        if (talk.failed or talk.broken or talk.is_parked) and not episode.done():
+        if (talk.draft.failed or talk.broken or talk.draft.ended) and not episode.done():
           episode.cancel()
           await asyncio.wait({episode}, timeout=5)
           return None

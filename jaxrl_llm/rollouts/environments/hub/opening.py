@@ -11,8 +11,10 @@ from typing import Any
 
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import split_calls
+from jaxrl_llm.rollouts.drafts import Draft
 from jaxrl_llm.rollouts.environments.hub.hub import open_hub
 from jaxrl_llm.rollouts.environments.hub.talk import Drawn, Refused
+from jaxrl_llm.text_types import Turn
 
 _AT_ONCE = 16
 _START_S = 60.0  # Programs that start all at once take longer than a turn.
@@ -37,6 +39,7 @@ class Opening:
     number: Number of the lesson among those of the problem.
 
   Attributes:
+    draft: Draft of a `Talk`, of which only `turns` and `failed` are used.
     messages: Messages of the first request; None before it.
     tools: Tools of that request.
     lesson: The teacher's turns, each with the messages that followed.
@@ -45,12 +48,11 @@ class Opening:
   def __init__(self, index: int, teach: TeachFn | None, number: int = 0):
     self.index, self.teach, self.seed = index, teach, index + number * _SEEDS
     self.messages, self.tools, self.lesson = None, [], []
-    self.traces, self.turns, self.failed, self.broken, self.is_open, self.idle_since = [], [], None, None, False, 0.0
-    self.is_parked = False
+    self.draft, self.traces, self.broken, self.idle_since = Draft(index), [], None, 0.0
 
   def fail(self, cause: str, line: str) -> None:
     """Says why it has not begun."""
-    self.failed = self.failed or (cause, line)
+    self.draft.failed = self.draft.failed or (cause, line)
 
   async def draw(self, messages, tools, known, num_new, limit) -> Any:
     """Keeps the request, and ends the conversation."""
@@ -58,7 +60,7 @@ class Opening:
       self.messages, self.tools = messages, tools
       if self.teach is None:
         self.fail("opened", "its first request is known")
-    if self.failed:
+    if self.draft.failed:
       raise Refused("maximum context length: only the first request is asked for")
     if self.lesson:
       self.lesson[-1][1].extend(messages[len(messages) - num_new :])
@@ -69,7 +71,7 @@ class Opening:
       self.fail("teacher", f"the teacher raised {one_line(error)}")
       raise Refused(one_line(error)) from error
     self.lesson.append((text, []))
-    self.turns.append(text)
+    self.draft.turns.append(Turn(text, "", 0.0, 0))
     self.idle_since = time.monotonic()
     return Drawn([], [], [], *split_calls(text, tools), True, False)
 
@@ -108,10 +110,11 @@ def openings(
   for index in indices:
     own = [next(begun) for _ in range(count)]
     for opening, episode in own:
-      if opening.messages is None or (opening.failed or ("opened",))[0] != "opened":
+      failed = opening.draft.failed
+      if opening.messages is None or (failed or ("opened",))[0] != "opened":
         errors = [] if episode is None else [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        errors = [] if opening.failed else errors
-        line = f"{errors[-1].type}: {errors[-1].message}" if errors else (opening.failed or ("", "it ended without a request"))[1]
+        errors = [] if failed else errors
+        line = f"{errors[-1].type}: {errors[-1].message}" if errors else (failed or ("", "it ended without a request"))[1]
         raise ValueError(f"environment.name: verifiers:{name}, problem {index}: the policy was asked nothing ({one_line(line)})")
     opening = own[0][0]
     question = "\n".join(text for text in (_text(message) for message in opening.messages) if text)
