@@ -20,7 +20,7 @@ from jaxrl_llm.decoding.engine import requests
 from jaxrl_llm.decoding.engine.requests import Engine, Handle, Piece
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.cutting import Cutting, cut
-from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, reason_of, request_of, turn_seed, with_routes
+from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, as_engine_error, reason_of, request_of, turn_seed, with_routes
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 
@@ -84,7 +84,7 @@ class Draft:
 class Drafts:
   """The conversations of a batch in progress. Any thread may call its methods.
 
-  Iterating yields those that have ended as `Playing` does, and raises errors.
+  Iterating yields those that have ended as `Playing` does, and raises errors as a run does.
 
   Args:
     engine: Engine that draws.
@@ -121,7 +121,7 @@ class Drafts:
       for item in arrived:
         if isinstance(item, BaseException):
           self.close()
-          raise item
+          raise as_engine_error(item) from item
       self._num_to_yield -= len(arrived)
       yield arrived
 

@@ -1,7 +1,7 @@
 """Conversations as they finish, gathered to a batch, and graded while others are still talking."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from jaxtyping import Int
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped
 from jaxrl_llm.rollouts import conversations
-from jaxrl_llm.rollouts.playing import Conversation, Job, Playing, as_engine_error, to_completion, to_rollouts
+from jaxrl_llm.rollouts.playing import Conversation, Job, Playing, to_completion, to_rollouts
 from jaxrl_llm.rollouts.rollout import Drawn, pending, put
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import StopReason
@@ -106,7 +106,7 @@ def wait_for(
   graded = None if rewards is None else pending(rewards, size)
   begins = [reward.service.begin for reward in rewards or () if reward.service is not None]
   try:
-    for finished in _parts(playing):
+    for finished in playing:
       between()
       played += finished
       ready += [talk for talk in finished if talk.reason != StopReason.UNFINISHED]
@@ -126,19 +126,6 @@ def wait_for(
     playing.close()
     raise
   return Gathered(sorted(played, key=lambda talk: talk.sequence), graded, seconds)
-
-
-def _parts(playing: Playing) -> Iterator[list[Conversation]]:
-  """Yields what has finished, and raises errors of the engine as a run does."""
-  iterator = iter(playing)
-  while True:
-    try:
-      finished = next(iterator)
-    except StopIteration:
-      return
-    except Exception as error:
-      raise as_engine_error(error) from error
-    yield finished
 
 
 def token_metrics(played: Sequence[Conversation]) -> dict[str, float]:

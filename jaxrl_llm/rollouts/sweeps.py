@@ -4,7 +4,7 @@ A sweep is one program over any mesh, in all processes of a run. It is dispatche
 weights that are there at that time, and copied to the host when a caller waits for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -35,42 +35,33 @@ class Sweeps:
   def __init__(
     self, params: Params, job: Job, *, sample: SampleFn, tokenizer: Tokenizer, rules: Rules | None, **placing: Any
   ):
-    self._job, self._tokenizer, self._rules, self._is_over = job, tokenizer, rules, False
-    self._ask: Callable[..., Rollouts] = partial(dispatch, sample, params, job.examples, job.key, tokenizer=tokenizer, **placing)
+    self._tokenizer, self._rules, self._talks, self._ask = tokenizer, rules, None, None
+    ask = partial(dispatch, sample, params, job.examples, job.key, tokenizer=tokenizer, **placing)
     if rules is None:
-      self._drawn = self._ask(requests=None if job.enough is None else continued(job))
-      del self._ask  # Holds weights that others may free.
-      return
-    self._talks = begin_conversations(job.examples, rules, group_size=job.group_size, max_new_tokens=job.draws.max_new_tokens)
-    self._drawn = self._ask(requests=turn_requests(self._talks, rules))
+      self._drawn = ask(requests=None if job.enough is None else continued(job))
+    else:
+      self._ask = ask  # It holds the weights, which are freed otherwise.
+      self._talks = begin_conversations(job.examples, rules, group_size=job.group_size, max_new_tokens=job.draws.max_new_tokens)
+      self._drawn = ask(requests=turn_requests(self._talks, rules))
 
-  def __iter__(self) -> "Sweeps":
-    """Returns itself."""
-    return self
-
-  def __next__(self) -> list[Conversation]:
-    """Waits for the sweep; returns an empty list if conversations need another one."""
-    if self._is_over:
-      raise StopIteration
+  def __iter__(self) -> Iterator[list[Conversation]]:
+    """Yields the batch, and before that an empty list for each further turn of conversations."""
     drawn = hosts.to_host(self._drawn)
-    if self._rules is not None:
-      self._talks = take_turn(self._talks, drawn, self._rules, self._tokenizer)
-      if len(self._talks.unfinished):
-        self._drawn = self._ask(requests=turn_requests(self._talks, self._rules))
-        return []
-    self._is_over = True
-    del self._drawn
-    if self._rules is None:
-      return _responses(drawn, self._tokenizer)
+    if self._talks is None:
+      yield _responses(drawn, self._tokenizer)
+      return
+    while len((talks := take_turn(self._talks, drawn, self._rules, self._tokenizer)).unfinished):
+      self._talks, self._drawn = talks, self._ask(requests=turn_requests(talks, self._rules))
+      yield []
+      drawn = hosts.to_host(self._drawn)
     prompts = _prompts(drawn)
-    return [talk._replace(prompt=prompts[i], routes=_routes(drawn, i)) for i, talk in enumerate(self._talks.finished())]
+    yield [talk._replace(prompt=prompts[i], routes=_routes(drawn, i)) for i, talk in enumerate(talks.finished())]
 
   def wait(self) -> None:
     """Returns at once: new weights need not wait for what was dispatched with others."""
 
   def close(self) -> None:
-    """Gives up the batch."""
-    self._is_over = True
+    """Lets the sweep end by itself: a dispatched program cannot be given up."""
 
 
 class SweepQueue:

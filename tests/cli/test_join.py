@@ -150,7 +150,7 @@ def test_another_process_draws_the_bits_of_this_one_and_may_be_killed(tmp_path):
   try:
     with quick():
       built = experiment.build_experiment(config)
-      model = built.sampler.model if hasattr(built.sampler, "model") else built.learner.model
+      model = built.learner.model
       dtype = built.config.model.sampler_dtype or built.config.model.dtype
       weights = [lower_precision(jax.jit(model.init)(jax.random.key(i)), dtype) for i in range(2)]
       local = built.drawing.queue._make(weights[0], 0)

@@ -5,13 +5,10 @@ class Handing:
   """A `Playing` that hands over parts of a batch."""
 
   def __init__(self, *parts):
-    self._parts = iter(parts)
+    self._parts = parts
 
   def __iter__(self):
-    return self
-
-  def __next__(self):
-    return next(self._parts)
+    return iter(self._parts)
 
   def wait(self):
     """Has nothing to wait for."""

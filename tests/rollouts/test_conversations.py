@@ -204,7 +204,7 @@ def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
   assert summary["status"] == "finished"
   assert {"samples.jsonl", "report.html", "checkpoints"} <= {path.name for path in (tmp_path / "run").iterdir()}
   of = lambda name: column(tmp_path / "run", name)
-  assert all(x >= 1 for x in of("conversation/turns/mean")) and all(x > 0 for x in of("perf/reward_overlap_s"))
+  assert all(x >= 1 for x in of("conversation/turns/mean"))
   assert len(of("conversation/computed_tokens")) == 2 and all(x > 0 for x in of("conversation/computed_tokens"))
   assert max(of("rollout_corr/logprob_abs_diff/max")) <= 1e-5
   assert "reward/environment/mean" in (tmp_path / "run" / "metrics.jsonl").read_text()

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece
 from jaxrl_llm.rollouts.drafts import Drafts
-from jaxrl_llm.rollouts.playing import Conversation, Draws, Job
+from jaxrl_llm.rollouts.playing import Conversation, Draws, EngineError, Job
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 
@@ -112,7 +112,7 @@ def test_what_earlier_steps_have_ended_is_handed_over_and_the_rest_goes_on():
 def test_an_error_and_a_late_close_abort_what_is_drawn():
   engine, drafts, (one, _) = begin()
   drafts.fail(OverflowError("no engine"))
-  with pytest.raises(OverflowError, match="no engine"):
+  with pytest.raises(EngineError, match="OverflowError: no engine"):
     handed(drafts)
   assert engine.aborted == [0, 1] and drafts.over.is_set()
   engine.complete(0, [], "aborted")

@@ -138,7 +138,7 @@ def test_rollouts_come_from_the_weights_of_an_earlier_step(lagging):
       examples = next(prompts)
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
       placing = dict(mesh=built.mesh, tokenizer=built.task.tokenizer, prompt_buckets=config.rollout.prompt_buckets)
-      drawn = rollout.draw(built.sampler.sample, params, examples, key, **placing)
+      drawn = rollout.draw(built.drawing.programs.sample, params, examples, key, **placing)
       batch = batch_lib.assess(*drawn, examples, rewards=built.rewards)
       batch = batch._replace(advantages=np.zeros(drawn[0].mask.shape), signal=np.zeros(len(examples), bool))
       hashes.append(batch_lib.metrics(batch)["rollout/tokens_sha256"])

@@ -72,7 +72,7 @@ def test_a_run_is_repeated_to_the_last_bit(name, in_flight, slowly, tmp_path, mo
 
 @pytest.mark.slow
 def test_without_lag_a_run_is_the_same_whenever(tmp_path, monkeypatch):
-  config = config_of(changes={"rollout.staleness": 0, "num_steps": 3})
+  config = config_of(changes={"rollout.staleness": 0, "rollout.update_in_flight": None, "rollout.driver": "loop", "num_steps": 3})
   run_here(config, tmp_path / "first")
   monkeypatch.setattr(learn, "update", lambda *args, update=learn.update: (time.sleep(0.2), update(*args))[1])
   run_here(config, tmp_path / "again")
@@ -130,7 +130,7 @@ def test_what_a_run_did_with_other_settings_is_not_repeated(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_a_replay_that_differs_is_an_error(tmp_path):
-  config = config_of(changes={"num_steps": 2, "rollout.staleness": 0})
+  config = config_of(changes={"num_steps": 2})
   run_here(config, tmp_path / "first")
   lines = [batch._replace(tokens=1) if batch.step else batch for batch in schedule.read(tmp_path / "first")]
   (tmp_path / "first" / schedule.FILE).write_text("".join(f"{schedule.to_line(batch)}\n" for batch in lines))
@@ -140,9 +140,9 @@ def test_a_replay_that_differs_is_an_error(tmp_path):
 
 def test_tokens_beyond_the_bound_are_never_learned_from(tmp_path, monkeypatch):
   """An engine that ignores `Request.oldest` is found out."""
-  config = config_of(changes={"num_steps": 2, "rollout.staleness": 0})
-  monkeypatch.setattr(drawing_queue, "versions_of", lambda *of: [version - (version > 0) for version in schedule.versions_of(*of)])
-  with pytest.raises(sample.StaleError, match="step 2: found tokens of the weights after 0 steps, expected 1 or later"):
+  config = config_of(changes={"num_steps": 3, "checkpoint.every": 2, "rollout.staleness": 1})
+  monkeypatch.setattr(drawing_queue, "versions_of", lambda *of: [max(version - 2, 0) for version in schedule.versions_of(*of)])
+  with pytest.raises(sample.StaleError, match="step 3: found tokens of the weights after 0 steps, expected 1 or later"):
     run_here(config, tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_tokens_beyond_the_bound_are_never_learned_from(tmp_path, monkeypatch):
   ("arguments", "message"),
   [
     ((), "--replay: found a config with rollout.update_in_flight=None"),
-    (("--config.rollout.update_in_flight=wait",), "--replay: found no schedule.jsonl in"),
+    (("--config.rollout.update_in_flight=wait", "--config.rollout.staleness=1"), "--replay: found no schedule.jsonl in"),
   ],
 )
 def test_a_replay_of_nothing_is_refused(arguments, message, tmp_path, capsys):
