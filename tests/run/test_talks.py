@@ -20,7 +20,7 @@ from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.saved_state import ROLLOUT
 from jaxrl_llm.run.steps import learn
 from jaxrl_llm.tasks.pipeline import example_iterator
-from tests.runs import VARIED, break_at, column, quick, run_here, tiny_config
+from tests.runs import VARIED, break_at, column, quick, rows, run_here, tiny_config
 
 SHORT = VARIED | {
   "num_steps": 5, "warm_start.num_steps": 0, "checkpoint.every": 3, "eval.every": 4, "eval.num_prompts": 8,
