@@ -23,7 +23,7 @@ from experiments.benchmarks import grader_times
 from experiments.benchmarks.reporting import between, lines, spread, write_json
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import sandbox
-from jaxrl_llm.rewards.workers import Function, Job, Pool, open_pool
+from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool, open_pool
 from jaxrl_llm.text_types import Completion
 
 MATHS = Function("jaxrl_llm.rewards:make", {"name": "maths", "seconds": 30.0}, imports=("math_verify",), timeout_s=60.0)
@@ -67,7 +67,7 @@ def mixed(draw: random.Random) -> tuple[str, str]:
 KINDS = {"plain": plain, "mixed": mixed, "expression": expression}
 
 
-def make_jobs(kind: str, count: int, *, seed: int) -> list[Job]:
+def make_jobs(kind: str, count: int, *, seed: int) -> list[WorkerJob]:
   """Makes responses of about a thousand characters with a boxed answer.
 
   Args:
@@ -79,18 +79,18 @@ def make_jobs(kind: str, count: int, *, seed: int) -> list[Job]:
   for i in range(count):
     right, answer = KINDS[kind](draw)
     text = f"{_REASONING * 12}Case {i} of {seed}. So the answer is $\\boxed{{{answer}}}$."
-    jobs.append(Job("maths", Completion(text, tuple(range(250)), 250, True), {"answer": right}))
+    jobs.append(WorkerJob("maths", Completion(text, tuple(range(250)), 250, True), {"answer": right}))
   return jobs
 
 
-def rate(run, jobs: Sequence[Job]) -> tuple[float, list[float | None]]:
+def rate(run, jobs: Sequence[WorkerJob]) -> tuple[float, list[float | None]]:
   """Measures the jobs per second, and returns them with the values."""
   started = time.perf_counter()
   values = run(jobs)
   return len(jobs) / (time.perf_counter() - started), values
 
 
-def measure_answers(pool: Pool, kind: str, *, count: int, repeats: int) -> dict[str, dict[str, float]]:
+def measure_answers(pool: WorkerPool, kind: str, *, count: int, repeats: int) -> dict[str, dict[str, float]]:
   """Measures the answers per second of the three methods, in turn.
 
   Args:
@@ -132,7 +132,7 @@ def measure_hangs(*, count: int, workers: int, timeout_s: float) -> dict[str, fl
     seconds, timeouts = [], 0
     for _ in range(count):
       started = time.perf_counter()
-      (outcome,) = pool.call([Job("hang", Completion("", (), 0, True), {})])
+      (outcome,) = pool.call([WorkerJob("hang", Completion("", (), 0, True), {})])
       timeouts += outcome.cause == "timeout"
       seconds.append(time.perf_counter() - started)
     return dict(count=count, timeouts=timeouts, workers_after=pool.num_workers, **spread(seconds))

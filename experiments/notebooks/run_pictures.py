@@ -234,7 +234,7 @@ def alarm_lines(run: Run, **limits: float) -> list[str]:
   state, messages = alarms.new_state(), []
   for row in run.rows:
     if row["phase"] == "rl":
-      state, _, lines = alarms.observe(state, row, step=row["step"], limits=alarms.Limits(**limits))
+      state, _, lines = alarms.observe(state, row, step=row["step"], limits=alarms.AlarmLimits(**limits))
       messages += lines
   return messages
 

@@ -203,7 +203,7 @@ def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: t
         end = serve(sampler.engine, welcome.connection, sampler.weights, timeout_s=welcome.timeout_s, leave=leave, note=note)
         note({"closed": "the learner has closed", "left": "left", "lost": "the learner is lost"}[end])
         until = time.monotonic() + args.timeout_s
-      except gate.Refused as error:
+      except gate.JoinRefused as error:
         raise UsageError(f"the learner refuses this sampler: {error}") from error
       except (OSError, WireError) as error:
         note(f"no learner at {':'.join(map(str, args.learner or learner.address))}: {one_line(error, typed=False)}")

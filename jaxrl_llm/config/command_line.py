@@ -24,7 +24,7 @@ class UsageError(Exception):
   """Error for a request that cannot be fulfilled; its message is the lines to print."""
 
 
-class Request(NamedTuple):
+class CommandLine(NamedTuple):
   """Parsed command line.
 
   Attributes:
@@ -45,7 +45,7 @@ class Request(NamedTuple):
   replay: Path | None = None
 
 
-def parse(argv: Sequence[str]) -> Request:
+def parse(argv: Sequence[str]) -> CommandLine:
   """Parses the arguments of a command line, beginning with the program's name.
 
   Raises:
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str]) -> Request:
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
   folder, repeated = Path(workdir.value or f"runs/{name}{suffix(settings)}"), replay.value and Path(replay.value)
-  return Request(config, folder, only_print.value, changes.value, pilot.value, repeated)
+  return CommandLine(config, folder, only_print.value, changes.value, pilot.value, repeated)
 
 
 def help_fields(argv: Sequence[str]) -> str | None:

@@ -19,7 +19,7 @@ _MOST = 0.95
 _MOST_OF_SPLIT = 0.75
 
 
-class Limits(NamedTuple):
+class SizeLimits(NamedTuple):
   """Sizes above which problems are left out; None where there is no limit.
 
   Attributes:
@@ -33,10 +33,10 @@ class Limits(NamedTuple):
   pictures: int | None = None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = SizeLimits()
 
 
-def find_limits(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Limits:
+def find_limits(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> SizeLimits:
   """Returns the sizes above which problems are left out.
 
   A prompt is left out if it needs, with a response, more than four times the room of 95 % of the
@@ -70,10 +70,10 @@ def find_limits(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Limits:
       demonstration = room
   if config.rollout.prompt_images is None:
     pictures = _limit([[count for _, count, _ in lengths.pictures]])
-  return Limits(prompt, demonstration, pictures)
+  return SizeLimits(prompt, demonstration, pictures)
 
 
-def describe_limits(limits: Limits, lengths: Lengths) -> list[str]:
+def describe_limits(limits: SizeLimits, lengths: Lengths) -> list[str]:
   """Describes what is left out and how to keep it, one line for each kind.
 
   Args:

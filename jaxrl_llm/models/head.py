@@ -37,7 +37,7 @@ _SHARE, _UNKNOWN = 1 / 16, 16 * 2**30
 _LEAST, _MOST = 128, 2048
 
 
-class Piece(NamedTuple):
+class VocabularyPiece(NamedTuple):
   """Static settings of the computation on a chunk; see `token_logprobs`."""
 
   unembed: Unembed
@@ -127,7 +127,7 @@ def token_logprobs(
     >>> logprobs.round(3).tolist(), entropy.round(3).tolist()
     ([[-0.013, -1.099]], [[0.08, 1.099]])
   """
-  return _on_mesh(Piece(unembed, filter_logits, chunk, learns_entropy), mesh, head, hidden, targets, counted, None)[:2]
+  return _on_mesh(VocabularyPiece(unembed, filter_logits, chunk, learns_entropy), mesh, head, hidden, targets, counted, None)[:2]
 
 
 @jax.named_scope("head")
@@ -148,12 +148,12 @@ def compared_logprobs(
 
   A chunk has the logits of both models. No gradient flows to the teacher.
   """
-  piece = Piece(unembed, filter_logits, chunk, learns_entropy, teacher.unembed, teacher.comparer)
+  piece = VocabularyPiece(unembed, filter_logits, chunk, learns_entropy, teacher.unembed, teacher.comparer)
   return _on_mesh(piece, mesh, head, hidden, targets, counted, (teacher.head, teacher.hidden))
 
 
 def _on_mesh(
-  piece: Piece, mesh: Mesh | None, head: Any, hidden: Array, targets: Array, counted: Array, teacher: tuple[Any, Array] | None
+  piece: VocabularyPiece, mesh: Mesh | None, head: Any, hidden: Array, targets: Array, counted: Array, teacher: tuple[Any, Array] | None
 ) -> tuple[Array, Array, Comparison | None]:
   """Lets each device compute its own tokens."""
   if mesh is None or mesh.size == mesh.shape["tensor"]:
@@ -169,7 +169,7 @@ def _on_mesh(
 
 
 def _outputs(
-  piece: Piece, head: Any, hidden: Array, targets: Array, counted: Array, teacher: tuple[Any, Array] | None
+  piece: VocabularyPiece, head: Any, hidden: Array, targets: Array, counted: Array, teacher: tuple[Any, Array] | None
 ) -> tuple[Array, Array, Comparison | None]:
   flat = counted.reshape(-1)
   piece = piece._replace(chunk=min(piece.chunk, len(flat)))  # A chunk may exceed all tokens.
@@ -200,17 +200,17 @@ def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, tuple[
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked(
-  piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array, teacher: tuple[Any, Array] | None
+  piece: VocabularyPiece, head: Any, x: Array, targets: Array, num_chunks: Array, teacher: tuple[Any, Array] | None
 ) -> tuple[Array, Array, Comparison | None]:
   return _chunked_fwd(piece, head, x, targets, num_chunks, teacher)[0]
 
 
-def _padded(piece: Piece, x: Array) -> Array:
+def _padded(piece: VocabularyPiece, x: Array) -> Array:
   """Returns tokens with more behind them, so that all chunks are whole."""
   return jnp.pad(x, ((0, -len(x) % piece.chunk), *((0, 0),) * (x.ndim - 1)))
 
 
-def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array, teacher: tuple[Any, Array] | None):
+def _chunked_fwd(piece: VocabularyPiece, head: Any, x: Array, targets: Array, num_chunks: Array, teacher: tuple[Any, Array] | None):
   rows, ids = _padded(piece, x), _padded(piece, targets)
   teacher_head, teacher_rows = (None, None) if teacher is None else (teacher[0], _padded(piece, teacher[1]))
 
@@ -230,7 +230,7 @@ def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: 
   return (logprobs, entropy, comparison), (head, x, targets, num_chunks, teacher, (entropy, log_totals, sums))
 
 
-def _chunked_bwd(piece: Piece, saved, cotangents):
+def _chunked_bwd(piece: VocabularyPiece, saved, cotangents):
   head, x, targets, num_chunks, teacher, of_tokens = saved
   pad = lambda tree: jax.tree.map(partial(_padded, piece), tree)
   rows, ids, (entropies, (tops, log_totals), sums) = (pad(a) for a in (x, targets, of_tokens))

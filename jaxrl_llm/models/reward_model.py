@@ -19,7 +19,7 @@ from jaxrl_llm.models.files.families import from_hf_config, to_hf_config
 from jaxrl_llm.models.files.hf_folder import CONFIG, open_hf_folder, read_json
 from jaxrl_llm.models.files.loading import check_same_model, check_tensors, load_table, open_source
 from jaxrl_llm.models.files.saving import save_table
-from jaxrl_llm.models.files.tensor_names import Entry, entries
+from jaxrl_llm.models.files.tensor_names import TensorEntry, entries
 from jaxrl_llm.models.model import pure
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.types import Params
@@ -86,7 +86,7 @@ def trunk_config(config: ModelConfig) -> ModelConfig:
   return config._replace(tie_embeddings=True, lora=None)
 
 
-def reward_entries(config: ModelConfig, *, head: bool = True) -> list[Entry]:
+def reward_entries(config: ModelConfig, *, head: bool = True) -> list[TensorEntry]:
   """Maps the tensors of a transformers sequence classifier to the params of a reward model.
 
   Without the head, the table covers only the trunk, which is the same in a language model.
@@ -98,7 +98,7 @@ def reward_entries(config: ModelConfig, *, head: bool = True) -> list[Entry]:
   """
   d = config.d_model
   trunk = [entry._replace(path=("trunk", *entry.path)) for entry in entries(trunk_config(config))]
-  return trunk + [Entry(("value_head",), None, (HEAD,), (1, d), (d,), (0,))] * head
+  return trunk + [TensorEntry(("value_head",), None, (HEAD,), (1, d), (d,), (0,))] * head
 
 
 def is_classifier(path: str | os.PathLike) -> bool:

@@ -56,7 +56,7 @@ class Followed(NamedTuple):
   every_ms: int = EVERY_MS
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
   """Data of a page, and the version of the files that it was made from."""
 
   version: str
@@ -79,7 +79,7 @@ def local(folder: Path) -> Path:
   return addresses.mirror_of(addresses.parse(str(folder)), reads=True).run
 
 
-def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None]:
+def make_reader(followed: Followed) -> Callable[[str | None, str], HttpAnswer | None]:
   """Makes the function that reads the runs.
 
   Returns:
@@ -95,7 +95,7 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None
         known.append(path)
     return known
 
-  def read(run: str | None, version: str) -> Answer | None:
+  def read(run: str | None, version: str) -> HttpAnswer | None:
     with lock:
       folders = [local(folder) for folder in followed.folders]
       members = runs(folders)
@@ -106,7 +106,7 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None
         members = [members[int(run)]]
       newest = _version(members, folders)
       if newest == version:
-        return Answer(newest, {})
+        return HttpAnswer(newest, {})
       if not members:
         data = _nothing_yet(followed.folders)
       elif alone or run is not None:
@@ -120,7 +120,7 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], Answer | None
         except ValueError as error:  # A metric that no run has, or has yet.
           data = page_lib.page_data(arms, [*notes, *str(error).splitlines()], **options)
         data = {"kind": "comparison"} | data
-      return Answer(newest, data | {"version": newest, "every_ms": followed.every_ms, "source": _SOURCE, "ended": _ended(data)})
+      return HttpAnswer(newest, data | {"version": newest, "every_ms": followed.every_ms, "source": _SOURCE, "ended": _ended(data)})
 
   return read
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl_llm.rewards import REWARDS, Outcome, RewardSpec, WeightedReward, call_here
 from jaxrl_llm.rewards.rubric import Judgements
-from jaxrl_llm.rewards.workers import Function, Job, Pool, open_pool
+from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool, open_pool
 from jaxrl_llm.text_types import Completion
 
 
@@ -44,7 +44,7 @@ class Grader:
     judgements: Path | None = None,
     process: int = 0,
   ):
-    self.pool: Pool | None = None
+    self.pool: WorkerPool | None = None
     self.judgements: Judgements | None = None
     limits = dict(num_workers=num_workers, timeout_s=timeout_s, max_chars=max_chars, memory_gb=memory_gb, cache_size=cache_size)
     flat = [route for term in terms for route in (term.routes or (term,))]
@@ -68,7 +68,7 @@ class Grader:
       return self._routed(reward, completions, examples)
     if _stays_here(reward):
       return call_here(reward, completions, examples)
-    return self.pool.call([Job(reward.name, *pair) for pair in zip(completions, examples, strict=True)])
+    return self.pool.call([WorkerJob(reward.name, *pair) for pair in zip(completions, examples, strict=True)])
 
   def _routed(self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}

@@ -156,7 +156,7 @@ class Drafts:
       handle.abort()
     return handle
 
-  def take(self, draft: Draft, completion: "Future[requests.Completion]") -> StopReason | None:
+  def take(self, draft: Draft, completion: "Future[requests.Decoded]") -> StopReason | None:
     """Adds what was drawn of a turn.
 
     Returns:

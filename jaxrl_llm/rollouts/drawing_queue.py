@@ -28,10 +28,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from jaxrl_llm.decoding.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, Pulsing, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineLimits, Handle, Piece, Pulse, Pulsing, ReplayLost, Request
 from jaxrl_llm.rollouts.gathering import Gathered
 from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing, as_engine_error, turn_seed
-from jaxrl_llm.rollouts.schedule import Batch, Schedule, Turn, versions_of
+from jaxrl_llm.rollouts.schedule import Batch, Schedule, TurnVersions, versions_of
 from jaxrl_llm.types import Params
 
 _PATIENCE_S = 0.05  # Between two looks at whether a repeated run may go on.
@@ -200,13 +200,13 @@ class _Noted:
     self._engine, self._order, self._oldest, self._seeds, self._rereads = engine, order, oldest, seeds, rereads
     self._known = {} if known is None else known.by_seed(seeds)
     self._lock = threading.Lock()
-    self._turns: dict[int, Turn] = {}
+    self._turns: dict[int, TurnVersions] = {}
     self._drawn = dict.fromkeys(self._known, 0)
     self._held: list[_Held] = []
     self.error: BaseException | None = None
 
   @property
-  def limits(self) -> Limits:
+  def limits(self) -> EngineLimits:
     """Limits of the engine."""
     return self._engine.limits
 
@@ -244,7 +244,7 @@ class _Noted:
   def _ended(self, seed: int, future: Any) -> None:
     self.error = self.error or future.exception()
     if future.exception() is None:
-      completion: Completion = future.result()
+      completion: Decoded = future.result()
       with self._lock:
         self._turns[seed] = tuple(map(tuple, completion.parts))
 
@@ -260,9 +260,9 @@ class _Noted:
       turns = [(seed, turn) for seed, turn in self._known.items() if len(turn) == 1 or not whole]
       return sum(max(due(turn) - self._drawn[seed], 0) for seed, turn in turns)
 
-  def turns_of(self, sequence: int) -> list[Turn]:
+  def turns_of(self, sequence: int) -> list[TurnVersions]:
     """Returns the turns of a sequence as they were drawn."""
-    turns: list[Turn] = []
+    turns: list[TurnVersions] = []
     while (turn := self._turns.get(turn_seed(self._seeds[sequence], len(turns)))) is not None:
       turns.append(turn)
     return turns
@@ -290,7 +290,7 @@ class _Held:
 
   def __init__(self, submit: Callable[[], Handle], first: int):
     self._submit, self.first = submit, first
-    self.future: Future[Completion] = Future()
+    self.future: Future[Decoded] = Future()
     self.future.set_running_or_notify_cancel()
     self._handle: Handle | None = None
     self._lock, self._is_over = threading.Lock(), False
@@ -307,7 +307,7 @@ class _Held:
         return
     self._handle.completion.add_done_callback(self._end)
 
-  def _end(self, future: "Future[Completion]") -> None:
+  def _end(self, future: "Future[Decoded]") -> None:
     if (error := future.exception()) is not None:
       self.future.set_exception(error)
     else:
@@ -321,4 +321,4 @@ class _Held:
     if handle is not None:
       handle.abort()
     elif not was_over:
-      self.future.set_result(Completion([], [], "aborted", 0, 0, self.first))
+      self.future.set_result(Decoded([], [], "aborted", 0, 0, self.first))

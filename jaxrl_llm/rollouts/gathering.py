@@ -11,7 +11,7 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped
 from jaxrl_llm.rollouts import conversations
 from jaxrl_llm.rollouts.playing import Conversation, Job, Playing, to_completion, to_rollouts
-from jaxrl_llm.rollouts.rollout import Drawn, pending, put
+from jaxrl_llm.rollouts.rollout import DrawnBatch, pending, put
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import StopReason
 
@@ -34,7 +34,7 @@ class Gathered(NamedTuple):
 
 def gather(
   playing: Playing, job: Job, tokenizer: Tokenizer, *, prompt_buckets: Sequence[int], **options: Any
-) -> tuple[Drawn, dict[str, float]]:
+) -> tuple[DrawnBatch, dict[str, float]]:
   """Waits for the conversations of a batch that learns from all of them.
 
   Args:
@@ -56,7 +56,7 @@ def gather(
 
 def drawn_of(
   gathered: Gathered, job: Job, tokenizer: Tokenizer, rows: Int[np.ndarray, " m"], *, prompt_buckets: Sequence[int]
-) -> tuple[Drawn, dict[str, float]]:
+) -> tuple[DrawnBatch, dict[str, float]]:
   """Makes the rollouts of whole groups that have finished, and metrics.
 
   Args:
@@ -75,7 +75,7 @@ def drawn_of(
     graded = mapped(lambda x: x[rows], graded)
   if gathered.seconds:
     own["perf/reward_overlap_s"] = gathered.seconds
-  return Drawn(rollouts, responses, examples, graded), own
+  return DrawnBatch(rollouts, responses, examples, graded), own
 
 
 def wait_for(

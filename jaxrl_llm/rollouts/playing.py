@@ -218,7 +218,7 @@ def stop_reason(tokens: Sequence[int], draws: Draws) -> StopReason:
   return StopReason.TOKEN if tokens[-1] in draws.stop_ids else StopReason.STRING
 
 
-def reason_of(drawn: requests.Completion, draws: Draws) -> StopReason:
+def reason_of(drawn: requests.Decoded, draws: Draws) -> StopReason:
   """Returns why a turn has ended.
 
   Example:

@@ -23,7 +23,7 @@ PENDING = "pending"
 """Value for the cause of failure of a sequence that is graded later, at the end of its batch."""
 
 
-class Drawn(NamedTuple):
+class DrawnBatch(NamedTuple):
   """Rollouts on the host, as `assess` needs them.
 
   Attributes:

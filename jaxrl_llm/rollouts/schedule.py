@@ -25,7 +25,7 @@ from jaxrl_llm.rollouts.playing import Conversation, turn_seed
 FILE = "schedule.jsonl"
 
 
-Turn = tuple[tuple[int, int], ...]
+TurnVersions = tuple[tuple[int, int], ...]
 """How a turn was drawn: versions of the weights, each with the number of tokens that it drew."""
 
 
@@ -44,9 +44,9 @@ class Batch(NamedTuple):
   draw: int
   settings: str
   tokens: int
-  turns: tuple[tuple[Turn, ...], ...]
+  turns: tuple[tuple[TurnVersions, ...], ...]
 
-  def by_seed(self, seeds: Sequence[int]) -> dict[int, Turn]:
+  def by_seed(self, seeds: Sequence[int]) -> dict[int, TurnVersions]:
     """Returns the turns by the seed of their request, given the seeds of the sequences."""
     return {turn_seed(seed, i): turn for seed, turns in zip(seeds, self.turns, strict=True) for i, turn in enumerate(turns)}
 
@@ -69,7 +69,7 @@ def checksum_of_tokens(played: Sequence[Conversation]) -> int:
   return total
 
 
-def versions_of(talk: Conversation, turns: Sequence[Turn]) -> list[int]:
+def versions_of(talk: Conversation, turns: Sequence[TurnVersions]) -> list[int]:
   """Returns the version of the weights that drew each token, -1 for replies.
 
   Example:
@@ -156,7 +156,7 @@ class Schedule:
     """Returns how a batch is to be drawn; None if that is open."""
     return self._known.get((step, draw))
 
-  def note(self, step: int, draw: int, played: Sequence[Conversation], turns: Sequence[Sequence[Turn]]) -> None:
+  def note(self, step: int, draw: int, played: Sequence[Conversation], turns: Sequence[Sequence[TurnVersions]]) -> None:
     """Writes down how a batch was drawn.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.decoding.engine.requests import Completion, Piece
+from jaxrl_llm.decoding.engine.requests import Decoded, Piece
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.text import Spelling
 from jaxrl_llm.serve.tools import message
@@ -43,7 +43,7 @@ def new_id(prefix: str) -> str:
   return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def generated(call: Call, completions: Sequence[Completion]) -> dict[str, Any]:
+def generated(call: Call, completions: Sequence[Decoded]) -> dict[str, Any]:
   """Returns the answer of `/inference/v1/generate`."""
   choices = [
     {
@@ -60,7 +60,7 @@ def generated(call: Call, completions: Sequence[Completion]) -> dict[str, Any]:
   return {"request_id": new_id("gen"), **ids, "choices": choices, "usage": usage(call, completions)}
 
 
-def _routed_experts(completion: Completion, start: int) -> dict[str, Any] | None:
+def _routed_experts(completion: Decoded, start: int) -> dict[str, Any] | None:
   """Returns the experts of all tokens but the last, from the token `start` on, as vLLM does."""
   if completion.routes is None:
     return None
@@ -71,7 +71,7 @@ def _routed_experts(completion: Completion, start: int) -> dict[str, Any] | None
 
 
 def whole(
-  call: Call, form: Format, served: Served, spelling: Spelling, completions: Sequence[Completion], texts: Sequence[str]
+  call: Call, form: Format, served: Served, spelling: Spelling, completions: Sequence[Decoded], texts: Sequence[str]
 ) -> dict[str, Any]:
   """Returns a whole answer in a format of OpenAI's.
 
@@ -151,7 +151,7 @@ def chunk(
   return {**shared, "choices": [choice | _numbers(call, form, spelling, piece, prompt=prompt, offset=offset)]}
 
 
-def usage(call: Call, completions: Sequence[Completion]) -> dict[str, Any]:
+def usage(call: Call, completions: Sequence[Decoded]) -> dict[str, Any]:
   """Returns the numbers of tokens of a call; each prompt counts once."""
   prompt, drawn = sum(map(len, call.prompts)), sum(len(completion.tokens) for completion in completions)
   choices = len(completions) // len(call.prompts)
@@ -176,7 +176,7 @@ def _numbers(call: Call, form: Format, spelling: Spelling, piece: Piece, *, prom
   return {"logprobs": logprobs, **ids}
 
 
-def _chat_logprobs(piece: Piece | Completion, spelling: Spelling | None) -> dict[str, Any]:
+def _chat_logprobs(piece: Piece | Decoded, spelling: Spelling | None) -> dict[str, Any]:
   content = []
   for token, logprob in zip(piece.tokens, piece.logprobs, strict=True):
     if spelling is None:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from jaxrl_llm.decoding.engine.requests import Limits, Request
+from jaxrl_llm.decoding.engine.requests import EngineLimits, Request
 from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.pretrained.chat_messages import opening_text
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
@@ -44,7 +44,7 @@ class Served(NamedTuple):
 
   name: str
   tokenizer: Tokenizer
-  limits: Limits
+  limits: EngineLimits
   vocab_size: int
 
   @property

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.decoding.engine.requests import Completion, Engine, Handle, Piece, QueueFull
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine, Handle, Piece, QueueFull
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.serve import answers
 from jaxrl_llm.serve.answers import Format
@@ -103,7 +103,7 @@ def _abort(accepted: "Future[list[Handle]]") -> None:
       handle.abort()
 
 
-async def _next(events: asyncio.Queue, state: State) -> tuple[int, Piece | Completion]:
+async def _next(events: asyncio.Queue, state: State) -> tuple[int, Piece | Decoded]:
   """Returns the next event: the number of a choice, and its new tokens or its completion.
 
   Raises:
@@ -113,7 +113,7 @@ async def _next(events: asyncio.Queue, state: State) -> tuple[int, Piece | Compl
   return _opened(*await events.get(), state)
 
 
-def _opened(index: int, event: Any, state: State) -> tuple[int, Piece | Completion]:
+def _opened(index: int, event: Any, state: State) -> tuple[int, Piece | Decoded]:
   if event is _GONE:
     raise Gone
   if event is _ENDING:
@@ -138,9 +138,9 @@ def _failed(error: BaseException, state: State) -> Refusal:
   return broken()
 
 
-async def whole(call: Call, events: asyncio.Queue, state: State) -> list[Completion]:
+async def whole(call: Call, events: asyncio.Queue, state: State) -> list[Decoded]:
   """Waits for all completions of a call."""
-  completions: dict[int, Completion] = {}
+  completions: dict[int, Decoded] = {}
   while len(completions) < len(call.requests):
     index, event = await _next(events, state)
     completions[index] = event
@@ -152,7 +152,7 @@ def _text_stream(call: Call, index: int, spelling: Spelling) -> TextStream:
   return TextStream(spelling, stops=request.stops, stop_ids=request.stop_ids, skip_special=call.skip_special)
 
 
-def text_of(call: Call, index: int, spelling: Spelling, completion: Completion) -> str:
+def text_of(call: Call, index: int, spelling: Spelling, completion: Decoded) -> str:
   """Returns the text of a whole completion."""
   stream = _text_stream(call, index, spelling)
   return stream.feed(completion.tokens) + stream.finish()
@@ -172,7 +172,7 @@ async def stream(
   streams = [_text_stream(call, i, spelling) for i in range(len(call.requests))]
   sent, lengths = [0] * len(call.requests), [0] * len(call.requests)
   held = [""] * len(call.requests)
-  completions: dict[int, Completion] = {}
+  completions: dict[int, Decoded] = {}
   is_open = False
 
   async def write(*values: Any) -> None:
@@ -184,7 +184,7 @@ async def stream(
     lines = b"".join(b"data: " + (value if isinstance(value, bytes) else encode(value)) + b"\n\n" for value in values)
     await send({"type": "http.response.body", "body": lines, "more_body": True})
 
-  def chunk(index: int, piece: Piece, completion: Completion | None) -> dict[str, Any]:
+  def chunk(index: int, piece: Piece, completion: Decoded | None) -> dict[str, Any]:
     text = streams[index].feed(piece.tokens) + ("" if completion is None else streams[index].finish())
     reason = None if completion is None else completion.reason
     if call.tools:  # A call of a tool is known when it is whole.

@@ -16,7 +16,7 @@ from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
 from jaxrl_llm.tasks.files.storage import IMAGES, GeneratedProblems, Row
 from jaxrl_llm.tasks.image_prompts import check_reads_pictures
-from jaxrl_llm.tasks.problem_set import SHOT_TEMPLATE, Entry, Setup
+from jaxrl_llm.tasks.problem_set import SHOT_TEMPLATE, ProblemSetEntry, Setup
 from jaxrl_llm.tasks.sets import arithmetic, drills, figures, gym, packaged, products, published, word_problems
 from jaxrl_llm.tasks.sets.environment import environment_task
 from jaxrl_llm.tasks.sets.own_files import check_file, file_task
@@ -56,9 +56,9 @@ def generated_task(
   return Task(name=builder.name, tokenizer=setup.tokenizer or ByteTokenizer(), **splits, **judged)
 
 
-def _generated(builder: type[GeneratedProblems], source: Any, render_prompt: Callable[[str], str], **judged: Any) -> Entry:
+def _generated(builder: type[GeneratedProblems], source: Any, render_prompt: Callable[[str], str], **judged: Any) -> ProblemSetEntry:
   check = {"check": check_installed} if IMAGES in builder.columns else {}
-  return Entry(partial(generated_task, builder, source.LEVELS, render_prompt, **judged), **check)
+  return ProblemSetEntry(partial(generated_task, builder, source.LEVELS, render_prompt, **judged), **check)
 
 
 TASKS = {
@@ -117,11 +117,11 @@ def check_parts(parts: Sequence[str] = (), **others: object) -> None:
 
 
 SETS = {
-  "environment": Entry(environment_task, needs_settings=True, is_of_environment=True),
-  "file": Entry(file_task, check_file, needs_settings=True),
+  "environment": ProblemSetEntry(environment_task, needs_settings=True, is_of_environment=True),
+  "file": ProblemSetEntry(file_task, check_file, needs_settings=True),
   **published.SETS,
   **packaged.SETS,
-  "mixture": Entry(mixture_task, check_parts, needs_settings=True, has_parts=True),
+  "mixture": ProblemSetEntry(mixture_task, check_parts, needs_settings=True, has_parts=True),
 }
 """Tasks by name whose problems come from files or packages."""
 
@@ -176,11 +176,11 @@ def task_problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | 
     yield problem_of(error)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> ProblemSetEntry:
   return gym.entry(name) if name.startswith(gym.PREFIX) else (TASKS | SETS)[name]
 
 
-def _settings(entry: Entry) -> list[str]:
+def _settings(entry: ProblemSetEntry) -> list[str]:
   parameters = inspect.signature(entry.load).parameters.values()
   return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 

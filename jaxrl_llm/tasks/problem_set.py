@@ -95,7 +95,7 @@ class Style(NamedTuple):
     return self._replace(template=prompt_template or self.template, rewards=rewards)
 
 
-class Entry(NamedTuple):
+class ProblemSetEntry(NamedTuple):
   """A registry entry, which makes a task by its name.
 
   Attributes:

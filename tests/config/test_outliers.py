@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_llm.config.fields import base
-from jaxrl_llm.config.outliers import NO_LIMITS, Limits, describe_limits, find_limits
+from jaxrl_llm.config.outliers import NO_LIMITS, SizeLimits, describe_limits, find_limits
 from jaxrl_llm.config.sizes import Bounds, Lengths
 
 BOUNDS = Bounds(d_model=64)  # A row of 128 slots is cheap.
@@ -74,7 +74,7 @@ def test_pictures(counts, expected):
 def test_each_line_says_how_many_why_and_how_to_keep_them():
   pictures = [(20, 1, 8), (9000, 60, 100)]
   lengths = Lengths([20] * 60 + [7000], [20] * 9 + [9000], [40] * 60 + [7010, 7010], pictures, demonstrated=[20] * 61 + [7000])
-  lines = describe_limits(Limits(176, 52, 4), lengths)
+  lines = describe_limits(SizeLimits(176, 52, 4), lengths)
   assert lines[0] == (
     "  2 problem(s) with prompts above 176 tokens are left out, which need more than 4 times the room of 95% of the problems; "
     "to keep them: --config.rollout.prompt_buckets='(9000,)'"

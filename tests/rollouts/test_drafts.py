@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece
 from jaxrl_llm.rollouts.drafts import Drafts
 from jaxrl_llm.rollouts.playing import Conversation, Draws, EngineError, Job
 from jaxrl_llm.text_types import Turn
@@ -16,7 +16,7 @@ JOB = Job([{}, {}], 1, [1, 2], "", Draws(32, 8, stop_ids=(0,)), enough=1)
 class Engine:
   """An engine whose requests wait for `draw` and `complete`."""
 
-  limits = Limits(64, 8)
+  limits = EngineLimits(64, 8)
 
   def __init__(self):
     self.requests, self.pieces, self.futures, self.aborted = [], [], [], []
@@ -34,7 +34,7 @@ class Engine:
     self.pieces[number](Piece(ids, [-1.0] * len(ids)))
 
   def complete(self, number, ids, reason="stop"):
-    self.futures[number].set_result(Completion(ids, [-1.0] * len(ids), reason, 0, len(ids), 0))
+    self.futures[number].set_result(Decoded(ids, [-1.0] * len(ids), reason, 0, len(ids), 0))
 
   def update(self, params, version):
     pass

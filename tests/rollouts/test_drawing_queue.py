@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Request
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.playing import Draws, Job, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch
@@ -14,7 +14,7 @@ class Engine:
   """Engine that draws when it is told to."""
 
   def __init__(self):
-    self.limits, self.open, self.versions = Limits(64, 100), {}, []
+    self.limits, self.open, self.versions = EngineLimits(64, 100), {}, []
 
   def submit(self, request, on_piece=None):
     self.open[request.seed] = request, on_piece, Future()
@@ -24,7 +24,7 @@ class Engine:
     request, on_piece, future = self.open[seed]
     on_piece(Piece([1] * count, [-1.0] * count))
     if ends:
-      future.set_result(Completion([1], [-1.0], "stop", 0, 0, 0, request.parts))
+      future.set_result(Decoded([1], [-1.0], "stop", 0, 0, 0, request.parts))
 
   def update(self, params, version):
     self.versions.append(version)

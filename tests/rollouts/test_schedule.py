@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, ReplayLost, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rollouts import schedule
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
@@ -69,7 +69,7 @@ class FakeEngine:
   """Draws a token of each open request whenever it is told to, and notes what it is asked for."""
 
   def __init__(self, version):
-    self.limits, self.version, self.open, self.asked, self.is_closed = Limits(64, 64), version, [], [], False
+    self.limits, self.version, self.open, self.asked, self.is_closed = EngineLimits(64, 64), version, [], [], False
 
   def submit(self, request: Request, on_piece=None):
     self.asked.append(request)
@@ -92,7 +92,7 @@ class FakeEngine:
         if len(drawn) == request.max_tokens:
           parts = tuple((version, drawn.count(version)) for version in dict.fromkeys(drawn))
           self.open.remove((request, on_piece, future, drawn))
-          future.set_result(Completion([9] * len(drawn), [0.0] * len(drawn), "length", 0, 0, drawn[0], parts))
+          future.set_result(Decoded([9] * len(drawn), [0.0] * len(drawn), "length", 0, 0, drawn[0], parts))
 
   def close(self):
     self.is_closed = True

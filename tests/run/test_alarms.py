@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.run.observe import alarms
-from jaxrl_llm.run.observe.alarms import ALARMS, CALM, WARM_UP, Limits, deviation, new_state, observe
+from jaxrl_llm.run.observe.alarms import ALARMS, CALM, WARM_UP, AlarmLimits, deviation, new_state, observe
 from tests.runs import column, run_here, tiny_config
 
 CALM_ROW = {
@@ -15,7 +15,7 @@ CALM_ROW = {
   "group/frac_reward_zero_std": 0.5, "actor/ppo_kl_k3": 5e-4,
 }  # fmt: skip
 
-ALL_ON = Limits(spike_sigmas=6.0, reward_sigmas=6.0, entropy_fraction=0.1, truncation_above=0.8, no_signal_above=0.95)
+ALL_ON = AlarmLimits(spike_sigmas=6.0, reward_sigmas=6.0, entropy_fraction=0.1, truncation_above=0.8, no_signal_above=0.95)
 
 
 def follow(rows, limits=None):
@@ -82,7 +82,7 @@ def test_by_default_only_rules_that_separate_collapses_from_healthy_runs_are_on(
   rows = noisy(rng, 60)
   for sick in SICK.values():
     rows[40] |= sick
-  _, metrics, _ = follow(rows, Limits())
+  _, metrics, _ = follow(rows, AlarmLimits())
   held = {name.removeprefix("alarm/") for name, holds in metrics[40].items() if holds}
   assert held == {"reward_collapse", "policy_kl", "nonfinite_logprobs"}
   assert set(metrics[-1]) == {"alarm/reward_collapse", "alarm/policy_kl"}

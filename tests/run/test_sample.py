@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_llm.evaluation.held_out import NoRewardError
 from jaxrl_llm.rewards import WeightedReward, call_here
-from jaxrl_llm.rollouts.rollout import Drawn
+from jaxrl_llm.rollouts.rollout import DrawnBatch
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.run.steps import sample
 from jaxrl_llm.run.steps.grading import NegativeRewardError
@@ -28,7 +28,7 @@ def assess(num_failed, limit, reward=1.0, **changes):
   run.grader = call_here
   ones = np.ones((8, 1), bool)
   rollouts = Rollouts(ones.astype(np.int32), ones, ones.astype(np.int32), ones, -1.0 * ones.astype(np.float32), np.ones(8, bool))
-  return sample.assess(run, Drawn(rollouts, [Completion("", (1,), n, True) for n in range(1, 9)], [{}] * 4))
+  return sample.assess(run, DrawnBatch(rollouts, [Completion("", (1,), n, True) for n in range(1, 9)], [{}] * 4))
 
 
 @pytest.mark.parametrize("num_failed, limit", [(0, 0.0), (4, 0.5), (7, 1.0), (2, 0.25)])

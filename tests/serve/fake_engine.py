@@ -8,13 +8,13 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, QueueFull, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import server
 
 EOS = ByteTokenizer().eos_id
-LIMITS = Limits(context=256, requests=64)
+LIMITS = EngineLimits(context=256, requests=64)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'odd' %}{{ raise_exception('no odd roles') }}{% endif %}"
 TEMPLATE += "{% endfor %}{% if shout %}!{% endif %}<assistant>"
 
@@ -138,7 +138,7 @@ class FakeEngine:
     if isinstance(reason, Exception):
       x.future.set_exception(reason)
     else:
-      x.future.set_result(Completion(x.drawn, [-(i + 1) / 8 for i in range(len(x.drawn))], reason, 0, len(x.request.tokens), 0))
+      x.future.set_result(Decoded(x.drawn, [-(i + 1) / 8 for i in range(len(x.drawn))], reason, 0, len(x.request.tokens), 0))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Completion, Limits
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits
 from jaxrl_llm.serve import answers, calls, fields
 from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.exchange import encode
@@ -24,7 +24,7 @@ class Counted(ChatBytes):
     return super().encode(text, **options)
 
 
-SERVED = Served("toy", Counted(), Limits(context=64, requests=8), 300)
+SERVED = Served("toy", Counted(), EngineLimits(context=64, requests=8), 300)
 
 
 @pytest.mark.parametrize("call", [calls.chat, calls.completion])
@@ -101,7 +101,7 @@ def test_routes_are_sent_as_clients_read_them(start):
   body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 4, "routed_experts_prompt_start": min(start, 3)}}
   call = calls.generate(body, SERVED)
   routes = np.arange(6 * 2 * 3, dtype=np.int16).reshape(6, 2, 3) - 1
-  completion = Completion([1, 2, 3, 4], [0.0] * 4, "length", 0, 6, 0, routes=routes)
+  completion = Decoded([1, 2, 3, 4], [0.0] * 4, "length", 0, 6, 0, routes=routes)
   answer = encode(answers.generated(call._replace(routes_from=start), [completion]))
   # Clients cut the text out of the answer before they parse it.
   assert answer.count(b'"routed_experts":{"data":"') == 1

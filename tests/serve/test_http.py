@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Limits, Request
+from jaxrl_llm.decoding.engine.requests import EngineLimits, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import app
@@ -129,7 +129,7 @@ def test_calls_of_tools_in_the_form_of_the_template(text, stream):
       "example", {},
     )  # fmt: skip
 
-  engine = FakeEngine(text, limits=Limits(context=4096, requests=64))
+  engine = FakeEngine(text, limits=EngineLimits(context=4096, requests=64))
   with serving(engine, tokenizer=Tools()) as service:
     request = {"messages": HI, "tools": TOOLS, "stream": stream}
     if stream:
@@ -407,7 +407,7 @@ def test_a_key_that_no_header_carries_is_refused(key):
 
 
 def test_a_full_queue_says_when_to_come_back():
-  engine = FakeEngine(limits=Limits(context=256, requests=4))
+  engine = FakeEngine(limits=EngineLimits(context=256, requests=4))
   engine.running.clear()
   with serving(engine) as service:
     handles = [engine.submit(Request([1], 10)) for _ in range(3)]

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Limits
+from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.serve.app import Rules
 from jaxrl_llm.serve.server import Patience
 from tests.serve.fake_engine import FakeEngine, ask, events_of, port_of, serving, wait_for
@@ -145,7 +145,7 @@ def test_a_client_that_does_not_read_is_cut(hanging):
 
 
 def test_a_client_that_reads_slowly_loses_nothing():
-  engine = FakeEngine("x" * 2000, limits=Limits(context=3000, requests=8))
+  engine = FakeEngine("x" * 2000, limits=EngineLimits(context=3000, requests=8))
   with serving(engine, patience=QUICK._replace(stalled=5)) as service:
     connection = http.client.HTTPConnection("127.0.0.1", port_of(service), timeout=20)
     value = {"prompt": "hi", "max_tokens": 2500, "stream": True, "return_token_ids": True}

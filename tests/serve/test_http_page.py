@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Limits
+from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.serve.chat_page import build_chat_page
 from tests.serve.browser import HAS_CHROMIUM, browsing
@@ -29,7 +29,7 @@ def test_the_page_is_one_file_and_allows_no_other_script():
 
 @in_a_browser
 def test_a_conversation(tmp_path):
-  engine = FakeEngine(HOSTILE, delay=0.005, limits=Limits(context=1024, requests=4))
+  engine = FakeEngine(HOSTILE, delay=0.005, limits=EngineLimits(context=1024, requests=4))
   with serving(engine) as service, browsing(service.url, tmp_path) as page:
     page.wait("document.querySelector('#status').textContent === 'ready'")
     assert page.run("document.querySelector('#model').textContent") == "toy"

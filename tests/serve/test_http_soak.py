@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Limits
+from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.serve.app import Rules
 from jaxrl_llm.serve.server import Patience
 from tests.serve.fake_engine import FakeEngine, ask, events_of, port_of, serving, wait_for
@@ -97,7 +97,7 @@ def test_a_thousand_requests_leave_nothing_behind():
     # The misbehaving get long answers, so that they leave in the middle.
     return "z" * 200 if text.startswith("x") else text.removeprefix("<user>").removesuffix("<assistant>")
 
-  engine = FakeEngine(reply, limits=Limits(context=256, requests=24), delay=0.002, step=6)
+  engine = FakeEngine(reply, limits=EngineLimits(context=256, requests=24), delay=0.002, step=6)
   patience = Patience(keep_alive=0.5, idle=1, stalled=1)
   with serving(engine, patience=patience, rules=Rules(body_seconds=1)) as service:
     assert behave(service, 0, random.Random(0))

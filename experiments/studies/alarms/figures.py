@@ -7,14 +7,14 @@ from typing import Any
 from experiments.ablations.plots import BLACK, BLUE, GREY, ORANGE, letter, new_figure, save
 from experiments.claims.drawing import percent
 from experiments.studies.alarms import rules
-from jaxrl_llm.run.observe.alarms import Limits
+from jaxrl_llm.run.observe.alarms import AlarmLimits
 
 TITLES = {
   "loss_spike": "loss spike", "grad_norm_spike": "gradient norm spike", "reward_collapse": "reward collapse",
   "entropy_collapse": "entropy collapse", "truncation": "truncation", "no_signal": "no signal", "policy_kl": "KL to the old policy",
 }  # fmt: skip
 
-_LIMITS = Limits()
+_LIMITS = AlarmLimits()
 NOW = dict.fromkeys(TITLES) | {"reward_collapse": _LIMITS.reward_sigmas, "policy_kl": _LIMITS.policy_kl_above}
 """Default of each rule; None for those that are off."""
 

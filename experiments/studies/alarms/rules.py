@@ -110,7 +110,7 @@ class Rule(NamedTuple):
   """A rule of `jaxrl_llm.run.observe.alarms` with the limits to try.
 
   Attributes:
-    field: Field of `alarms.Limits`.
+    field: Field of `alarms.AlarmLimits`.
     metric: Metric that the rule looks at.
     limits: Limits from strict to lax; the rule holds more often at each further one.
     default: Limit of the framework when the study began; None for a candidate that is no rule yet.
@@ -139,7 +139,7 @@ RULES = {
 2026-11-22 names as the first sign of a collapse that every alarm missed."""
 
 
-def scores(name: str, values: Sequence[float | None], *, window: int = alarms.Limits().window) -> np.ndarray:
+def scores(name: str, values: Sequence[float | None], *, window: int = alarms.AlarmLimits().window) -> np.ndarray:
   """Returns by how much a rule's metric is out of the ordinary at each step; NaN without a value.
 
   The rule holds at a step if its score exceeds its limit, with the entropy's limit as 1 / fraction.

@@ -19,7 +19,7 @@ from typing import Any
 from jaxrl_llm.decoding.apart.remote import RemoteEngine, SamplerLost
 from jaxrl_llm.decoding.apart.weights import Snapshot
 from jaxrl_llm.decoding.engine.checks import check_request
-from jaxrl_llm.decoding.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, Pulsing, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineLimits, Handle, Piece, Pulse, Pulsing, QueueFull, ReplayLost, Request
 from jaxrl_llm.types import Params
 
 _ROUNDS = 2  # Open requests per row of an engine, beyond which others wait here.
@@ -49,7 +49,7 @@ class _Open:
   request: Request
   on_piece: Callable[[Piece], None] | None
   arrival: int
-  future: "Future[Completion]" = field(default_factory=Future)
+  future: "Future[Decoded]" = field(default_factory=Future)
   member: "_Member | None" = None
   handle: Handle | None = None
   attempt: int = 0
@@ -100,7 +100,7 @@ class Crew:
   """
 
   def __init__(
-    self, limits: Limits, *, vocab_size: int | None = None, dtype: str | None = None, note: Callable[[str], None] | None = None
+    self, limits: EngineLimits, *, vocab_size: int | None = None, dtype: str | None = None, note: Callable[[str], None] | None = None
   ):
     self.limits, self.redone, self.lost = limits, 0, 0
     self._vocab_size, self._dtype, self._note = vocab_size or _ANY_ID, dtype, note or (lambda line: None)
@@ -272,7 +272,7 @@ class Crew:
     if len(known) < len(piece.tokens):
       opened.on_piece(piece._replace(tokens=piece.tokens[len(known) :], logprobs=piece.logprobs[len(known) :]))
 
-  def _ended(self, opened: _Open, member: _Member, attempt: int, future: "Future[Completion]") -> None:
+  def _ended(self, opened: _Open, member: _Member, attempt: int, future: "Future[Decoded]") -> None:
     error = future.exception()
     with self._changed:
       member.open -= 1
@@ -287,10 +287,10 @@ class Crew:
       self._finish(opened, error if error is not None else future.result())
     self._dispatch()
 
-  def _aborted(self) -> Completion:
-    return Completion([], [], "aborted", 0, 0, 0 if self._snapshot is None else self._snapshot.version)
+  def _aborted(self) -> Decoded:
+    return Decoded([], [], "aborted", 0, 0, 0 if self._snapshot is None else self._snapshot.version)
 
-  def _finish(self, opened: _Open, outcome: Completion | BaseException) -> None:
+  def _finish(self, opened: _Open, outcome: Decoded | BaseException) -> None:
     with self._changed:
       self._num_open -= 1
     if isinstance(outcome, BaseException):

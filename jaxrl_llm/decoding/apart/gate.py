@@ -17,7 +17,7 @@ from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.crew import Crew
 from jaxrl_llm.decoding.apart.remote import RemoteEngine, SamplerLost
 from jaxrl_llm.decoding.apart.wire import Frame, WireError
-from jaxrl_llm.decoding.engine.requests import Limits
+from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.messages import one_line, shown
 
 FILE = "samplers.json"
@@ -31,7 +31,7 @@ _HELLO_S = 10.0
 _LEAST_S = 3.0  # Time in which a sign of life comes for sure, with one each second.
 
 
-class Refused(Exception):
+class JoinRefused(Exception):
   """The learner does not take this sampler. One line."""
 
 
@@ -127,7 +127,7 @@ class Gate:
         wrong = self._wrong(hello)
         name = f"sampler {shown(hello.fields.get('name'))} at {peer}"
         if wrong is None:
-          limits, slots = Limits(*hello.fields["limits"]), int(hello.fields["slots"])
+          limits, slots = EngineLimits(*hello.fields["limits"]), int(hello.fields["slots"])
           vocab_size = int(hello.fields["vocab_size"])
         wire.send(connection, Frame("refused", {"line": wrong}) if wrong else Frame("welcome", {"timeout_s": self._timeout_s}))
       except (EOFError, OSError, WireError, KeyError, TypeError, ValueError) as error:
@@ -175,7 +175,7 @@ class Gate:
 
 
 def knock(
-  address: tuple[str, int], secret: bytes, *, fingerprint: str, limits: Limits, slots: int, vocab_size: int, name: str
+  address: tuple[str, int], secret: bytes, *, fingerprint: str, limits: EngineLimits, slots: int, vocab_size: int, name: str
 ) -> Welcome:
   """Asks a learner to be taken as a sampler, whose engine is ready.
 
@@ -208,7 +208,7 @@ def knock(
     raise
   if answer.kind != "welcome":
     connection.close()
-    raise Refused(str(answer.fields.get("line")))
+    raise JoinRefused(str(answer.fields.get("line")))
   return Welcome(connection, float(answer.fields["timeout_s"]))
 
 
@@ -250,7 +250,7 @@ def write_learner(workdir: Path, learner: Learner) -> None:
 
 
 def open_crew(
-  workdir: Path, *, limits: Limits, timeout_s: float = 60.0, host: str = "127.0.0.1", port: int = 0, fingerprint: str | None = None,
+  workdir: Path, *, limits: EngineLimits, timeout_s: float = 60.0, host: str = "127.0.0.1", port: int = 0, fingerprint: str | None = None,
   vocab_size: int | None = None, dtype: str | None = None, note: Callable[[str], None] | None = None,
 ) -> Crew:  # fmt: skip
   """Opens a crew of samplers that find it by the workdir; `close`, or a block's end, closes it.

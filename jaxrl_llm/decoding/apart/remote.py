@@ -19,7 +19,7 @@ from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.weights import Snapshot, pieces
 from jaxrl_llm.decoding.apart.wire import Frame, WireError
 from jaxrl_llm.decoding.engine.checks import check_request
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.types import Params
 
@@ -52,7 +52,7 @@ class Moved(NamedTuple):
 class _Open:
   request: Request
   on_piece: Callable[[Piece], None] | None
-  future: "Future[Completion]" = field(default_factory=Future)
+  future: "Future[Decoded]" = field(default_factory=Future)
 
 
 class _Move(NamedTuple):
@@ -86,7 +86,7 @@ class RemoteEngine:
   """
 
   def __init__(
-    self, connection: Connection, limits: Limits, *, vocab_size: int, slots: int, timeout_s: float, name: str = "sampler",
+    self, connection: Connection, limits: EngineLimits, *, vocab_size: int, slots: int, timeout_s: float, name: str = "sampler",
     dtype: str | None = None, note: Callable[[str], None] | None = None, on_lost: "Callable[[RemoteEngine], None] | None" = None,
   ):  # fmt: skip
     self.limits, self.slots, self.name = limits, slots, name
@@ -198,7 +198,7 @@ class RemoteEngine:
       self._on_lost(self)
     for own in opened:
       if is_closing:
-        own.future.set_result(Completion([], [], "aborted", 0, 0, max(self._version, 0)))
+        own.future.set_result(Decoded([], [], "aborted", 0, 0, max(self._version, 0)))
       else:
         own.future.set_exception(SamplerLost(str(error)))
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.decoding.engine.requests import Completion, Piece, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
 from jaxrl_llm.messages import one_line, shown
 
 LARGEST_FRAME = 1 << 28
@@ -156,7 +156,7 @@ def piece_of(frame: Frame) -> Piece:
     return Piece(frame.arrays["tokens"].tolist(), frame.arrays["logprobs"].tolist())
 
 
-def completion_frame(number: int, completion: Completion) -> Frame:
+def completion_frame(number: int, completion: Decoded) -> Frame:
   """Returns the frame of a completion."""
   arrays, kept = _drawn(completion), completion.kept
   if completion.routes is not None:
@@ -168,7 +168,7 @@ def completion_frame(number: int, completion: Completion) -> Frame:
   return Frame("done", {"id": number} | fields, arrays)
 
 
-def completion_of(frame: Frame) -> Completion:
+def completion_of(frame: Frame) -> Decoded:
   """Returns the completion of a frame.
 
   Raises:
@@ -181,7 +181,7 @@ def completion_of(frame: Frame) -> Completion:
       ends = np.cumsum(arrays["kept_counts"])[:-1]
       kept = [own.tolist() for own in np.split(arrays["kept"], ends)] if len(arrays["kept_counts"]) else []
     fields |= dict(parts=pairs(fields["parts"]), routes=None if routes is None else routes.astype(np.int16), kept=kept)
-    return Completion(arrays["tokens"].tolist(), arrays["logprobs"].tolist(), **fields)
+    return Decoded(arrays["tokens"].tolist(), arrays["logprobs"].tolist(), **fields)
 
 
 def pairs(listed: Any) -> tuple[tuple[int, int], ...]:
@@ -194,7 +194,7 @@ def pairs(listed: Any) -> tuple[tuple[int, int], ...]:
   return tuple((int(version), int(count)) for version, count in listed)
 
 
-def _drawn(drawn: Piece | Completion) -> dict[str, np.ndarray]:
+def _drawn(drawn: Piece | Decoded) -> dict[str, np.ndarray]:
   return {"tokens": np.asarray(drawn.tokens, np.int32), "logprobs": np.asarray(drawn.logprobs, np.float32)}
 
 

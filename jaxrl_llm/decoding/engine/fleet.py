@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.decoding.engine.make import make_engine, make_twins
 from jaxrl_llm.decoding.engine.programs import num_twins
-from jaxrl_llm.decoding.engine.requests import Completion, Engine, Handle, Limits, Piece, Pulse, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineLimits, Handle, Piece, Pulse, QueueFull, Request
 from jaxrl_llm.devices import cores
 from jaxrl_llm.devices.mesh import AXES, RULES, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.models import Model, make_model
@@ -109,7 +109,7 @@ class Fleet:
   def __init__(self, engines: Sequence[Engine], give: Callable[[Params, int], None], *, slots: int):
     self._engines, self._give = tuple(engines), give
     context = engines[0].limits.context
-    self.limits = Limits(context, sum(engine.limits.requests for engine in engines))
+    self.limits = EngineLimits(context, sum(engine.limits.requests for engine in engines))
     self._slack = max(slots // 8, 1)
     self._lock = threading.Lock()
     self._open = [0] * len(engines)
@@ -135,7 +135,7 @@ class Fleet:
     return handle
 
   def _ended(self, request: Request, engine: int, future: Any) -> None:
-    completion: Completion | None = None if future.exception() is not None else future.result()
+    completion: Decoded | None = None if future.exception() is not None else future.result()
     with self._lock:
       self._open[engine] -= 1
       if completion is not None:

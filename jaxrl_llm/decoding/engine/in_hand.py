@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Integer
 
 from jaxrl_llm.decoding.engine.pool import Place
-from jaxrl_llm.decoding.engine.programs import Drawn
-from jaxrl_llm.decoding.engine.requests import Completion, Piece, Request
+from jaxrl_llm.decoding.engine.programs import StretchTokens
+from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class OpenRequest:
     tokens, logprobs: Completion so far.
     text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
     kept: Ids that each token was drawn from; None if they are not recorded.
-    cached, computed: Numbers of tokens; see `Completion`.
+    cached, computed: Numbers of tokens; see `Decoded`.
     parts: Versions of the weights that drew the tokens, each with its number of tokens.
     drawn_at: Number of the stretch that drew the last token, or draws the next one.
   """
@@ -41,7 +41,7 @@ class OpenRequest:
   prompt: Integer[np.ndarray, " n"]
   on_piece: Callable[[Piece], None] | None
   stops: tuple[bytes, ...] = ()
-  future: "Future[Completion]" = field(default_factory=Future)
+  future: "Future[Decoded]" = field(default_factory=Future)
   aborted: bool = False
   fed: Integer[np.ndarray, " m"] | None = None
   place: Place | None = None
@@ -97,5 +97,5 @@ class Stretch(NamedTuple):
 
   rows: Sequence[OpenRequest]
   columns: Sequence[int]
-  drawn: Drawn
+  drawn: StretchTokens
   version: int

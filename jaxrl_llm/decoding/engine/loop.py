@@ -23,9 +23,9 @@ from jaxtyping import Int16, PyTree
 
 from jaxrl_llm.decoding.engine.checks import check_request
 from jaxrl_llm.decoding.engine.in_hand import OpenRequest, Stretch
-from jaxrl_llm.decoding.engine.pool import Pool
-from jaxrl_llm.decoding.engine.programs import NO_ID, Programs, Rows, no_rows
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.pool import CachePool
+from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, Rows, no_rows
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.decoding.engine.routes import Routes
 from jaxrl_llm.models import Model
 from jaxrl_llm.types import Params
@@ -60,8 +60,8 @@ class DecodingEngine:
   """
 
   def __init__(
-    self, model: Model, programs: Programs, weights: PyTree, pool: Pool, limits: Limits, *, slots: int, chunk: int, spans: int,
-    tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", routes: Routes | None = None, records_kept: bool = False,
+    self, model: Model, programs: EnginePrograms, weights: PyTree, pool: CachePool, limits: EngineLimits, *, slots: int, chunk: int,
+    spans: int, tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", routes: Routes | None = None, records_kept: bool = False,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
@@ -483,7 +483,7 @@ class DecodingEngine:
     version = opened.parts[0][0] if opened.parts else self._version
     kept = None if opened.kept is None else opened.kept[: len(opened.tokens)]
     counts = opened.cached, opened.computed, version
-    opened.future.set_result(Completion(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, kept))
+    opened.future.set_result(Decoded(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, kept))
 
   def _routes_of(self, opened: OpenRequest) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""

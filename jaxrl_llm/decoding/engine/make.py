@@ -3,9 +3,9 @@
 from typing import Any
 
 from jaxrl_llm.decoding.engine.loop import IN_FLIGHT, STOP_IDS, DecodingEngine, Tokenizer
-from jaxrl_llm.decoding.engine.pool import Pool
+from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import make_programs
-from jaxrl_llm.decoding.engine.requests import Limits
+from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.decoding.engine.routes import Routes
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import CACHE_DTYPES, Model
@@ -93,10 +93,10 @@ def make_twins(
   weights = programs.weights(params)
 
   def make() -> DecodingEngine:
-    pool, routes = Pool(slots, context, least=chunk), None
+    pool, routes = CachePool(slots, context, least=chunk), None
     if records_routes:
       routes = Routes(slots, context, (model.config.num_layers, model.config.experts.top_k))
     options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, routes=routes, records_kept=records_kept)
-    return DecodingEngine(model, programs, weights, pool, Limits(context, max_requests), **options, **sizes)
+    return DecodingEngine(model, programs, weights, pool, EngineLimits(context, max_requests), **options, **sizes)
 
   return [make() for _ in range(count)]

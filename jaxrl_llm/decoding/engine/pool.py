@@ -24,7 +24,7 @@ class Place(NamedTuple):
   shared: int
 
 
-class Pool:
+class CachePool:
   """The rows of the cache, each busy with a request, or idle with the tokens that it has left.
 
   Args:

@@ -60,7 +60,7 @@ class Rows(NamedTuple):
   stop_ids: Int[np.ndarray, "B M"]
 
 
-class Drawn(NamedTuple):
+class StretchTokens(NamedTuple):
   """What the rows drew in the k steps of a stretch.
 
   Attributes:
@@ -76,7 +76,7 @@ class Drawn(NamedTuple):
   kept: UInt8[Array, "k B V8"] | None = None
 
 
-class Programs(NamedTuple):
+class EnginePrograms(NamedTuple):
   """Compiled programs. The cache is updated in place.
 
   Attributes:
@@ -95,7 +95,7 @@ class Programs(NamedTuple):
   make_cache: Callable[[], PyTree]
   prefills: Mapping[int, Callable[..., tuple[PyTree, Array | None]]]
   copy: Callable[..., PyTree]
-  stretches: Mapping[int, Callable[..., tuple[PyTree, "Drawn"]]]
+  stretches: Mapping[int, Callable[..., tuple[PyTree, "StretchTokens"]]]
 
 
 class Program(NamedTuple):
@@ -115,7 +115,7 @@ class Program(NamedTuple):
 
 
 class Uncompiled(NamedTuple):
-  """The programs of `Programs` before they are compiled.
+  """The programs of `EnginePrograms` before they are compiled.
 
   Attributes:
     weights, make_cache, prefills, copy, stretches: Programs of these names.
@@ -142,7 +142,7 @@ def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
   return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), seeds, stop_ids)
 
 
-def make_programs(model: Model, params: Params, **options: Any) -> Programs:
+def make_programs(model: Model, params: Params, **options: Any) -> EnginePrograms:
   """Compiles the programs of an engine.
 
   Args:
@@ -152,7 +152,7 @@ def make_programs(model: Model, params: Params, **options: Any) -> Programs:
   """
   programs = uncompiled_programs(model, params, **options)
   compiled = lambda by_size: {size: program.compiled() for size, program in by_size.items()}
-  return Programs(*programs.compiled, compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches))
+  return EnginePrograms(*programs.compiled, compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches))
 
 
 def uncompiled_programs(
@@ -286,9 +286,9 @@ def span_counts(spans: int, platform: str) -> tuple[int, ...]:
   return (spans, spans // 4) if platform == "cpu" and spans >= _LEAST_SPANS else (spans,)
 
 
-def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> Drawn:
+def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> StretchTokens:
   """Returns a stretch in which nothing was drawn, as NumPy arrays."""
-  config, drawn = model.config, Drawn(np.full(shape, NO_ID, np.int32), np.zeros(shape, np.float32))
+  config, drawn = model.config, StretchTokens(np.full(shape, NO_ID, np.int32), np.zeros(shape, np.float32))
   if records_routes:
     drawn = drawn._replace(routes=np.full((*shape, config.num_layers, config.experts.top_k), -1, np.int16))
   if records_kept:
@@ -331,10 +331,10 @@ class _Drawing(NamedTuple):
   cache: PyTree
   tokens: Int[Array, " B"]
   budgets: Int[Array, " B"]
-  drawn: Drawn
+  drawn: StretchTokens
 
 
-def _stretch(model: Model, nothing: Drawn, weights: PyTree, cache: PyTree, rows: Rows) -> tuple[PyTree, Drawn]:
+def _stretch(model: Model, nothing: StretchTokens, weights: PyTree, cache: PyTree, rows: Rows) -> tuple[PyTree, StretchTokens]:
   """Draws up to k tokens for each row with a budget; `nothing` has the shapes of the output.
 
   Token t of a request is drawn with the key `fold_in(key(seed), t)`: what it draws depends on its
@@ -354,7 +354,7 @@ def _stretch(model: Model, nothing: Drawn, weights: PyTree, cache: PyTree, rows:
     filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)
-    drawn = Drawn(
+    drawn = StretchTokens(
       jnp.where(active, tokens, NO_ID),
       logprobs,
       None if nothing.routes is None else routes[:, 0].astype(jnp.int16),

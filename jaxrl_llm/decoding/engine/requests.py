@@ -36,7 +36,7 @@ class Request(NamedTuple):
       equals the one that has waited for longest.
     oldest: Oldest version of the weights that may draw it; it waits for them.
     parts: Versions that draw it, with the number of tokens that each draws, as in
-      `Completion.parts`, so that an earlier draw is repeated whenever new weights come. It waits
+      `Decoded.parts`, so that an earlier draw is repeated whenever new weights come. It waits
       for each of them. Empty leaves it open.
     rereads: Whether it may read cached keys and values of tokens that earlier requests of this
       owner drew. Otherwise it computes them anew, as a prompt: its draw is then the same to the
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
   logprobs: list[float]
 
 
-class Completion(NamedTuple):
+class Decoded(NamedTuple):
   """A finished completion.
 
   Attributes:
@@ -134,7 +134,7 @@ class Pulsing(Protocol):
     ...
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
   """Limits of an engine, in tokens and requests.
 
   Attributes:
@@ -155,7 +155,7 @@ class Handle(NamedTuple):
       more than once.
   """
 
-  completion: "Future[Completion]"
+  completion: "Future[Decoded]"
   abort: Callable[[], None]
 
 
@@ -163,7 +163,7 @@ class Handle(NamedTuple):
 class Engine(Protocol):
   """The decoding loop that all requests share. Its methods may be called from any thread."""
 
-  limits: Limits
+  limits: EngineLimits
 
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request.

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.files.safetensors import write_file
 from jaxrl_llm.models.files.saving import check_folder, on_host, picture_notes, whole_folder
-from jaxrl_llm.models.files.tensor_names import Entry, entries
+from jaxrl_llm.models.files.tensor_names import TensorEntry, entries
 from jaxrl_llm.models.linear import ADAPTER
 from jaxrl_llm.models.model import Model
 from jaxrl_llm.types import Params
@@ -72,11 +72,11 @@ def save_adapter(
     write_file(folder / WEIGHTS, layout, tensors)
 
 
-def _module(params: Params, entry: Entry) -> Params:
+def _module(params: Params, entry: TensorEntry) -> Params:
   return functools.reduce(operator.getitem, entry.path[:-1], params)
 
 
-def _matrices(params: Params, entry: Entry, dtype: str | None) -> tuple[np.ndarray, np.ndarray]:
+def _matrices(params: Params, entry: TensorEntry, dtype: str | None) -> tuple[np.ndarray, np.ndarray]:
   """Returns A as [rank, in] and B as [out, rank], with heads flattened as in the tensor."""
   module = _module(params, entry)
   a, b = (on_host(module[f"{entry.path[-1]}{ADAPTER}{part}"], entry.layer, dtype) for part in "ab")

@@ -17,7 +17,7 @@ from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.config import DTYPES, ModelConfig
 from jaxrl_llm.models.files.hf_folder import open_hf_folder, read_hf_config
-from jaxrl_llm.models.files.tensor_names import HEAD, IGNORED_SUFFIXES, Entry, entries, piece_of, to_params_layout
+from jaxrl_llm.models.files.tensor_names import HEAD, IGNORED_SUFFIXES, TensorEntry, entries, piece_of, to_params_layout
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.models.model import Model, make_model
 from jaxrl_llm.pretrained import where
@@ -66,7 +66,7 @@ def read_config(path: str | os.PathLike) -> ModelConfig:
   return read_hf_config(place) if place.is_dir() else open_source(place)[0]
 
 
-def check_tensors(config: ModelConfig, source: TensorSource, table: Sequence[Entry] | None = None) -> None:
+def check_tensors(config: ModelConfig, source: TensorSource, table: Sequence[TensorEntry] | None = None) -> None:
   """Compares the tensors of a checkpoint with a table.
 
   Args:
@@ -178,7 +178,9 @@ def _prefix_errors(source: TensorSource, call: Callable[[], Any]) -> Any:
     raise ValueError(f"{source.path}: {error}") from error
 
 
-def load_table(source: TensorSource, model: Any, mesh: Mesh | None, key: Array | None, *, table: Sequence[Entry] | None = None) -> Params:
+def load_table(
+  source: TensorSource, model: Any, mesh: Mesh | None, key: Array | None, *, table: Sequence[TensorEntry] | None = None
+) -> Params:
   """Makes empty params on their devices, then reads every entry of a table into its place.
 
   Args:
@@ -226,7 +228,7 @@ def _empty(model: Any, shapes: PyTree, shardings: PyTree | None, filled: set[tup
 def _writer(sharding: NamedSharding | None) -> Callable[..., Array]:
   """Makes the jitted `(array, part, layer, *, layout) -> array`, which writes in place."""
 
-  def write(array: Array, part: Array, layer: Array | None, *, layout: Entry) -> Array:
+  def write(array: Array, part: Array, layer: Array | None, *, layout: TensorEntry) -> Array:
     part = to_params_layout(layout, part).astype(array.dtype)
     start = (0,) * array.ndim if layer is None else (layer,) + (0,) * (array.ndim - 1)
     return jax.lax.dynamic_update_slice(array, part if layer is None else part[None], start)
@@ -234,7 +236,7 @@ def _writer(sharding: NamedSharding | None) -> Callable[..., Array]:
   return jax.jit(write, donate_argnums=0, static_argnames="layout", out_shardings=sharding)
 
 
-def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -> Array:
+def _place(source: TensorSource, entry: TensorEntry, sharding: NamedSharding | None) -> Array:
   """Puts the tensors of an entry on their devices; each device gets only its own slice.
 
   The tensors keep transformers' layout, but with the heads split off.

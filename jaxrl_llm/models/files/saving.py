@@ -22,7 +22,7 @@ from jaxrl_llm.models.config import DTYPES, Vision
 from jaxrl_llm.models.files.families import to_hf_config
 from jaxrl_llm.models.files.hf_folder import CONFIG, INDEX, WEIGHTS, read_json
 from jaxrl_llm.models.files.safetensors import write_file
-from jaxrl_llm.models.files.tensor_names import Entry, entries, to_hf_layout
+from jaxrl_llm.models.files.tensor_names import TensorEntry, entries, to_hf_layout
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.model import Model
 from jaxrl_llm.pretrained import pictures
@@ -92,7 +92,7 @@ def picture_notes(vision: Vision | None, tokenizer_from: str | os.PathLike | Non
 def save_table(
   path: str | os.PathLike,
   raw: Mapping[str, Any],
-  table: Sequence[Entry],
+  table: Sequence[TensorEntry],
   params: Params,
   *,
   dtype: str | None = None,
@@ -181,16 +181,16 @@ def _token_ids(tokenizer_from: str | os.PathLike | None) -> dict:
   return {name: source[name] for name in _TOKEN_IDS if name in source}
 
 
-def _leaf(params: Params, entry: Entry):
+def _leaf(params: Params, entry: TensorEntry):
   return functools.reduce(operator.getitem, entry.path, params)
 
 
-def _by_tensor(table: Sequence[Entry]) -> list[list[Entry]]:
+def _by_tensor(table: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
   """Groups the entries whose arrays are parts of one tensor."""
   return [list(group) for _, group in itertools.groupby(table, key=lambda entry: entry.names)]
 
 
-def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_bytes: int) -> list[dict]:
+def _plan(table: Sequence[TensorEntry], params: Params, dtype: str | None, max_shard_bytes: int) -> list[dict]:
   """Plans the files: for each one the shape and dtype of its tensors by name, in table order."""
   shards, used = [{}], 0
   for entry, *_ in _by_tensor(table):
@@ -205,7 +205,7 @@ def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_b
   return shards
 
 
-def _tensors(table: Sequence[Entry], params: Params, dtype: str | None) -> Iterator[np.ndarray]:
+def _tensors(table: Sequence[TensorEntry], params: Params, dtype: str | None) -> Iterator[np.ndarray]:
   """Yields all tensors in the order of the table."""
   for parts in _by_tensor(table):
     arrays = [on_host(_leaf(params, entry), entry.layer, dtype) for entry in parts]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.models.config import ModelConfig
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
   """A place in the params and the tensors that fill it.
 
   `tensor.reshape(split).transpose(order)` has the layout of the params. Linear maps are [out, in]
@@ -72,7 +72,7 @@ def _attention_rows(config: ModelConfig) -> list[tuple]:
 def _mlp_rows(config: ModelConfig, sparse: bool) -> list[tuple]:
   """Lists the tensors of the MLP of a block, as in `_attention_rows`.
 
-  `*` in a name stands for the expert. A last item of a row is `Entry.part`.
+  `*` in a name stands for the expert. A last item of a row is `TensorEntry.part`.
   """
   d, e = config.d_model, config.experts
   if not sparse:
@@ -114,7 +114,7 @@ def _merger_rows(config: ModelConfig, path: str, name: str, *, is_deep: bool) ->
   ]
 
 
-def tower_entries(config: ModelConfig) -> list[Entry]:
+def tower_entries(config: ModelConfig) -> list[TensorEntry]:
   """Makes the table of the vision tower of a model."""
   vision = config.vision
   w, (size, time), table = vision.d_model, vision.pictures[:2], []
@@ -123,7 +123,7 @@ def tower_entries(config: ModelConfig) -> list[Entry]:
   def add(rows: Sequence[tuple], layer: int | None = None) -> None:
     for path, name, shape, split, order, *part in rows:
       names = (f"model.visual.{name}",)
-      table.append(Entry(("tower", *path.split("/")), layer, names, shape, split, order, part=part[0] if part else None))
+      table.append(TensorEntry(("tower", *path.split("/")), layer, names, shape, split, order, part=part[0] if part else None))
 
   # The convolution over a patch is a linear map of all of its values.
   add([("patches/weight", "patch_embed.proj.weight", (w, *patch), (w, vision.patch_width), (1, 0))])
@@ -158,7 +158,7 @@ def prefix_of(config: ModelConfig) -> str:
   return "model." if config.vision is None else "model.language_model."
 
 
-def entries(config: ModelConfig) -> list[Entry]:
+def entries(config: ModelConfig) -> list[TensorEntry]:
   """Makes the table of a model in the order of a checkpoint's files.
 
   The order is the embedding, layer after layer, the final norm, the vision tower, and the head.
@@ -171,7 +171,7 @@ def entries(config: ModelConfig) -> list[Entry]:
   """
   v, d = config.vocab_size, config.d_model
   prefix = prefix_of(config)
-  table = [Entry(("embedding",), None, (f"{prefix}{EMBEDDING}",), (v, d), (v, d), (0, 1))]
+  table = [TensorEntry(("embedding",), None, (f"{prefix}{EMBEDDING}",), (v, d), (v, d), (0, 1))]
   sparse_layers, dense_layers = config.sparse_layers, config.dense_layers
   for layer in range(config.num_layers):
     sparse = layer in sparse_layers
@@ -180,22 +180,22 @@ def entries(config: ModelConfig) -> list[Entry]:
       name = f"{prefix}layers.{layer}.{name}"
       over_experts = "*" in name
       names = tuple(name.replace("*", str(e)) for e in range(config.experts.num_experts)) if over_experts else (name,)
-      table.append(Entry((stack, *path.split("/")), index, names, shape, split, order, over_experts, part[0] if part else None))
-  table.append(Entry(("final_norm", "scale"), None, (f"{prefix}norm.weight",), (d,), (d,), (0,)))
+      table.append(TensorEntry((stack, *path.split("/")), index, names, shape, split, order, over_experts, part[0] if part else None))
+  table.append(TensorEntry(("final_norm", "scale"), None, (f"{prefix}norm.weight",), (d,), (d,), (0,)))
   if config.vision is not None:
     table += tower_entries(config)
   if not config.tie_embeddings:
-    table.append(Entry(("head",), None, (HEAD,), (v, d), (v, d), (1, 0)))
+    table.append(TensorEntry(("head",), None, (HEAD,), (v, d), (v, d), (1, 0)))
   return table
 
 
-def piece_of(entry: Entry, tensor: Any) -> Any:
+def piece_of(entry: TensorEntry, tensor: Any) -> Any:
   """Returns the part of a tensor that is the array of an entry, with the heads split off."""
   tensor = tensor.reshape(entry.split)
   return tensor if entry.part is None else tensor[(slice(None),) * entry.part[0] + (entry.part[1],)]
 
 
-def to_params_layout(entry: Entry, piece: Any) -> Any:
+def to_params_layout(entry: TensorEntry, piece: Any) -> Any:
   """Brings a piece of a tensor of transformers into the layout of the params.
 
   Args:
@@ -211,7 +211,7 @@ def to_params_layout(entry: Entry, piece: Any) -> Any:
   return piece.reshape(-1, *entry.piece).transpose(order)
 
 
-def to_hf_layout(parts: Sequence[Entry], arrays: Sequence[Any]) -> Any:
+def to_hf_layout(parts: Sequence[TensorEntry], arrays: Sequence[Any]) -> Any:
   """Inverts `to_params_layout` for one tensor, without the axis of experts.
 
   Args:
@@ -238,7 +238,7 @@ def num_active_params(config: ModelConfig) -> int:
   """Counts the weights that take part in one token, which visits only some of the experts."""
   experts = config.experts
 
-  def visited(entry: Entry) -> float:
+  def visited(entry: TensorEntry) -> float:
     if entry.over_experts:
       return experts.top_k
     # All experts in one tensor.

@@ -16,7 +16,7 @@ _MAX_ANSWER_BYTES = 4 << 20
 _MAX_WAIT_SECONDS = 60.0
 
 
-class Fault(Exception):
+class EndpointFault(Exception):
   """A request without a usable answer.
 
   Attributes:
@@ -31,14 +31,14 @@ class Fault(Exception):
     self.cause, self.detail, self.retries, self.wait_s = cause, detail, retries, wait_s
 
 
-class Answer(NamedTuple):
+class JudgeAnswer(NamedTuple):
   """Text of an answer, and the tokens that it cost; 0 if the endpoint does not say."""
 
   text: str
   num_tokens: int
 
 
-class Request:
+class JudgeRequest:
   """A request in progress, which another thread may cut short.
 
   A timeout of a socket limits the wait for the next byte only. `cut` limits the request as a whole,
@@ -66,7 +66,7 @@ class Request:
         # That of the plain socket: another thread may be reading from a TLS socket.
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
-  def send(self) -> Answer:
+  def send(self) -> JudgeAnswer:
     """Sends the request and waits for the answer.
 
     Raises:
@@ -89,20 +89,20 @@ class Request:
         self._connection.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
       if self._is_cut or isinstance(error, TimeoutError):
-        raise Fault("judge_timeout", f"{self._url} did not answer in time", retries=True) from None
+        raise EndpointFault("judge_timeout", f"{self._url} did not answer in time", retries=True) from None
       detail = self._clean(f"{self._url}: {one_line(error)}")
-      raise Fault("judge_unreachable", detail, retries=True) from None
+      raise EndpointFault("judge_unreachable", detail, retries=True) from None
     if self._is_cut:
-      raise Fault("judge_timeout", f"{self._url} did not answer in time", retries=True)
+      raise EndpointFault("judge_timeout", f"{self._url} did not answer in time", retries=True)
     if response.status != 200:
       raise self._status_fault(response, data)
     return _answer(self._url, data)
 
-  def _status_fault(self, response: http.client.HTTPResponse, data: bytes) -> Fault:
+  def _status_fault(self, response: http.client.HTTPResponse, data: bytes) -> EndpointFault:
     status = response.status
     detail = f"{self._url} answered HTTP {status}"
     if status in (408, 425, 429) or status >= 500:
-      return Fault("judge_busy", detail, retries=True, wait_s=_wait_s(response.getheader("Retry-After")))
+      return EndpointFault("judge_busy", detail, retries=True, wait_s=_wait_s(response.getheader("Retry-After")))
     if status in (401, 403):  # The text of such an answer may hold a part of the key.
       detail += " (the API key is missing or wrong)" if self._key is None else " (it refuses the API key)"
     elif 300 <= status < 400:
@@ -110,15 +110,15 @@ class Request:
     else:
       detail += f": {one_line(data[:400].decode('utf-8', 'replace'))}" if data.strip() else ""
       detail += "; are the URL and the model right?" if status == 404 else ""
-    return Fault("judge_refused", self._clean(detail), retries=False)
+    return EndpointFault("judge_refused", self._clean(detail), retries=False)
 
   def _clean(self, text: str) -> str:
     """Removes the key from a text that others wrote."""
     return text if self._key is None else text.replace(self._key, "***")
 
 
-def _answer(url: str, data: bytes) -> Answer:
-  malformed = lambda what: Fault("judge_malformed", f"{url} answered with {what}", retries=True)
+def _answer(url: str, data: bytes) -> JudgeAnswer:
+  malformed = lambda what: EndpointFault("judge_malformed", f"{url} answered with {what}", retries=True)
   if len(data) > _MAX_ANSWER_BYTES:
     raise malformed(f"more than {_MAX_ANSWER_BYTES} bytes")
   try:
@@ -133,7 +133,7 @@ def _answer(url: str, data: bytes) -> Answer:
     raise malformed("a text that was cut off (max_tokens)")
   usage = document.get("usage")
   tokens = usage.get("total_tokens") if isinstance(usage, dict) else 0
-  return Answer(text, tokens if isinstance(tokens, int) and 0 <= tokens < 2**40 else 0)
+  return JudgeAnswer(text, tokens if isinstance(tokens, int) and 0 <= tokens < 2**40 else 0)
 
 
 def _wait_s(text: str | None) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl_llm.rewards.outcome import Outcome
-from jaxrl_llm.rewards.rubric.endpoint import Answer, Fault, Request
+from jaxrl_llm.rewards.rubric.endpoint import EndpointFault, JudgeAnswer, JudgeRequest
 from jaxrl_llm.rewards.rubric.file import Rubric, api_key
 from jaxrl_llm.rewards.rubric.prompt import Malformed, Scores, key_of, question, read_answer, reward_of, scaled, texts_of
 from jaxrl_llm.rewards.rubric.store import Judgements
@@ -60,7 +60,7 @@ class _Call:
 class _Attempt:
   """A request under way."""
 
-  request: Request
+  request: JudgeRequest
   call: _Call
   until: float = field(default=0.0)
   is_cut: bool = False
@@ -232,14 +232,14 @@ class Judge:
   def _run(self) -> None:
     """Sends requests, one after another, until the judge is closed."""
     while (attempt := self._next()) is not None:
-      answer: Answer | None = None
+      answer: JudgeAnswer | None = None
       try:
         answer, result = self._answered(attempt)
-      except Fault as fault:
+      except EndpointFault as fault:
         result = fault
       # A thread that dies would leave its call to the deadline, and the judge with a thread less.
       except Exception as error:
-        result = Fault("judge_unreachable", f"{self.rubric.url}: {type(error).__name__}", retries=True)
+        result = EndpointFault("judge_unreachable", f"{self.rubric.url}: {type(error).__name__}", retries=True)
       self._settle(attempt, result, answer)
 
   def _next(self) -> _Attempt | None:
@@ -262,20 +262,20 @@ class Judge:
         self._counts["calls"] += 1
         self._counts["retries"] += call.tries > 1
         limit = self.rubric.timeout_s
-        attempt = _Attempt(Request(self.rubric.url, call.body, key=api_key(self.rubric), timeout_s=limit), call, now + limit)
+        attempt = _Attempt(JudgeRequest(self.rubric.url, call.body, key=api_key(self.rubric), timeout_s=limit), call, now + limit)
         self._attempts.add(attempt)
         self._began.notify()
         return attempt
     return None
 
-  def _answered(self, attempt: _Attempt) -> tuple[Answer, Scores | Fault]:
+  def _answered(self, attempt: _Attempt) -> tuple[JudgeAnswer, Scores | EndpointFault]:
     answer = attempt.request.send()
     try:
       return answer, read_answer(answer.text, self.rubric.criteria)
     except Malformed as error:
-      return answer, Fault("judge_malformed", str(error), retries=True)
+      return answer, EndpointFault("judge_malformed", str(error), retries=True)
 
-  def _settle(self, attempt: _Attempt, result: Scores | Fault, answer: Answer | None) -> None:
+  def _settle(self, attempt: _Attempt, result: Scores | EndpointFault, answer: JudgeAnswer | None) -> None:
     """Ends the call of an attempt, or queues its next request."""
     call = attempt.call
     with self._lock:
@@ -283,7 +283,7 @@ class Judge:
       self._counts["tokens"] += 0 if answer is None else answer.num_tokens
       if call.done or self._closed:
         return
-      if not isinstance(result, Fault):
+      if not isinstance(result, EndpointFault):
         if call.stored:
           # Before it can be used: what a run has used, a resumed run finds.
           result = self._judgements.add(call.key, result)

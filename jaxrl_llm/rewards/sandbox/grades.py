@@ -15,7 +15,7 @@ from jaxrl_llm.rewards.sandbox import asker, callee, literals, prelude
 from jaxrl_llm.rewards.sandbox.backends import backend_of, choose, execute
 from jaxrl_llm.rewards.sandbox.code_blocks import extract_code
 from jaxrl_llm.rewards.sandbox.comparison import same_output, same_value
-from jaxrl_llm.rewards.sandbox.program import Execution, Judge, Limits, Program, Refused, Sandbox
+from jaxrl_llm.rewards.sandbox.program import Execution, Judge, Program, ProgramRefused, Sandbox, SandboxLimits
 from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, Tests, program_pattern, read_tests
 from jaxrl_llm.text_types import Completion, RewardFn
 
@@ -109,7 +109,7 @@ def _call_failures(source: str, tests: CallTests, sandbox: Sandbox, judge: Judge
 def _assert_failures(source: str, tests: AssertTests, sandbox: Sandbox, judge: Judge, deadline: float) -> Iterator[str]:
   execute_pair = backend_of(sandbox).execute_pair
   if execute_pair is None:
-    raise Refused(
+    raise ProgramRefused(
       f"sandbox {sandbox.backend!r}: tests written as code need a back end on this machine, such as namespaces or docker"
     )
   nonce = secrets.token_hex(16)
@@ -120,7 +120,7 @@ def _assert_failures(source: str, tests: AssertTests, sandbox: Sandbox, judge: J
   execution = _run(execute_pair, asking, answering, sandbox=sandbox, deadline=deadline)
   reports = execution.stderr.split("\n")
   if f"{nonce} {asker.UNSENDABLE}" in reports:
-    raise Refused("the tests pass an argument to the program that is not a plain value")
+    raise ProgramRefused("the tests pass an argument to the program that is not a plain value")
   yield "" if f"{nonce} {asker.PASSED}" in reports else execution.cause or "a test failed"
 
 
@@ -133,7 +133,7 @@ def _run(run_programs: Callable[..., Execution], *programs: Program, sandbox: Sa
   limits = sandbox.limits._replace(timeout_s=max(0.1, min(deadline - time.monotonic(), sandbox.limits.timeout_s)))
   execution = run_programs(*programs, sandbox._replace(limits=limits))
   if execution.status == "refused":
-    raise Refused(execution.cause)
+    raise ProgramRefused(execution.cause)
   return execution
 
 
@@ -195,7 +195,7 @@ def code_tests(
     url: Address of the service, for `sandbox_fusion` and `piston`.
 
   Returns:
-    The reward function. `read_tests` describes the examples. It raises `Refused` if the sandbox
+    The reward function. `read_tests` describes the examples. It raises `ProgramRefused` if the sandbox
     does not run the program: the reward is then unknown, and the sample must not be learned from.
 
   Raises:
@@ -208,7 +208,7 @@ def code_tests(
   for name, value in amounts.items():
     if not (value > 0 and math.isfinite(value)):
       raise ValueError(f"code_tests: found {name}={value}, expected more than 0")
-  limits = Limits(timeout_s=timeout_s, memory_gb=memory_gb, file_kb=math.ceil(output_mb * 1024))
+  limits = SandboxLimits(timeout_s=timeout_s, memory_gb=memory_gb, file_kb=math.ceil(output_mb * 1024))
   sandbox, judge = choose(Sandbox(backend, limits, image, url)), Judge(imports, recursion_limit)
 
   def code_reward(completion: Completion, example: Mapping[str, Any]) -> float:

@@ -40,7 +40,7 @@ class Judge(NamedTuple):
   recursion_limit: int = 50_000
 
 
-class Limits(NamedTuple):
+class SandboxLimits(NamedTuple):
   """Resource limits of one program.
 
   Attributes:
@@ -97,11 +97,11 @@ class Sandbox(NamedTuple):
   """
 
   backend: str = "off"
-  limits: Limits = Limits()
+  limits: SandboxLimits = SandboxLimits()
   image: str = "python:3.12-slim"
   url: str = ""
   docker: str = "docker"
 
 
-class Refused(RuntimeError):
+class ProgramRefused(RuntimeError):
   """Error of a sandbox that could not run a program, so that nothing is known about the program."""

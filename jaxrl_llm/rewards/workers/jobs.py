@@ -31,7 +31,7 @@ class Function(NamedTuple):
   imports: tuple[str, ...] = ()
 
 
-class Job(NamedTuple):
+class WorkerJob(NamedTuple):
   """One call of a reward function.
 
   Attributes:
@@ -61,7 +61,9 @@ class Task(NamedTuple):
   timeout_s: float
 
 
-def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_chars: int, timeout_s: float, shared: bool) -> list[Task]:
+def make_tasks(
+  jobs: Sequence[WorkerJob], functions: Mapping[str, Function], *, max_chars: int, timeout_s: float, shared: bool
+) -> list[Task]:
   """Converts jobs to the form that is sent to workers.
 
   Args:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from jaxrl_llm.devices import cores
 from jaxrl_llm.rewards.outcome import Outcome
 from jaxrl_llm.rewards.workers import process
-from jaxrl_llm.rewards.workers.jobs import Function, Job, Task, make_tasks
+from jaxrl_llm.rewards.workers.jobs import Function, Task, WorkerJob, make_tasks
 from jaxrl_llm.rewards.workers.process import Worker
 from jaxrl_llm.rewards.workers.worker import READY
 
@@ -28,7 +28,7 @@ _MAX_FAILED_STARTS = 3
 _END_SECONDS = 10.0
 
 
-class Pool:
+class WorkerPool:
   """A pool of killable worker processes, made and described by `open_pool`.
 
   It is a context manager, and `close` may be called twice.
@@ -51,7 +51,7 @@ class Pool:
     self._base = self._failed_starts = self.num_replaced = 0
     self._closed = False
 
-  def __enter__(self) -> "Pool":
+  def __enter__(self) -> "WorkerPool":
     return self
 
   def __exit__(self, *_) -> None:
@@ -70,7 +70,7 @@ class Pool:
     ]
     return f"rewards of {', '.join(jobs)}" if jobs else "no reward: the workers have nothing to do"
 
-  def call(self, jobs: Sequence[Job]) -> list[Outcome]:
+  def call(self, jobs: Sequence[WorkerJob]) -> list[Outcome]:
     """Calls the function of every job and returns their outcomes in order.
 
     Equal jobs share one value if their function may be cached. A failure is never shared. On
@@ -262,7 +262,7 @@ def open_pool(
   max_chars: int = 20_000,
   memory_gb: float | None = 4.0,
   cache_size: int = 100_000,
-) -> Pool:
+) -> WorkerPool:
   """Starts the workers and waits until all have built the functions.
 
   - Each worker is a spawned process that shares no state with this one. It has a session and a
@@ -305,7 +305,7 @@ def open_pool(
   for name, function in functions.items():
     if not all(function.target.partition(":")):
       raise ValueError(f"reward function {name!r}: found {function.target!r}, expected 'package.module:name'")
-  pool = Pool(functions, num_workers, timeout_s, max_chars, memory_gb, cache_size)
+  pool = WorkerPool(functions, num_workers, timeout_s, max_chars, memory_gb, cache_size)
   try:
     pool._wait_until_ready()
   except BaseException as error:

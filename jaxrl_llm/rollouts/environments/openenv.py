@@ -134,7 +134,7 @@ class Session:
     self.socket.close()
 
 
-class Pool:
+class ConnectionPool:
   """Up to `limit` sessions for any number of episodes.
 
   An idle session goes to the next episode that needs one.
@@ -218,7 +218,7 @@ def openenv(
   check_openenv(url, action=action, reset=reset)
   address = _address(url)
   read, settings = action_reader(action, _schema(address, timeout_s)), json_object(reset or "{}")
-  pool = Pool(lambda: Session(f"{address}/ws", timeout_s), sessions or MOST_SESSIONS, timeout_s)
+  pool = ConnectionPool(lambda: Session(f"{address}/ws", timeout_s), sessions or MOST_SESSIONS, timeout_s)
 
   def begin(session: Session, episode: Episode, patience_s: float = timeout_s) -> str:
     session.position = None
@@ -329,7 +329,7 @@ def _schema(address: str, timeout_s: float) -> Mapping[str, Any] | None:
     return None
 
 
-def _probe(url: str, pool: Pool, begin: Callable[[Session], str], *, required: int | None) -> int:
+def _probe(url: str, pool: ConnectionPool, begin: Callable[[Session], str], *, required: int | None) -> int:
   """Opens the sessions, and resets each of them. Returns how many the server allows.
 
   Raises:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.rewards.sandbox import Limits, Program, Refused, Sandbox, choose, execute
+from jaxrl_llm.rewards.sandbox import Program, ProgramRefused, Sandbox, SandboxLimits, choose, execute
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply
 from jaxrl_llm.text_types import Completion
 
@@ -25,7 +25,7 @@ def python_tool(
 ) -> Environment:
   """Makes a tool that runs the policy's programs, each in a fresh sandbox, and shows their output.
 
-  A turn without a program ends the conversation. `step` raises `Refused` if the sandbox does not
+  A turn without a program ends the conversation. `step` raises `ProgramRefused` if the sandbox does not
   run a program. The result is then unknown, and nothing should be learned from the sample.
 
   Args:
@@ -48,7 +48,7 @@ def python_tool(
   for name, value in dict(timeout_s=timeout_s, memory_gb=memory_gb, max_chars=max_chars).items():
     if not value > 0:
       raise ValueError(f"python tool: found {name}={value}, expected a number above 0")
-  sandbox = choose(Sandbox(backend, Limits(timeout_s=timeout_s, memory_gb=memory_gb), image, url))
+  sandbox = choose(Sandbox(backend, SandboxLimits(timeout_s=timeout_s, memory_gb=memory_gb), image, url))
 
   def reset(row: Mapping[str, Any]) -> None:
     del row
@@ -59,7 +59,7 @@ def python_tool(
       return state, Reply(done=not turn.text.endswith("</code>"))
     execution = execute(Program(call[1]), sandbox)
     if execution.status == "refused":
-      raise Refused(execution.cause or "the sandbox did not run the program")
+      raise ProgramRefused(execution.cause or "the sandbox did not run the program")
     shown = execution.stdout[:max_chars]
     if execution.status == "failed":
       shown += execution.stderr[-max_chars:] if execution.cause == "exit" else f"[{execution.cause}]"

@@ -35,7 +35,7 @@ run's first entropy. `since`: for each active alarm, the steps at which it began
 rule last held. `counts`: how often each alarm has begun."""
 
 
-class Limits(NamedTuple):
+class AlarmLimits(NamedTuple):
   """Limits of the rules; None turns a rule off.
 
   Attributes:
@@ -96,7 +96,7 @@ def deviation(value: float, past: Sequence[float]) -> float:
   return (value - middle) / spread if spread > 0 else 0.0
 
 
-def observe(state: State, row: Mapping[str, Any], *, step: int, limits: Limits) -> tuple[State, dict[str, int], list[str]]:
+def observe(state: State, row: Mapping[str, Any], *, step: int, limits: AlarmLimits) -> tuple[State, dict[str, int], list[str]]:
   """Applies the rules to one more step.
 
   Args:
@@ -142,7 +142,7 @@ def observe(state: State, row: Mapping[str, Any], *, step: int, limits: Limits) 
   return state, {f"alarm/{name}": int(bool(why)) for name, why in reasons.items()}, lines
 
 
-def _rules(state: State, row: Mapping[str, Any], limits: Limits) -> dict[str, str]:
+def _rules(state: State, row: Mapping[str, Any], limits: AlarmLimits) -> dict[str, str]:
   """Returns the reason why each rule holds, or an empty string if it does not.
 
   Rules that are off, or have nothing to look at, are left out.

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import tasks
 from jaxrl_llm.config import outliers, policy, sizes
 from jaxrl_llm.config.check import environment_settings, task_settings
-from jaxrl_llm.config.outliers import NO_LIMITS, Limits
+from jaxrl_llm.config.outliers import NO_LIMITS, SizeLimits
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rollouts import environments
@@ -23,7 +23,7 @@ from jaxrl_llm.tasks.pipeline import encode_demonstrations, prompt_lengths
 from jaxrl_llm.tasks.privileged import SETTING
 
 
-def load_task(config: ConfigDict, *, limits: Limits = NO_LIMITS, shots: int | None = None) -> Task:
+def load_task(config: ConfigDict, *, limits: SizeLimits = NO_LIMITS, shots: int | None = None) -> Task:
   """Loads the task that a config names, without problems longer than its sizes or its model allow.
 
   Args:

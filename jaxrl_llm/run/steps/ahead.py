@@ -28,7 +28,7 @@ class Ahead:
     """Whether nothing is begun, so that a checkpoint holds all that the next step depends on."""
     return not self._open
 
-  def take(self, step: int, *, between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, Any]]:
+  def take(self, step: int, *, between: Callable[[], None]) -> tuple[rollout.DrawnBatch, dict[str, Any]]:
     """Returns the rollouts of a step, and metrics, once all is begun that may be begun by then.
 
     Args:

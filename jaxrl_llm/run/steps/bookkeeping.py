@@ -23,7 +23,7 @@ from jaxrl_llm.workdir.record import Record, record_to_json
 
 
 @runtime_checkable
-class Job(Protocol):
+class BookkeptRun(Protocol):
   """The interface that an RL run and the training of a reward model share."""
 
   config: ConfigDict
@@ -46,7 +46,7 @@ class Job(Protocol):
     """Returns the positions of the data iterators, as JSON by name."""
 
 
-def save(run: Job, *, temporary: bool = False) -> None:
+def save(run: BookkeptRun, *, temporary: bool = False) -> None:
   """Writes one atomic checkpoint of all that the next step depends on.
 
   The next checkpoint replaces a temporary one.
@@ -68,13 +68,13 @@ def save(run: Job, *, temporary: bool = False) -> None:
   phases.clock.lap("report")
 
 
-def is_due(run: Job) -> bool:
+def is_due(run: BookkeptRun) -> bool:
   """Returns whether a temporary checkpoint is due, given the time since the last save was tried."""
   minutes = run.config.checkpoint.every_minutes
   return minutes is not None and hosts.on_main(lambda: time.monotonic() - run.checkpoints.last_try >= 60 * minutes)
 
 
-def report_failed_saves(run: Job) -> dict[str, float]:
+def report_failed_saves(run: BookkeptRun) -> dict[str, float]:
   """Prints a line for each save that has failed since the last call.
 
   Returns:
@@ -87,20 +87,20 @@ def report_failed_saves(run: Job) -> dict[str, float]:
   return {"checkpoint/failed": failed} if failed else {}
 
 
-def report_failed_trackers(run: Job) -> None:
+def report_failed_trackers(run: BookkeptRun) -> None:
   """Prints a line for each tracker that has failed since the last call."""
   for line in run.trackers.news():
     run.progress.note(line)
 
 
-def finish_saving(run: Job) -> None:
+def finish_saving(run: BookkeptRun) -> None:
   """Waits for the save in flight."""
   checkpoint.finish(run.checkpoints)
   report_failed_saves(run)
   run.phases.clock.lap("checkpoint")
 
 
-def require_saved(run: Job) -> None:
+def require_saved(run: BookkeptRun) -> None:
   """Waits for the last checkpoint of a run.
 
   Raises:
@@ -112,7 +112,7 @@ def require_saved(run: Job) -> None:
     raise checkpoint.SaveFailedError(f"{failure}; free some space, and the same command repeats the steps after it")
 
 
-def finish(run: Job) -> dict[str, Any]:
+def finish(run: BookkeptRun) -> dict[str, Any]:
   """Writes the summary and the report of a finished run, and returns the summary.
 
   The trackers get both, so that the run waits for them here, for a limited time.
@@ -124,13 +124,13 @@ def finish(run: Job) -> dict[str, Any]:
   return written
 
 
-def write_report(run: Job) -> None:
+def write_report(run: BookkeptRun) -> None:
   """Writes `report.html`, unless the disk is full."""
   if hosts.is_main():
     disk.write_if_room(run.workdir / "report.html", lambda: report.write_report(run.workdir))
 
 
-def summarize(run: Job, status: str) -> dict[str, Any]:
+def summarize(run: BookkeptRun, status: str) -> dict[str, Any]:
   """Updates the record, writes `summary.json` and returns the summary."""
   record, clock = run.record, run.phases.clock
   clock.lap("other")
@@ -157,7 +157,7 @@ def watch(run: Run, row: dict[str, Any]) -> dict[str, int]:
 
   Nothing else changes.
   """
-  limits = alarms.Limits(**run.config.alarms)
+  limits = alarms.AlarmLimits(**run.config.alarms)
   run.record.alarms, metrics, lines = alarms.observe(run.record.alarms, row, step=run.record.rl_steps, limits=limits)
   for line in lines:
     run.progress.note(line)

@@ -20,7 +20,7 @@ class NegativeRewardError(ValueError):
   """A response earned less than 0, and the estimator of the advantages has no meaning for that."""
 
 
-def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
+def assess(run: Run, drawn: rollout.DrawnBatch) -> batch_lib.Batch:
   """Returns the batch of drawn rollouts with their rewards and with what is learned from.
 
   Raises:

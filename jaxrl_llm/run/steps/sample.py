@@ -95,7 +95,7 @@ class StaleError(RuntimeError):
   """Rollouts are older than the run allows, so nothing is learned from them."""
 
 
-def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[rollout.Drawn, dict[str, float]]:
+def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[rollout.DrawnBatch, dict[str, float]]:
   """Waits for the rollouts that an RL step learns from; the others are carried into the next step.
 
   `between` is called whenever the host has work to do while rollouts are in flight. If it raises,
@@ -116,7 +116,7 @@ def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: N
   return drawn._replace(rollouts=rollouts), metrics | {"rollout/staleness": step - oldest}
 
 
-def arrive(run: Run, current: InFlight, *, between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, float]]:
+def arrive(run: Run, current: InFlight, *, between: Callable[[], None]) -> tuple[rollout.DrawnBatch, dict[str, float]]:
   """Waits for rollouts, and grades those that arrive before the others."""
   drawing, job, groups = run.experiment.drawing, current.job, current.groups
   at = current.step, current.draw

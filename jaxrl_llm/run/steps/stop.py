@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts.carried import Groups
 from jaxrl_llm.run.setup.start import Run
-from jaxrl_llm.run.steps.bookkeeping import Job, finish_saving, is_due, save, summarize
+from jaxrl_llm.run.steps.bookkeeping import BookkeptRun, finish_saving, is_due, save, summarize
 from jaxrl_llm.types import TrainBatch
 from jaxrl_llm.workdir import nonfinite
 
@@ -19,7 +19,7 @@ class PreemptedError(RuntimeError):
   """SIGTERM or Ctrl-C, sent to a process of the run."""
 
 
-def preempted(run: Job) -> PreemptedError:
+def preempted(run: BookkeptRun) -> PreemptedError:
   """Ends a run early and returns the error to raise."""
   why = "Ctrl-C" if hosts.interrupted() else "SIGTERM"
   finish_saving(run)
@@ -64,7 +64,7 @@ def stop_if_preempted(run: Run, began: Position | None) -> None:
   raise preempted(run)
 
 
-def end_step(run: Job, *, saves: bool, last: bool = False, can_save: bool = True) -> None:
+def end_step(run: BookkeptRun, *, saves: bool, last: bool = False, can_save: bool = True) -> None:
   """Saves a checkpoint that is planned or due after a step, and ends a run that was asked to stop.
 
   Args:
@@ -85,7 +85,7 @@ def end_step(run: Job, *, saves: bool, last: bool = False, can_save: bool = True
     raise preempted(run)
 
 
-def stop_if_not_finite(run: Job, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
+def stop_if_not_finite(run: BookkeptRun, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
   """Counts refused updates, and gives up after too many in a row.
 
   The batch of a step's first refused update goes to WORKDIR/nonfinite, at most

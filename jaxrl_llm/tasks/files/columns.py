@@ -12,7 +12,7 @@ from jaxrl_llm.tasks.files import chats, text_files
 from jaxrl_llm.tasks.files.chats import CONVERSATION
 from jaxrl_llm.tasks.files.report import Tally
 from jaxrl_llm.tasks.files.storage import IMAGES, Row, picture_digests
-from jaxrl_llm.tasks.files.text_files import Fault, Record, Records
+from jaxrl_llm.tasks.files.text_files import FileFault, Record, Records
 from jaxrl_llm.tasks.files.values import Unusable, find, names_in, short, shown, text, whole_number
 
 _PATIENCE = 100  # Records in which to look for a column.
@@ -99,7 +99,7 @@ def usable_rows(
   identity = identity or identity_of()
   for place, record in records:
     try:
-      if isinstance(record, Fault):
+      if isinstance(record, FileFault):
         raise Unusable(*record)
       row = {**convert(record), "place": os.path.basename(place)}
       check_row(row)
@@ -156,7 +156,7 @@ def check_columns(records: Records, columns: Columns, path: str) -> None:
 
 def first_records(records: Records) -> list[Record]:
   """Returns those of the first 100 records of a file that can be read."""
-  return [record for _, record in itertools.islice(records, _PATIENCE) if not isinstance(record, Fault)]
+  return [record for _, record in itertools.islice(records, _PATIENCE) if not isinstance(record, FileFault)]
 
 
 def has(records: Sequence[Record], name: str) -> bool:

@@ -14,7 +14,7 @@ from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.tasks.files import columns as columns_lib
 from jaxrl_llm.tasks.files.columns import Columns, Convert, Unusable, short
 from jaxrl_llm.tasks.files.storage import IMAGES, Row
-from jaxrl_llm.tasks.files.text_files import Fault, Record, Records
+from jaxrl_llm.tasks.files.text_files import FileFault, Record, Records
 from jaxrl_llm.tasks.files.values import find
 
 _SOURCES = "sources of the pictures"  # Key of a record; no column of a file is named so.
@@ -26,7 +26,7 @@ def read(path: os.PathLike, columns: Columns) -> Records:
   """Yields the records of a file with the sources of their pictures, for `with_pictures`."""
   folder = pathlib.Path(path).parent
   for place, record in columns_lib.read_columns(path, columns):
-    yield place, record if isinstance(record, Fault) else {**record, _SOURCES: (_value(record, columns.images), folder)}
+    yield place, record if isinstance(record, FileFault) else {**record, _SOURCES: (_value(record, columns.images), folder)}
 
 
 def _value(record: Record, name: str) -> Any:
@@ -83,7 +83,7 @@ def stamp(path: os.PathLike, columns: Columns) -> str:
   digest = hashlib.blake2b(digest_size=8)
   for _, record in read(path, columns):
     try:
-      sources = [] if isinstance(record, Fault) else list(_sources(*record[_SOURCES]))
+      sources = [] if isinstance(record, FileFault) else list(_sources(*record[_SOURCES]))
     except Unusable:
       continue
     for source in sources:

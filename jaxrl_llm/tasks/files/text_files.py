@@ -2,7 +2,7 @@
 
 No file is held in memory, and no bad line ends the reading. A fault of a whole file (absent, empty,
 truncated so that nothing can be read, of another format) is a ValueError of one line. A fault of a
-single record is a `Fault` in its place, so that the caller decides whether to drop it.
+single record is a `FileFault` in its place, so that the caller decides whether to drop it.
 """
 
 import codecs
@@ -45,7 +45,7 @@ _reason = functools.partial(one_line, typed=False, limit=160)
 Record = Mapping[str, Any]
 
 
-class Fault(NamedTuple):
+class FileFault(NamedTuple):
   """The reason why a record cannot be read.
 
   Attributes:
@@ -57,7 +57,7 @@ class Fault(NamedTuple):
   detail: str = ""
 
 
-Records = Iterable[tuple[str, Record | Fault]]
+Records = Iterable[tuple[str, Record | FileFault]]
 """Records, each with its place, such as "data.jsonl:12"."""
 
 
@@ -88,7 +88,7 @@ def read_records(path: str | os.PathLike, *, columns: Iterable[str] | None = Non
     if start.startswith(parquet_files.MAGIC) or (suffix == ".parquet" and start.lstrip()[:1] not in (b"{", b"[")):
       _check_kind(path, start)
       for number, row in enumerate(parquet_files.read_rows(path, columns), 1):
-        yield f"{path}:{number}", Fault(*row) if isinstance(row, tuple) else row
+        yield f"{path}:{number}", FileFault(*row) if isinstance(row, tuple) else row
       return
     with (gzip.open if path.suffix == ".gz" or start.startswith(_GZIP) else open)(path, "rb") as file:
       file = io.BufferedReader(file, _CHUNK)
@@ -192,7 +192,7 @@ def _lines(path: pathlib.Path, file: io.BufferedReader) -> Records:
     if len(line) > MAX_RECORD_BYTES:
       while line and not line.endswith(b"\n"):
         line = file.readline(MAX_RECORD_BYTES)
-      yield place, Fault("record too long", f"more than {MAX_RECORD_BYTES // 2**20} MiB in one line")
+      yield place, FileFault("record too long", f"more than {MAX_RECORD_BYTES // 2**20} MiB in one line")
       records += 1
     elif not line.isspace():
       records += 1
@@ -201,12 +201,12 @@ def _lines(path: pathlib.Path, file: io.BufferedReader) -> Records:
     raise ValueError(f"{path}: found blank lines only, expected an object such as {{\"question\": ..., \"answer\": ...}} on each")
 
 
-def _record(line: str, *, cut: bool) -> Record | Fault:
+def _record(line: str, *, cut: bool) -> Record | FileFault:
   try:
     value = json.loads(line)
   except (ValueError, RecursionError) as error:
-    return Fault("last line cut short" if cut else "line is no JSON", _reason(error))
-  return value if isinstance(value, dict) else Fault("line is no JSON object", f"a JSON {_kind(value)}")
+    return FileFault("last line cut short" if cut else "line is no JSON", _reason(error))
+  return value if isinstance(value, dict) else FileFault("line is no JSON object", f"a JSON {_kind(value)}")
 
 
 def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
@@ -220,11 +220,11 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
     at, character = start, buffer[start : start + 1]
     if character == "]" and (expected == "," or (expected == "item" and not items)):
       if rest := (buffer[at + 1 :] + decode(file.read(_CHUNK))).strip():
-        yield f"{path}:{line}", Fault("text behind the JSON list", f"{rest[:40]!r}; nothing of it was read")
+        yield f"{path}:{line}", FileFault("text behind the JSON list", f"{rest[:40]!r}; nothing of it was read")
       break
     if character and expected != "item":
       if character != expected:
-        yield f"{path}:{line}", Fault(
+        yield f"{path}:{line}", FileFault(
           "file is no JSON list", f"{character!r} in place of {expected!r}; nothing after it was read"
         )
         return
@@ -239,13 +239,13 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
       ended = ended or isinstance(error, RecursionError)
     if not whole:
       if ended or len(buffer) - at > MAX_RECORD_BYTES:
-        yield f"{path}:{line}", Fault("file cut short", f"{problem or 'an item too long'}; nothing after it was read")
+        yield f"{path}:{line}", FileFault("file cut short", f"{problem or 'an item too long'}; nothing after it was read")
         return
       more = file.read(size)
       # The read size doubles; otherwise a long item would be parsed again every 64 KiB.
       ended, size, buffer, at = len(more) < size, min(2 * size, MAX_RECORD_BYTES), buffer[at:] + decode(more), 0
       continue
-    yield f"{path}:{line}", value if isinstance(value, dict) else Fault("item is no JSON object", f"a JSON {_kind(value)}")
+    yield f"{path}:{line}", value if isinstance(value, dict) else FileFault("item is no JSON object", f"a JSON {_kind(value)}")
     line += buffer.count("\n", at, end)
     items, at, size, expected = items + 1, end, _CHUNK, ","
   if not items:
@@ -271,12 +271,12 @@ def _table(path: pathlib.Path, file: io.BufferedReader, delimiter: str) -> Recor
     except StopIteration:
       return
     except csv.Error as error:
-      yield place, Fault("line is no CSV", _reason(error))
+      yield place, FileFault("line is no CSV", _reason(error))
       continue
     if len(fields) == len(names):
       yield place, dict(zip(names, fields, strict=True))
     elif fields:
-      yield place, Fault("wrong number of columns", f"{len(fields)}, where the first line names {len(names)}")
+      yield place, FileFault("wrong number of columns", f"{len(fields)}, where the first line names {len(names)}")
 
 
 def _kind(value: Any) -> str:

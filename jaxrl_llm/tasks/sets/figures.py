@@ -50,7 +50,7 @@ _HIGHEST, _UNIT = 9, 5  # Units of a bar's height, and pixels of a unit.
 _BARS = "ABC"
 
 
-class Drawn(NamedTuple):
+class DrawnFigure(NamedTuple):
   """A figure.
 
   Attributes:
@@ -79,7 +79,7 @@ class Question(NamedTuple):
   level: int
   text: str
   answers: range
-  draw: Callable[[int, Pick], Drawn]
+  draw: Callable[[int, Pick], DrawnFigure]
 
 
 def render_prompt(question: str) -> str:
@@ -144,38 +144,38 @@ def _bars(pick: Pick, heights: dict[str, int]) -> UInt8[np.ndarray, "48 48 3"]:
   return picture
 
 
-def _count(answer: int, pick: Pick) -> Drawn:
+def _count(answer: int, pick: Pick) -> DrawnFigure:
   colour = list(_COLOURS)[pick(len(_COLOURS))]
-  return Drawn(_dots(pick, _some_cells(pick, answer), [colour] * answer), {"": answer})
+  return DrawnFigure(_dots(pick, _some_cells(pick, answer), [colour] * answer), {"": answer})
 
 
-def _place(answer: int, pick: Pick, *, is_row: bool) -> Drawn:
+def _place(answer: int, pick: Pick, *, is_row: bool) -> DrawnFigure:
   other = pick(_CELLS)
   row, column = (answer - 1, other) if is_row else (other, answer - 1)
-  return Drawn(_dots(pick, [_CELLS * row + column], [list(_COLOURS)[pick(len(_COLOURS))]]), {"": answer})
+  return DrawnFigure(_dots(pick, [_CELLS * row + column], [list(_COLOURS)[pick(len(_COLOURS))]]), {"": answer})
 
 
-def _height(answer: int, pick: Pick, *, bar: str) -> Drawn:
+def _height(answer: int, pick: Pick, *, bar: str) -> DrawnFigure:
   heights = {name: answer if name == bar else 1 + pick(_HIGHEST) for name in _BARS}
-  return Drawn(_bars(pick, heights), {"": answer})
+  return DrawnFigure(_bars(pick, heights), {"": answer})
 
 
-def _difference(answer: int, pick: Pick, *, high: str, low: str) -> Drawn:
+def _difference(answer: int, pick: Pick, *, high: str, low: str) -> DrawnFigure:
   lower = 1 + pick(_HIGHEST - answer)
   heights = {name: 1 + pick(_HIGHEST) for name in _BARS} | {low: lower, high: lower + answer}
-  return Drawn(_bars(pick, heights), {high: lower + answer, low: lower})
+  return DrawnFigure(_bars(pick, heights), {high: lower + answer, low: lower})
 
 
-def _tallest(answer: int, pick: Pick) -> Drawn:
+def _tallest(answer: int, pick: Pick) -> DrawnFigure:
   heights = {name: 1 + pick(answer) for name in _BARS} | {_BARS[pick(len(_BARS))]: answer}
-  return Drawn(_bars(pick, heights), {"": answer})
+  return DrawnFigure(_bars(pick, heights), {"": answer})
 
 
-def _of_a_colour(answer: int, pick: Pick, *, colour: str) -> Drawn:
+def _of_a_colour(answer: int, pick: Pick, *, colour: str) -> DrawnFigure:
   distractors = pick(10)
   others = [name for name in _COLOURS if name != colour]
   colours = [colour] * answer + [others[pick(len(others))]] * distractors
-  return Drawn(_dots(pick, _some_cells(pick, len(colours)), colours), {"": answer})
+  return DrawnFigure(_dots(pick, _some_cells(pick, len(colours)), colours), {"": answer})
 
 
 _NINE = range(1, 10)

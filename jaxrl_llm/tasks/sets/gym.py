@@ -19,7 +19,7 @@ from jaxrl_llm.tasks.files import tables
 from jaxrl_llm.tasks.files.columns import BLANK
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Records
-from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
+from jaxrl_llm.tasks.problem_set import ProblemSetEntry, Setup, Style, make_task
 from jaxrl_llm.tasks.task import Task
 
 PREFIX = "gym:"
@@ -83,9 +83,9 @@ def gym_task(
   )
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> ProblemSetEntry:
   """Returns the registry entry of a task, by its name with the prefix `gym:`."""
-  return Entry(functools.partial(gym_task, name), lambda config=None, **_: read_settings(check_name(name), config))
+  return ProblemSetEntry(functools.partial(gym_task, name), lambda config=None, **_: read_settings(check_name(name), config))
 
 
 def names() -> list[str]:

@@ -13,7 +13,7 @@ from jaxrl_llm.tasks.files import tables, text_files
 from jaxrl_llm.tasks.files.columns import BLANK, Unusable, text
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Record, Records
-from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
+from jaxrl_llm.tasks.problem_set import ProblemSetEntry, Setup, Style, make_task
 from jaxrl_llm.tasks.sets import code, maths
 from jaxrl_llm.tasks.task import Task
 
@@ -85,4 +85,4 @@ def _champ(record: Record) -> Row:
   }
 
 
-SETS = {"champ": Entry(champ), "human_eval": Entry(human_eval)}
+SETS = {"champ": ProblemSetEntry(champ), "human_eval": ProblemSetEntry(human_eval)}

@@ -12,7 +12,7 @@ from jaxrl_llm.tasks.files import downloads, storage, tables, text_files
 from jaxrl_llm.tasks.files.columns import Convert
 from jaxrl_llm.tasks.files.downloads import Files
 from jaxrl_llm.tasks.files.storage import Row
-from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
+from jaxrl_llm.tasks.problem_set import ProblemSetEntry, Setup, Style, make_task
 from jaxrl_llm.tasks.sets import code, logic, maths
 from jaxrl_llm.tasks.sets import mathvision as mathvision_lib
 from jaxrl_llm.tasks.task import Task
@@ -160,9 +160,9 @@ def mathvision(
   return published_task(folder, None, setup, source=source, prompt_template=prompt_template)._replace(routed=True)
 
 
-SETS: dict[str, Entry] = {
-  **{published.name: Entry(functools.partial(published_task, published, None)) for published in PUBLISHED},
-  "livecodebench": Entry(livecodebench, lambda after=None, before=None, **_: code.within(after, before)),
-  "mathvision": Entry(mathvision, check_installed),
-  "zebralogic": Entry(zebralogic),
+SETS: dict[str, ProblemSetEntry] = {
+  **{published.name: ProblemSetEntry(functools.partial(published_task, published, None)) for published in PUBLISHED},
+  "livecodebench": ProblemSetEntry(livecodebench, lambda after=None, before=None, **_: code.within(after, before)),
+  "mathvision": ProblemSetEntry(mathvision, check_installed),
+  "zebralogic": ProblemSetEntry(zebralogic),
 }

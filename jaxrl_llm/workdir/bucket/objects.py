@@ -17,7 +17,7 @@ _FOLDERS = ("checkpoints", "damaged", "tensorboard")
 _LEFT_OUT = (".lock", "config.tmp", "samplers.json")
 
 
-class Piece(NamedTuple):
+class ObjectPart(NamedTuple):
   """Bytes of a file to send as an object.
 
   Attributes:
@@ -53,7 +53,7 @@ def paths_of(folder: Path) -> list[str]:
 
 def collect(
   folder: Path, known: Mapping[str, Sequence[Part]], seen: dict[str, Signature], *, merged_bytes: int = MERGED_BYTES
-) -> tuple[dict[str, tuple[Part, ...]], list[Piece]]:
+) -> tuple[dict[str, tuple[Part, ...]], list[ObjectPart]]:
   """Compares the files of a workdir with what was sent.
 
   A file that grows is sent in parts of whole lines. A small last part is sent again together with
@@ -102,11 +102,11 @@ def collect(
       continue
     kept[path] = parts
     if data or not grows:
-      pieces.append(Piece(path, start, data))
+      pieces.append(ObjectPart(path, start, data))
   return kept, pieces
 
 
-def send(pieces: Sequence[Piece], kept: Mapping[str, tuple[Part, ...]], put: Callable[[str, bytes], None], name: Callable[[str], str]):
+def send(pieces: Sequence[ObjectPart], kept: Mapping[str, tuple[Part, ...]], put: Callable[[str, bytes], None], name: Callable[[str], str]):
   """Sends pieces, and returns the parts of every file afterwards.
 
   Args:

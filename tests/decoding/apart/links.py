@@ -11,9 +11,9 @@ import numpy as np
 from jaxrl_llm.decoding.apart.remote import RemoteEngine
 from jaxrl_llm.decoding.apart.served import serve
 from jaxrl_llm.decoding.apart.weights import HeldWeights
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece
 
-LIMITS, VOCAB, WAIT = Limits(64, 100), 1000, 60
+LIMITS, VOCAB, WAIT = EngineLimits(64, 100), 1000, 60
 PARAMS = {"layers": {"up": np.arange(12, dtype=np.float32).reshape(3, 4)}, "scale": np.float32([1, 2])}
 
 
@@ -55,7 +55,7 @@ class Steady:
         return
       if on_piece is not None:
         on_piece(Piece(tokens[i : i + 1], logprobs[i : i + 1]))
-    future.set_result(Completion(tokens, logprobs, reason, 1, len(tokens), version, ((version, len(tokens)),)))
+    future.set_result(Decoded(tokens, logprobs, reason, 1, len(tokens), version, ((version, len(tokens)),)))
 
   def update(self, params, version):
     self.updates.append((jax.tree.map(np.asarray, params), version))

@@ -14,7 +14,7 @@ from jaxrl_llm.decoding.apart import gate, wire
 from jaxrl_llm.decoding.apart.crew import Crew
 from jaxrl_llm.decoding.apart.remote import SamplerLost
 from jaxrl_llm.decoding.apart.wire import WireError
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, QueueFull, ReplayLost, Request
 from tests.decoding.apart.links import LIMITS, PARAMS, VOCAB, WAIT, Link, Steady, drawn, threads
 
 
@@ -22,7 +22,7 @@ class Slow:
   """Engine that draws only when it is told to, and can be lost."""
 
   def __init__(self, most=100):
-    self.limits, self.open, self.versions, self.is_lost, self.closed = Limits(64, most), [], [], False, False
+    self.limits, self.open, self.versions, self.is_lost, self.closed = EngineLimits(64, most), [], [], False, False
 
   def submit(self, request, on_piece=None):
     if self.is_lost:
@@ -35,7 +35,7 @@ class Slow:
     def abort():
       if not future.done():
         self.open = [item for item in self.open if item[2] is not future]
-        future.set_result(Completion([], [], "aborted", 0, 0, 0))
+        future.set_result(Decoded([], [], "aborted", 0, 0, 0))
 
     return Handle(future, abort)
 
@@ -44,7 +44,7 @@ class Slow:
 
   def end(self, tokens=(1, 2)):
     request, _, future = self.open.pop(0)
-    future.set_result(Completion(list(tokens), [-1.0] * len(tokens), "stop", 0, 0, 0))
+    future.set_result(Decoded(list(tokens), [-1.0] * len(tokens), "stop", 0, 0, 0))
     return request
 
   def lose(self):
@@ -58,11 +58,11 @@ class Slow:
   def close(self):
     self.closed = True
     for _, _, future in self.open:
-      future.set_result(Completion([], [], "aborted", 0, 0, 0))
+      future.set_result(Decoded([], [], "aborted", 0, 0, 0))
 
 
 def crew_of(count=2, slots=4, most=100, requests=100):
-  crew, engines = Crew(Limits(64, requests), vocab_size=VOCAB), [Slow(most) for _ in range(count)]
+  crew, engines = Crew(EngineLimits(64, requests), vocab_size=VOCAB), [Slow(most) for _ in range(count)]
   crew.update(PARAMS, 0)
   for engine in engines:
     crew.join(engine, slots=slots)
@@ -261,15 +261,15 @@ def test_only_samplers_of_this_run_get_in_and_garbage_disturbs_nobody(tmp_path):
       strangers[-1].sendall([b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000][i % 3])
     for i, handle in enumerate(handles):
       assert handle.completion.result(WAIT).tokens == drawn(Request([i], 30, seed=i))[0]
-    with pytest.raises(gate.Refused, match="^config: found the fingerprint 'other'"):
+    with pytest.raises(gate.JoinRefused, match="^config: found the fingerprint 'other'"):
       knock(tmp_path, fingerprint="other")  # While a third of the strangers say nothing.
     for stranger in strangers:
       stranger.close()
     wait_until(lambda: any("the 16. so far" in line for line in lines))
     with pytest.raises(WireError, match="another secret"):
       knock(tmp_path, secret=b"wrong")
-    with pytest.raises(gate.Refused, match="^context: found 32, expected at least 64"):
-      knock(tmp_path, limits=Limits(32, 5))
+    with pytest.raises(gate.JoinRefused, match="^context: found 32, expected at least 64"):
+      knock(tmp_path, limits=EngineLimits(32, 5))
     wait_until(lambda: any("is refused: context: found 32" in line for line in lines))
     assert crew.wait_for(2, 0) == 1
   thread.join(WAIT)

@@ -12,7 +12,7 @@ from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.remote import SamplerLost
 from jaxrl_llm.decoding.apart.weights import Snapshot, WeightsRefused
 from jaxrl_llm.decoding.apart.wire import Frame
-from jaxrl_llm.decoding.engine.requests import Limits, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import EngineLimits, QueueFull, ReplayLost, Request
 from tests.decoding.apart.links import PARAMS, WAIT, Link, Steady, drawn, threads
 
 
@@ -43,7 +43,7 @@ def test_completions_and_pieces_are_those_of_the_engine(link_of):
 
 
 def test_errors_keep_their_kind_and_others_go_on(link_of):
-  link = link_of(Steady(limits=Limits(64, 2)))
+  link = link_of(Steady(limits=EngineLimits(64, 2)))
   with pytest.raises(ValueError, match=r"^tokens: found the id 1000"):
     link.remote.submit(Request([1000], 1))
   with pytest.raises(ValueError, match=r"^max_tokens: found more than 50"):

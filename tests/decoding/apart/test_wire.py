@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.wire import Frame, WireError
-from jaxrl_llm.decoding.engine.requests import Completion, Piece, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
 
 REQUEST = Request(
   [5, 0, 999], 7, temperature=0.1, top_k=3, top_p=1 / 3, stop_ids=(1, 2), stops=("ä\n", "</a>"), seed=2**64 - 1, salt="s", owner="o",
@@ -29,7 +29,7 @@ def test_requests_and_answers_return_bit_for_bit():
   assert got == piece and [math.copysign(1, x) for x in got.logprobs] == [math.copysign(1, x) for x in logprobs]
   routes = rng.integers(-1, 60, (4, 2, 3)).astype(np.int16)
   for kept in (None, [], [[1, 2], [], [7]]):
-    completion = Completion(tokens, logprobs, "stop", 2, 3, 4, ((4, 50), (5, 3)), routes, kept)
+    completion = Decoded(tokens, logprobs, "stop", 2, 3, 4, ((4, 50), (5, 3)), routes, kept)
     got = wire.completion_of(wire.decode(wire.encode(wire.completion_frame(3, completion))))
     assert got._replace(routes=None) == completion._replace(routes=None)
     np.testing.assert_array_equal(got.routes, routes)

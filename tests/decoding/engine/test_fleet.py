@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_llm.decoding.engine.fleet import Fleet, Whereabouts, make_engines
 from jaxrl_llm.decoding.engine.make import make_engine
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, QueueFull, Request
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings
 from jaxrl_llm.models import make_model, preset
 from tests.marks import few
@@ -98,7 +98,7 @@ class Slow:
   """Engine that ends a request only when it is told to."""
 
   def __init__(self, most):
-    self.limits, self.open, self.closed = Limits(64, most), [], False
+    self.limits, self.open, self.closed = EngineLimits(64, most), [], False
 
   def submit(self, request, on_piece=None):
     del on_piece
@@ -109,7 +109,7 @@ class Slow:
 
   def end(self, tokens=(1, 2)):
     request, future = self.open.pop(0)
-    future.set_result(Completion(list(tokens), [0.0] * len(tokens), "stop", 0, 0, 0))
+    future.set_result(Decoded(list(tokens), [0.0] * len(tokens), "stop", 0, 0, 0))
     return request
 
   def update(self, params, version):
@@ -184,7 +184,7 @@ def test_a_full_queue_is_refused_only_if_all_are_full():
   engines, several = fleet(count=2, most=2)
   for _ in range(4):
     several.submit(Request(prompt(1), 1))
-  assert loads(engines) == [2, 2] and several.limits == Limits(64, 4)
+  assert loads(engines) == [2, 2] and several.limits == EngineLimits(64, 4)
   with pytest.raises(QueueFull, match="found 4 open requests, expected fewer than 4"):
     several.submit(Request(prompt(1), 1))
   engines[1].end()

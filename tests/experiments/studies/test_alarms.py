@@ -42,7 +42,7 @@ def test_scores_agree_with_the_alarms_of_a_run(recorded, name):
       state, rows = alarms.new_state(), bed.as_rows(run)
       expected = []
       for step, row in enumerate(rows, 1):
-        state, flags, _ = alarms.observe(state, row, step=step, limits=alarms.Limits(**off | {field: limit}))
+        state, flags, _ = alarms.observe(state, row, step=step, limits=alarms.AlarmLimits(**off | {field: limit}))
         if flags.get(f"alarm/{name}"):
           expected.append(step)
       steps = rules.firing(name, rules.scores(name, run[rule.metric]), limit).tolist()
@@ -81,7 +81,7 @@ def test_the_rules_are_older_than_the_runs(recorded):
 
 def test_defaults_are_what_the_study_decided(recorded):
   results = json.loads((command.HERE / "results.json").read_text())
-  limits = alarms.Limits()
+  limits = alarms.AlarmLimits()
   decided = {name: rule["decision"] for name, rule in results["rules"].items()}
   of_limits = {
     "loss_spike": limits.spike_sigmas, "grad_norm_spike": limits.spike_sigmas, "reward_collapse": limits.reward_sigmas,

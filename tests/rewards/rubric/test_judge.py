@@ -13,7 +13,7 @@ import pytest
 from jaxrl_llm.rewards import WeightedReward, grade
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.rubric import CAUSES, Judge, Judgements, judge_terms
-from jaxrl_llm.rewards.rubric.endpoint import Request, _wait_s
+from jaxrl_llm.rewards.rubric.endpoint import JudgeRequest, _wait_s
 from tests.rewards.rubric.fake import CRITERIA, Reply, completion, rubric, scores, serving, written
 
 KEY = "sk-Secret-0123456789"
@@ -256,15 +256,15 @@ def test_a_run_that_goes_on_gets_the_same_bits(judge_of, tmp_path):
 
 
 def test_a_judgement_after_its_deadline_is_not_kept(judge_of, monkeypatch):
-  answered, send = threading.Event(), Request.send
+  answered, send = threading.Event(), JudgeRequest.send
 
   def late(request):
     answer = send(request)
     answered.set()
     return answer
 
-  monkeypatch.setattr(Request, "cut", lambda request: None)
-  monkeypatch.setattr(Request, "send", late)
+  monkeypatch.setattr(JudgeRequest, "cut", lambda request: None)
+  monkeypatch.setattr(JudgeRequest, "send", late)
   with serving(lambda number, body: Reply(scores(), delay_s=0.6)) as endpoint:
     judge = judge_of(endpoint.url, deadline_s=0.3)
     assert judged(judge, ["late"])[0].cause == "judge_timeout" and not answered.is_set()

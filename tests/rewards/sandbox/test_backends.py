@@ -13,9 +13,9 @@ import pytest
 from jaxrl_llm.rewards.sandbox import (
   BACKENDS,
   CallTests,
-  Limits,
   Program,
   Sandbox,
+  SandboxLimits,
   StdioTests,
   choose,
   execute,
@@ -25,7 +25,7 @@ from jaxrl_llm.rewards.sandbox import (
   services,
 )
 
-LIMITS = Limits(timeout_s=5.0)
+LIMITS = SandboxLimits(timeout_s=5.0)
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ import time
 
 import pytest
 
-from jaxrl_llm.rewards.sandbox import AssertTests, CallTests, Limits, Program, Sandbox, StdioTests, execute, grade, probe
+from jaxrl_llm.rewards.sandbox import AssertTests, CallTests, Program, Sandbox, SandboxLimits, StdioTests, execute, grade, probe
 
 BACKENDS = ("namespaces", "bubblewrap") if shutil.which("bwrap") else ("namespaces",)
 SECRET = "canary-5f1c"
-LIMITS = Limits(timeout_s=6.0)
+LIMITS = SandboxLimits(timeout_s=6.0)
 
 # Makes user, mount, PID and network namespaces by hand. If this works and the sandbox does not, the
 # sandbox is broken.

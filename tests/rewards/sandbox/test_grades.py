@@ -9,9 +9,9 @@ import pytest
 from jaxrl_llm.rewards.sandbox import (
   AssertTests,
   CallTests,
-  Limits,
-  Refused,
+  ProgramRefused,
   Sandbox,
+  SandboxLimits,
   StdioTests,
   code_tests,
   grade,
@@ -21,12 +21,12 @@ from jaxrl_llm.rewards.sandbox import (
 from jaxrl_llm.rewards.sandbox.asker import free_names, verdict
 from jaxrl_llm.rewards.sandbox.callee import answer
 from jaxrl_llm.rewards.sandbox.literals import Unsendable, decode, encode
-from jaxrl_llm.rewards.workers import Function, Job, open_pool
+from jaxrl_llm.rewards.workers import Function, WorkerJob, open_pool
 from jaxrl_llm.text_types import Completion
 
 _REASON = probe(Sandbox("namespaces"))
 needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")
-LOCAL = Sandbox("namespaces", Limits(timeout_s=8.0))
+LOCAL = Sandbox("namespaces", SandboxLimits(timeout_s=8.0))
 
 HUMAN_EVAL = {
   "kind": "check",
@@ -169,10 +169,10 @@ def test_grades():
   assert grade(source, tests, LOCAL, total_s=1e-9).detail == "test 0: no time is left for it"
   with pytest.raises(ValueError, match="no tests"):
     grade(source, StdioTests([]), LOCAL)
-  with pytest.raises(Refused, match="switched off"):
+  with pytest.raises(ProgramRefused, match="switched off"):
     grade(source, tests, Sandbox())
   for refused in (Sandbox(), Sandbox("piston", url="http://127.0.0.1:9")):
-    with pytest.raises(Refused):
+    with pytest.raises(ProgramRefused):
       grade(source, AssertTests("assert f(1)"), refused)
 
 
@@ -201,7 +201,7 @@ def test_code_tests_is_a_reward_function():
   assert reward(completion("print(sum(map(int, input().split())))"), {"tests": json.dumps(STDIN)}) == 1.0
   assert reward(completion(add, stopped=False), {"tests": json.dumps(CALL)}) == 0.0
   assert reward(Completion(text="3", token_ids=(), num_tokens=1, stopped=True), {"tests": json.dumps(CALL)}) == 0.0
-  with pytest.raises(Refused, match="not a plain value"):
+  with pytest.raises(ProgramRefused, match="not a plain value"):
     reward(completion("def f(g): return 1"), {"tests": ["assert f(len) == 1"]})
 
 
@@ -225,8 +225,8 @@ def test_code_is_graded_in_the_pool_of_workers():
   example = {"tests": json.dumps(CALL)}
   with open_pool(functions, num_workers=1) as pool:
     sources = ["def add(xs, y): return [x + y for x in xs]", "def add(xs, y): return []", "while True: pass", "import os; os.kill(-1, 9)"]
-    outcomes = pool.call([Job("code", completion(source), example) for source in sources])
+    outcomes = pool.call([WorkerJob("code", completion(source), example) for source in sources])
     assert [x.value for x in outcomes] == [1.0, 0.0, 0.0, 0.0], outcomes
-    (lost,) = pool.call([Job("code", completion("x"), {"tests": 3})])
+    (lost,) = pool.call([WorkerJob("code", completion("x"), {"tests": 3})])
     assert (lost.value, lost.cause) == (None, "raised")
     assert pool.num_replaced == 0

@@ -8,8 +8,8 @@ from jaxrl_llm import tasks
 from jaxrl_llm.rewards.sandbox import (
   CallTests,
   Judge,
-  Limits,
   Sandbox,
+  SandboxLimits,
   StdioTests,
   code_tests,
   grade,
@@ -22,7 +22,7 @@ from tests.runs import ROOT
 
 _REASON = probe(Sandbox("namespaces"))
 needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")
-LOCAL = Sandbox("namespaces", Limits(timeout_s=20.0))
+LOCAL = Sandbox("namespaces", SandboxLimits(timeout_s=20.0))
 
 # Expressions of solutions that were published without their imports.
 PROVIDED = """
@@ -121,7 +121,7 @@ def test_errors_name_the_lines_of_the_program():
 
 @needs_namespaces
 @pytest.mark.parametrize(
-  "count, file_kb", [(20_000, 16), pytest.param(700_000, Limits().file_kb, marks=pytest.mark.slow)]
+  "count, file_kb", [(20_000, 16), pytest.param(700_000, SandboxLimits().file_kb, marks=pytest.mark.slow)]
 )
 def test_an_output_above_the_limit(count, file_kb):
   """The expected output raises the limit: 700,000 numbers have 4.8 MB."""

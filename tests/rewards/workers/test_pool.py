@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.rewards import CAUSES, Outcome
-from jaxrl_llm.rewards.workers import Function, Job, open_pool, process
+from jaxrl_llm.rewards.workers import Function, WorkerJob, open_pool, process
 from jaxrl_llm.rewards.workers import worker as protocol
 from jaxrl_llm.text_types import Completion, Turn
 from tests.marks import few
@@ -50,7 +50,7 @@ def completion(text, tokens=(1, 2)):
 
 
 def job(text, function="act", **example):
-  return Job(function, completion(text), example)
+  return WorkerJob(function, completion(text), example)
 
 
 @pytest.fixture(scope="module")
@@ -179,31 +179,31 @@ def test_the_deadline_applies_to_each_call_and_depends_on_the_function():
 
 def test_outcomes_are_in_order_and_hold_the_results(pool, rng):
   lengths = rng.integers(1, 90, 300)
-  jobs = [Job("count_characters", completion("x" * n), {"i": i}) for i, n in enumerate(lengths)]
+  jobs = [WorkerJob("count_characters", completion("x" * n), {"i": i}) for i, n in enumerate(lengths)]
   assert [x.value for x in pool.call(jobs)] == lengths.tolist()
   assert pool.call([]) == []
 
 
 def test_a_function_sees_the_end_of_the_text_and_all_tokens(pool):
   text = "a" * 50 + "b" + "c" * 99
-  jobs = [Job(name, completion(text, tokens=range(1000)), {}) for name in ("count_characters", "first_character", "count_tokens")]
+  jobs = [WorkerJob(name, completion(text, tokens=range(1000)), {}) for name in ("count_characters", "first_character", "count_tokens")]
   assert [x.value for x in pool.call(jobs)] == [100, ord("b"), sum(range(1000)) + 1000 + 1]
 
 
 def test_unusual_texts_arrive_unchanged(pool):
-  jobs = [Job("count_characters", completion(text), {}) for text in ("", "\x00\n", "\ud800", "𝔸" * 50)]
+  jobs = [WorkerJob("count_characters", completion(text), {}) for text in ("", "\x00\n", "\ud800", "𝔸" * 50)]
   assert [x.value for x in pool.call(jobs)] == [0, 2, 1, 50]
 
 
 def test_a_large_example_passes_through_a_small_pipe(pool):
   example = {"tests": "x" * (8 << 20)}
-  jobs = [Job("count_characters", completion("x" * n), example) for n in range(1, 5)]
+  jobs = [WorkerJob("count_characters", completion("x" * n), example) for n in range(1, 5)]
   assert [x.value for x in pool.call(jobs)] == [1, 2, 3, 4]
 
 
 def test_examples_are_not_shared_between_calls(pool):
   example = {"uses": []}
-  outcomes = pool.call([Job("spoil_example", completion(str(i)), example) for i in range(10)])
+  outcomes = pool.call([WorkerJob("spoil_example", completion(str(i)), example) for i in range(10)])
   assert {x.value for x in outcomes} == {1} and example == {"uses": []}
 
 
@@ -216,7 +216,7 @@ def test_equal_jobs_share_a_value_and_never_a_failure():
     assert pool.call([job("a", "times", other=1)])[0].value == 4
     assert [x.value for x in pool.call([job("a", "times"), job("b", "times")])] == [1, 5]
     different = [completion("a")._replace(**{name: value}) for name, value in dict(token_ids=(9,), num_tokens=9, stopped=False).items()]
-    assert [x.value for x in pool.call([Job("times", x, {}) for x in different])] == [6, 7, 8]
+    assert [x.value for x in pool.call([WorkerJob("times", x, {}) for x in different])] == [6, 7, 8]
     assert [x.value for x in pool.call([job("a", "drawn")] * 3)] == [9, 10, 11]
     replaced = pool.num_replaced
     assert [x.cause for x in pool.call([job("exit")] * 3)] == ["died"] * 3
@@ -249,7 +249,7 @@ def test_a_factory_gets_its_settings():
 def test_rewards_of_the_package_run_in_workers():
   functions = {"number": Function("jaxrl_llm.rewards:make", {"name": "final_number"})}
   with open_pool(functions, num_workers=1) as pool:
-    jobs = [Job("number", completion(text), {"answer": "12"}) for text in ("#### 12", "#### 13")]
+    jobs = [WorkerJob("number", completion(text), {"answer": "12"}) for text in ("#### 12", "#### 13")]
     assert [x.value for x in pool.call(jobs)] == [1, 0]
 
 
@@ -461,7 +461,7 @@ def test_a_closed_pool_refuses():
 def test_a_worker_sees_the_turns_of_a_conversation():
   turned = lambda *rewards: Completion("7", (1,), 1, True, tuple(Turn("2*3=", "6", reward, i) for i, reward in enumerate(rewards)))
   with open_pool({"turns": Function(f"{HERE}:rewards_of_turns")}, num_workers=1) as pool:
-    jobs = [Job("turns", turned(0.5, 1.0), {}), Job("turns", turned(0.5, 2.0), {}), Job("turns", turned(), {})]
+    jobs = [WorkerJob("turns", turned(0.5, 1.0), {}), WorkerJob("turns", turned(0.5, 2.0), {}), WorkerJob("turns", turned(), {})]
     assert [outcome.value for outcome in pool.call(jobs)] == [1.5, 2.5, 0.0], (
       "jobs that differ only in their turns are not equal"
     )

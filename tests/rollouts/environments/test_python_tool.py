@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from jaxrl_llm.rewards.sandbox import Execution, Refused, Sandbox, probe
+from jaxrl_llm.rewards.sandbox import Execution, ProgramRefused, Sandbox, probe
 from jaxrl_llm.rollouts.environments import make
 from jaxrl_llm.text_types import Completion
 
@@ -55,5 +55,5 @@ def test_programs_need_a_sandbox():
 def test_a_refused_program_has_no_reply(tool, monkeypatch):
   module = sys.modules["jaxrl_llm.rollouts.environments.python_tool"]
   monkeypatch.setattr(module, "execute", lambda program, sandbox: Execution("refused", cause="no more processes"))
-  with pytest.raises(Refused, match="no more processes"):
+  with pytest.raises(ProgramRefused, match="no more processes"):
     said(tool, "<code>print(1)</code>")

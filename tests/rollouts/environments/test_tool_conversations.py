@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, opening_text, split_calls
 from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
@@ -33,7 +33,7 @@ def tokenizer(request, tmp_path):
 class Script:
   """An engine that draws the given turns, one after the other."""
 
-  limits = Limits(200_000, 1)
+  limits = EngineLimits(200_000, 1)
 
   def __init__(self, turns):
     self.turns, self.prompts = iter(turns), []
@@ -41,7 +41,7 @@ class Script:
   def submit(self, request, on_piece=None):
     self.prompts.append(list(request.tokens))
     ids, future = next(self.turns), Future()
-    future.set_result(Completion(ids, [-1.0] * len(ids), "stop", 0, 0, 0))
+    future.set_result(Decoded(ids, [-1.0] * len(ids), "stop", 0, 0, 0))
     return Handle(future, lambda: None)
 
   def update(self, params, version):

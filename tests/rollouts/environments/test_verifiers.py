@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.config import check, command_line
-from jaxrl_llm.decoding.engine.requests import Completion, Handle, Limits, Piece
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, split_calls
@@ -82,7 +82,7 @@ __all__ = ["OurEnv", "OurTaskset"]
 class Scripted:
   """An engine that draws what a function makes of the text so far, and notes its requests."""
 
-  limits = Limits(4096, 64)
+  limits = EngineLimits(4096, 64)
 
   def __init__(self, say):
     self.say, self.requests = say, []
@@ -96,7 +96,7 @@ class Scripted:
     ends = "stop" if len(kept) == len(ids) - request.drawn else "length"
     if on_piece is not None:
       on_piece(Piece(kept, logprobs[: len(kept)]))
-    future.set_result(Completion(kept, logprobs[: len(kept)], ends, 1, len(kept), 0))
+    future.set_result(Decoded(kept, logprobs[: len(kept)], ends, 1, len(kept), 0))
     return Handle(future, lambda: None)
 
   def update(self, params, version):

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm.tasks import make
 from jaxrl_llm.tasks.files import text_files
-from jaxrl_llm.tasks.files.text_files import Fault
+from jaxrl_llm.tasks.files.text_files import FileFault
 
 pa = pytest.importorskip("pyarrow")
 
@@ -21,7 +21,7 @@ def write(path, **columns):
 
 
 def values(path):
-  return [record if isinstance(record, Fault) else record["a"] for _, record in text_files.read_records(path)]
+  return [record if isinstance(record, FileFault) else record["a"] for _, record in text_files.read_records(path)]
 
 
 @pytest.mark.parametrize("narrow", [np.float32, np.float16])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.tasks.files import text_files
-from jaxrl_llm.tasks.files.text_files import Fault
+from jaxrl_llm.tasks.files.text_files import FileFault
 
 ROWS = [{"question": f"größe {i}\n?", "answer": i, "list": [{"x": None}]} for i in range(200)]
 JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
@@ -128,7 +128,7 @@ def test_a_bad_line_is_named_and_the_others_are_kept(tmp_path, name):
   content, faults = BAD_LINES[name]
   path = write(tmp_path, name, content)
   pairs = list(text_files.read_records(path))
-  assert {place: record.reason for place, record in pairs if isinstance(record, Fault)} == {
+  assert {place: record.reason for place, record in pairs if isinstance(record, FileFault)} == {
     f"{path}:{n}": why for n, why in faults.items()
   }
   assert any(isinstance(record, dict) for _, record in pairs)
@@ -146,7 +146,7 @@ def test_a_file_is_never_held_in_memory(tmp_path, monkeypatch):
   monkeypatch.setattr(text_files, "MAX_RECORD_BYTES", 10_000)
   path = write(tmp_path, "b.jsonl", "y" * 10**6 + '\n{"a": 1}')
   tracemalloc.start()
-  assert records(path) == [Fault("record too long", "more than 0 MiB in one line"), {"a": 1}]
+  assert records(path) == [FileFault("record too long", "more than 0 MiB in one line"), {"a": 1}]
   _, peak = tracemalloc.get_traced_memory()
   tracemalloc.stop()
   assert peak < 500_000
@@ -169,7 +169,7 @@ def test_any_bytes(tmp_path_factory, data, suffix, start):
   path.write_bytes(start + data)
   try:
     for place, record in text_files.read_records(path):
-      assert place.startswith(str(path)) and isinstance(record, dict | Fault)
+      assert place.startswith(str(path)) and isinstance(record, dict | FileFault)
   except ValueError as error:
     assert "\n" not in str(error)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.rollouts.environments.hub.talk import Drawn, Refused, Talk
+from jaxrl_llm.rollouts.environments.hub.talk import ProgramTurn, Talk, TurnRefused
 
 MODEL = "policy"
 
@@ -41,13 +41,13 @@ def make_client(talks: Mapping[str, Talk]) -> Any:
           len(turn.tail),
           limit if isinstance(limit, int) else None,
         )
-      except Refused as error:
+      except TurnRefused as error:
         raise ProviderError(str(error), status_code=400) from error
       response = self.response(drawn, len(talk.draft.turns))
       response.raw = serialize_completion(response, MODEL)
       return response
 
-    def response(self, drawn: Drawn, turn: int) -> Response:
+    def response(self, drawn: ProgramTurn, turn: int) -> Response:
       """Returns a turn in the words of verifiers, with its tokens."""
       calls = [ToolCall(id=f"call_{turn}_{i}", name=call.name, arguments=call.arguments) for i, call in enumerate(drawn.calls)]
       return Response(

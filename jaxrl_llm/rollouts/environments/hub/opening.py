@@ -13,7 +13,7 @@ from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import split_calls
 from jaxrl_llm.rollouts.drafts import Draft
 from jaxrl_llm.rollouts.environments.hub.hub import open_hub
-from jaxrl_llm.rollouts.environments.hub.talk import Drawn, Refused
+from jaxrl_llm.rollouts.environments.hub.talk import ProgramTurn, TurnRefused
 from jaxrl_llm.text_types import Turn
 
 _AT_ONCE = 16
@@ -61,7 +61,7 @@ class Opening:
       if self.teach is None:
         self.fail("opened", "its first request is known")
     if self.draft.failed:
-      raise Refused("maximum context length: only the first request is asked for")
+      raise TurnRefused("maximum context length: only the first request is asked for")
     if self.lesson:
       self.lesson[-1][1].extend(messages[len(messages) - num_new :])
     try:
@@ -69,11 +69,11 @@ class Opening:
     # The teacher is the user's own function, and may raise anything.
     except Exception as error:
       self.fail("teacher", f"the teacher raised {one_line(error)}")
-      raise Refused(one_line(error)) from error
+      raise TurnRefused(one_line(error)) from error
     self.lesson.append((text, []))
     self.draft.turns.append(Turn(text, "", 0.0, 0))
     self.idle_since = time.monotonic()
-    return Drawn([], [], [], *split_calls(text, tools), True, False)
+    return ProgramTurn([], [], [], *split_calls(text, tools), True, False)
 
 
 def openings(

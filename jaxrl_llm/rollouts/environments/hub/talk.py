@@ -21,11 +21,11 @@ from jaxrl_llm.types import StopReason
 _TOLERANCE = 1e-5
 
 
-class Refused(Exception):
+class TurnRefused(Exception):
   """A request that is not drawn, because the conversation is over. Its text is for the program."""
 
 
-class Drawn(NamedTuple):
+class ProgramTurn(NamedTuple):
   """What the program is told of a turn.
 
   Attributes:
@@ -78,7 +78,7 @@ class Talk:
     """Says why the conversation cannot be learned from; the first reason counts."""
     self.draft.failed = self.draft.failed or (cause, f"the environment: {line}")
 
-  async def draw(self, messages: Messages, tools: Messages, known: list[int] | None, num_new: int, limit: int | None) -> Drawn:
+  async def draw(self, messages: Messages, tools: Messages, known: list[int] | None, num_new: int, limit: int | None) -> ProgramTurn:
     """Draws a turn.
 
     Args:
@@ -90,24 +90,24 @@ class Talk:
       limit: Number of tokens that the program wants at most; None for any.
 
     Raises:
-      Refused: If the conversation is over.
+      TurnRefused: If the conversation is over.
     """
     draft, draws, rules = self.draft, self._drafts.job.draws, self._rules
     if draft.failed or self.is_cut or draft.is_open or self.broken or draft.ended:
       if draft.is_open:
         self.fail("rewritten", "it asked for two turns at once")
-      raise Refused("maximum context length: the conversation is over")
+      raise TurnRefused("maximum context length: the conversation is over")
     if len(draft.turns) == rules.max_turns:
       self._cut("max_turns")
     try:
       reply = self._reply(messages, tools, known, num_new)
     except ValueError as error:
       self.fail("raised", one_line(error))
-      raise Refused(one_line(error)) from error
+      raise TurnRefused(one_line(error)) from error
     if not draft.turns and len(draft.prompt) > draws.prompt_tokens:
       size, draft.prompt = len(draft.prompt), draft.prompt[: draws.prompt_tokens]
       self.fail("too_long", f"found a prompt of {size} tokens, expected at most {draws.prompt_tokens} (rollout.prompt_buckets)")
-      raise Refused("maximum context length")
+      raise TurnRefused("maximum context length")
     room = draws.max_new_tokens - len(draft.tokens) - len(reply)
     if room < 1:
       self._cut("max_total_tokens")
@@ -128,7 +128,7 @@ class Talk:
     draft.turns.append(Turn(text, "", 0.0, len(draft.tokens) - 1))
     content, calls = split_calls(text, tools, self._tokenizer)
     before = [*draft.prompt, *draft.tokens[:start]]
-    return Drawn(before, tokens, logprobs, content, calls if stopped else [], stopped, len(draft.turns) > 1)
+    return ProgramTurn(before, tokens, logprobs, content, calls if stopped else [], stopped, len(draft.turns) > 1)
 
   def _earlier(self, reply: list[int]) -> tuple[list[int], list[float], bool]:
     """Returns what an earlier step has drawn of the current turn, and whether that is all of it."""
@@ -141,7 +141,7 @@ class Talk:
     if not is_same or (not number and self.draft.prompt != list(begun.prompt)):
       what = f"replied to turn {number} in another way" if number else "began in another way"
       self.fail("rewritten", f"asked again, it {what}")
-      raise Refused("the conversation is over")
+      raise TurnRefused("the conversation is over")
     return list(begun.tokens[first:stop]), list(begun.logprobs[first:stop]), is_whole
 
   def _reply(self, messages: Messages, tools: Messages, known: list[int] | None, num_new: int) -> list[int]:
@@ -154,7 +154,7 @@ class Talk:
     continues = known == [*draft.prompt, *draft.tokens] and tools == self.tools
     if not continues or not new or any(message["role"] in ("assistant", "system") for message in new):
       self.fail("rewritten", f"turn {len(draft.turns) + 1} does not continue the conversation that the policy has read and written")
-      raise Refused("this policy continues one conversation, to which only messages of tools and of the user are added")
+      raise TurnRefused("this policy continues one conversation, to which only messages of tools and of the user are added")
     text = "\n".join(str(message.get("content") or "") for message in new)
     draft.turns[-1] = draft.turns[-1]._replace(reply=text)
     return following_ids(new, tokenizer, is_ended=self.reason == StopReason.TOKEN)
@@ -164,7 +164,7 @@ class Talk:
     self.is_cut = True
     if is_refused:
       self.traces[-1].stop(condition)
-      raise Refused("maximum context length")
+      raise TurnRefused("maximum context length")
 
   async def _ask(self, room: int, own: int) -> StopReason:
     """Draws the rest of a turn, of which `own` tokens are there; returns why it ended."""
@@ -176,16 +176,16 @@ class Talk:
         except requests.QueueFull:
           await asyncio.sleep(0.05)
         if draft.ended:
-          raise Refused("the conversation goes on later")
+          raise TurnRefused("the conversation goes on later")
       with contextlib.suppress(FloatingPointError):  # `take` notes it.
         await asyncio.wrap_future(handle.completion)
       reason = self._drafts.take(draft, handle.completion)
       if reason is None:
-        raise Refused("the conversation goes on later")
+        raise TurnRefused("the conversation goes on later")
       if reason == StopReason.ABORTED:
-        raise Refused(draft.failed[1])
+        raise TurnRefused(draft.failed[1])
       return reason
-    except Refused:
+    except TurnRefused:
       raise
     except asyncio.CancelledError:
       if handle is not None:
@@ -194,7 +194,7 @@ class Talk:
     # What is wrong with the engine concerns all conversations.
     except BaseException as error:
       self.broken = error
-      raise Refused(one_line(error)) from error
+      raise TurnRefused(one_line(error)) from error
     finally:
       draft.is_open, self.idle_since = False, time.monotonic()
 

@@ -16,7 +16,7 @@ from jaxrl_llm.evaluation import MetricName, answer_reader, held_out, parse_metr
 from jaxrl_llm.evaluation.held_out import Evaluated
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
-from jaxrl_llm.run.jobs.evaluate.request import Request
+from jaxrl_llm.run.jobs.evaluate.request import EvaluationRequest
 from jaxrl_llm.run.jobs.evaluate.restored import restore
 from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.run.setup.experiment import build_experiment, make_grader
@@ -29,7 +29,7 @@ SCHEMA = 1
 """Version of `eval.json`, raised when the meaning of a field changes."""
 
 
-def run(request: Request, *, command: str) -> dict[str, Any]:
+def run(request: EvaluationRequest, *, command: str) -> dict[str, Any]:
   """Evaluates, prints a table, writes the files, and returns the contents of `eval.json`.
 
   Args:
@@ -65,7 +65,7 @@ def run(request: Request, *, command: str) -> dict[str, Any]:
     return _sample(request, config, command)
 
 
-def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any]:
+def _sample(request: EvaluationRequest, config: ConfigDict, command: str) -> dict[str, Any]:
   begun, note = time.perf_counter(), print if hosts.is_main() else lambda line: None
   try:
     experiment = build_experiment(config)
@@ -107,7 +107,7 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
   return _report(request, evaluated, metrics, verifier, facts, command)
 
 
-def _regrade(request: Request, config: ConfigDict, command: str) -> dict[str, Any]:
+def _regrade(request: EvaluationRequest, config: ConfigDict, command: str) -> dict[str, Any]:
   begun, rows = time.perf_counter(), request.regrade
   try:
     verifier = make_rewards(load_task(config), config)[0]
@@ -135,7 +135,7 @@ def _regrade(request: Request, config: ConfigDict, command: str) -> dict[str, An
 
 
 def _report(
-  request: Request,
+  request: EvaluationRequest,
   evaluated: Evaluated,
   metrics: Sequence[MetricName],
   verifier: WeightedReward,
@@ -158,7 +158,7 @@ def _report(
   return result
 
 
-def _metrics(request: Request, verifier: WeightedReward, num_samples: int) -> tuple[MetricName, ...]:
+def _metrics(request: EvaluationRequest, verifier: WeightedReward, num_samples: int) -> tuple[MetricName, ...]:
   """Returns the requested metrics, or by default those that a run logs and a majority.
 
   The majority needs several samples and a verifier that reads answers.
@@ -173,7 +173,7 @@ def _metrics(request: Request, verifier: WeightedReward, num_samples: int) -> tu
   return tuple(dict.fromkeys([*metrics, *map(parse_metric, request.config.eval.metrics)]))
 
 
-def _where(request: Request) -> str:
+def _where(request: EvaluationRequest) -> str:
   """Describes the weights in words."""
   if request.source.kind == "run":
     return f"{request.source.path}@{request.source.step}"

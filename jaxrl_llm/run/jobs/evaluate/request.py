@@ -19,7 +19,7 @@ from jaxrl_llm.workdir.bucket.address import is_address
 _FLAGS = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --checkpoint, --metrics, --samples, --out and --regrade"
 
 
-class Request(NamedTuple):
+class EvaluationRequest(NamedTuple):
   """A requested evaluation.
 
   Attributes:
@@ -44,7 +44,7 @@ class Request(NamedTuple):
   given: str | None = None
 
 
-def parse(argv: Sequence[str]) -> Request:
+def parse(argv: Sequence[str]) -> EvaluationRequest:
   """Parses a command line, which begins with the program's name.
 
   Raises:
@@ -69,7 +69,7 @@ def parse(argv: Sequence[str]) -> Request:
   folder, stem = _folder(config, source, path, overrides), "samples"
   if rows is not None:
     folder, stem = Path(values.regrade).parent, f"{Path(values.regrade).stem}.regraded"
-  return Request(
+  return EvaluationRequest(
     config=config,
     source=source,
     metrics=None if values.metrics is None else metrics,

@@ -20,7 +20,7 @@ from jaxrl_llm.objectives.bradley_terry import bradley_terry, pair_rewards
 from jaxrl_llm.types import Params, PolicyOutputs, TrainBatch, TrainState
 
 
-class Programs(NamedTuple):
+class RewardModelPrograms(NamedTuple):
   """The programs of a reward model's training.
 
   A program compiles when it first runs, for every declared bucket at once, and never again.
@@ -40,7 +40,7 @@ class Programs(NamedTuple):
   margins: Callable[[Params, TrainBatch], Float[Array, "B T"]]
 
 
-def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Programs:
+def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> RewardModelPrograms:
   """Makes the programs of a config that `reward_model.check` has checked.
 
   It allocates nothing on the devices and compiles nothing yet.
@@ -72,7 +72,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Program
   first = jax.jit(model.init, out_shardings=shardings.params)
   if config.model.path is not None:
     first = lambda key: load_reward_params(config.model.path, model, key=key)
-  return Programs(
+  return RewardModelPrograms(
     model=model,
     abstract_state=abstract_state,
     init=lambda key: fresh(first(key)),

@@ -25,7 +25,7 @@ from jaxrl_llm.pretrained.tokenizer_files import files_of
 from jaxrl_llm.rewards.model import notes_of
 from jaxrl_llm.rewards.model.folder import NOTES
 from jaxrl_llm.run.jobs.reward_model.check import load_pairs, prompt_settings, row_problems, shape_of, tokenizer_of
-from jaxrl_llm.run.jobs.reward_model.programs import Programs, make_programs, of_step
+from jaxrl_llm.run.jobs.reward_model.programs import RewardModelPrograms, make_programs, of_step
 from jaxrl_llm.run.jobs.reward_model.rows import Pair, of_pairs, pack_pairs
 from jaxrl_llm.run.observe.phases import Phases
 from jaxrl_llm.run.observe.profiling import Profiler
@@ -61,7 +61,7 @@ class RewardModelRun:
   config: ConfigDict
   workdir: Path
   mesh: jax.sharding.Mesh
-  programs: Programs
+  programs: RewardModelPrograms
   tokenizer: Tokenizer
   pairs: Pairs
   state: TrainState

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jaxrl_llm.config.trackers import PACKAGES, tracker_problems
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.run.observe.trackers.entry import FOLDER, Entry, Tracker, open_record
+from jaxrl_llm.run.observe.trackers.entry import FOLDER, Tracker, TrackerEntry, open_record
 from jaxrl_llm.run.observe.trackers.sender import send_rows
 
 POLL_SECONDS = 1.0
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def open_tracker(name: str, entry: Entry) -> Tracker:
+def open_tracker(name: str, entry: TrackerEntry) -> Tracker:
   """Opens the entry of a run in a tracker, whose package is imported now."""
   module = importlib.import_module(f"jaxrl_llm.run.observe.trackers.{name}")
   return getattr(module, _CLASSES[name])(entry)

@@ -18,7 +18,7 @@ COLUMNS = ("prompt", "response", "answer", "reward", "advantage", "num_tokens", 
 """Columns of a table of sample rollouts."""
 
 
-class Entry(NamedTuple):
+class TrackerEntry(NamedTuple):
   """The entry of a run in one tracker.
 
   Attributes:
@@ -53,7 +53,7 @@ class Tracker(Protocol):
     """Ends what this process writes; the entry can be opened again."""
 
 
-def open_record(workdir: Path, tracker: str) -> Entry:
+def open_record(workdir: Path, tracker: str) -> TrackerEntry:
   """Returns the entry of a run in a tracker, with a new id if there is none yet."""
   folder = workdir / FOLDER
   folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def open_record(workdir: Path, tracker: str) -> Entry:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
     temporary.replace(path)
-  return Entry(record["id"], workdir.resolve().name, flatten(read_object(workdir / "config.json")), folder, is_new)
+  return TrackerEntry(record["id"], workdir.resolve().name, flatten(read_object(workdir / "config.json")), folder, is_new)
 
 
 def numbers(row: Row) -> dict[str, float]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxrl_llm.run.observe.trackers.entry import COLUMNS, Entry, cells
+from jaxrl_llm.run.observe.trackers.entry import COLUMNS, TrackerEntry, cells
 from jaxrl_llm.workdir.metrics.row_file import Row
 
 EXPERIMENT = "jaxrl_llm"
@@ -21,7 +21,7 @@ AT_ONCE = 100  # Parameters that a server takes at once.
 class Mlflow:
   """An open run."""
 
-  def __init__(self, entry: Entry):
+  def __init__(self, entry: TrackerEntry):
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{entry.folder.resolve() / 'mlflow.db'}"
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow.entities import Metric, Param  # Slow, and only here.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.run.observe.trackers.entry import COLUMNS, Entry, cells
+from jaxrl_llm.run.observe.trackers.entry import COLUMNS, TrackerEntry, cells
 from jaxrl_llm.workdir.metrics.row_file import Row
 
 PROJECT = "jaxrl_llm"
@@ -14,7 +14,7 @@ PROJECT = "jaxrl_llm"
 class Trackio:
   """An open run."""
 
-  def __init__(self, entry: Entry):
+  def __init__(self, entry: TrackerEntry):
     os.environ.setdefault("TRACKIO_DIR", str(entry.folder / "trackio"))
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")

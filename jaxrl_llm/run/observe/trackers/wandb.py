@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.run.observe.trackers.entry import COLUMNS, Entry, cells
+from jaxrl_llm.run.observe.trackers.entry import COLUMNS, TrackerEntry, cells
 from jaxrl_llm.workdir.metrics import PHASES
 from jaxrl_llm.workdir.metrics.row_file import Row
 
@@ -17,7 +17,7 @@ ONLINE = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL")
 class Wandb:
   """An open run. Each attempt writes one folder; `wandb sync` joins them by their id."""
 
-  def __init__(self, entry: Entry):
+  def __init__(self, entry: TrackerEntry):
     if not any(os.environ.get(name) for name in ONLINE):
       os.environ["WANDB_MODE"] = "offline"
     os.environ.setdefault("WANDB_DIR", str(entry.folder))
