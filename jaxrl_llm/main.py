@@ -167,7 +167,7 @@ def train_in(
   from jaxrl_llm.decoding.engine.requests import ReplayLost
   from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
   from jaxrl_llm.evaluation.held_out import NoRewardError
-  from jaxrl_llm.rollouts.playing import EngineError
+  from jaxrl_llm.rollouts.jobs import EngineError
   from jaxrl_llm.rollouts.schedule import ReplayDiffersError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
   from jaxrl_llm.run.jobs.reward_model import training
@@ -327,7 +327,7 @@ def pilot(config: ConfigDict) -> int:
 
   from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.evaluation.held_out import NoRewardError
-  from jaxrl_llm.rollouts.playing import EngineError
+  from jaxrl_llm.rollouts.jobs import EngineError
   from jaxrl_llm.run.jobs.pilot import describe_pilot
   from jaxrl_llm.run.setup.out_of_memory import OutOfMemoryError
 

@@ -27,7 +27,7 @@ from jaxrl_llm import train
 from jaxrl_llm.decoding.sampler import Requests
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts import rollout
-from jaxrl_llm.rollouts.gathering import gather
+from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.rollouts.sweeps import Sweeps
 from jaxrl_llm.run.setup.start import Run, start_run
 from jaxrl_llm.run.steps.sample import move_weights, sampler_params

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int, Int16, Integer
 
-from jaxrl_llm.rollouts.playing import Conversation
+from jaxrl_llm.rollouts.jobs import Conversation
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 
@@ -30,13 +30,13 @@ class Groups(NamedTuple):
 
   Attributes:
     examples: One task row per prompt.
-    talks: The n·G conversations.
+    conversations: The n·G conversations.
     seeds: Seed of each conversation, which it keeps.
     steps: RL step in which each group was begun.
   """
 
   examples: list[Mapping[str, Any]]
-  talks: list[Conversation]
+  conversations: list[Conversation]
   seeds: list[int]
   steps: list[int]
 
@@ -51,8 +51,8 @@ def join(carried: Groups, examples: Sequence[Mapping[str, Any]], seeds: Sequence
   `seeds` has one for each new conversation.
   """
   new = [Conversation(0, (), (), (), (), (), StopReason.UNFINISHED)] * len(seeds)
-  talks = [talk._replace(sequence=i) for i, talk in enumerate([*carried.talks, *new])]
-  return Groups([*carried.examples, *examples], talks, [*carried.seeds, *seeds], [*carried.steps, *[step] * len(examples)])
+  conversations = [conversation._replace(sequence=i) for i, conversation in enumerate([*carried.conversations, *new])]
+  return Groups([*carried.examples, *examples], conversations, [*carried.seeds, *seeds], [*carried.steps, *[step] * len(examples)])
 
 
 def take(groups: Groups, played: Sequence[Conversation], *, num_groups: int) -> tuple[Int[np.ndarray, " m"], Groups]:
@@ -70,7 +70,7 @@ def take(groups: Groups, played: Sequence[Conversation], *, num_groups: int) -> 
   Raises:
     ValueError: If fewer than `num_groups` groups are complete.
   """
-  reasons = np.array([talk.reason for talk in played])
+  reasons = np.array([conversation.reason for conversation in played])
   used, kept, indices = separate(reasons, len(groups.examples), num_groups=num_groups)
   carried = Groups(
     [groups.examples[i] for i in indices],
@@ -112,8 +112,8 @@ def metrics(groups: Groups, played: Sequence[Conversation], rows: Int[np.ndarray
     step: Current RL step.
   """
   return age_metrics(groups.steps, rows, len(played) // len(groups.examples), step=step) | {
-    "rollout/carried_tokens": sum(len(groups.talks[i].tokens) for i in rows) / max(sum(len(played[i].tokens) for i in rows), 1),
-    "rollout/discarded_tokens": float(sum(talk.discarded_tokens for talk in played)),
+    "rollout/carried_tokens": sum(len(groups.conversations[i].tokens) for i in rows) / max(sum(len(played[i].tokens) for i in rows), 1),
+    "rollout/discarded_tokens": float(sum(conversation.discarded_tokens for conversation in played)),
   }
 
 
@@ -136,18 +136,18 @@ def to_json(groups: Groups) -> dict[str, Any]:
     "examples": [dict(example) for example in groups.examples],
     "talks": [
       {
-        "prompt": [int(x) for x in talk.prompt],
-        "tokens": [int(x) for x in talk.tokens],
-        "logprobs": [float(x) for x in talk.logprobs],
-        "written": [int(x) for x in talk.written],
-        "turns": [list(turn) for turn in talk.turns],
-        "reason": int(talk.reason),
-        "failed": talk.failed,
-        "routes": talk.routes if talk.routes is None else _to_text(talk.routes),
-        "versions": [int(x) for x in talk.versions],
-        "raw_logprobs": [float(x) for x in talk.raw_logprobs],
+        "prompt": [int(x) for x in conversation.prompt],
+        "tokens": [int(x) for x in conversation.tokens],
+        "logprobs": [float(x) for x in conversation.logprobs],
+        "written": [int(x) for x in conversation.written],
+        "turns": [list(turn) for turn in conversation.turns],
+        "reason": int(conversation.reason),
+        "failed": conversation.failed,
+        "routes": conversation.routes if conversation.routes is None else _to_text(conversation.routes),
+        "versions": [int(x) for x in conversation.versions],
+        "raw_logprobs": [float(x) for x in conversation.raw_logprobs],
       }
-      for talk in groups.talks
+      for conversation in groups.conversations
     ],
     "seeds": [int(seed) for seed in groups.seeds],
     "steps": groups.steps,
@@ -157,27 +157,28 @@ def to_json(groups: Groups) -> dict[str, Any]:
 def from_json(saved: Mapping[str, Any]) -> Groups:
   """Inverts `to_json`; also reads the responses of earlier versions, which had no `talks`."""
   if "sequences" in saved:
-    talks = [_response(i, **sequence) for i, sequence in enumerate(saved["sequences"])]
-    return Groups(list(saved["examples"]), talks, [0] * len(talks), list(saved["steps"]))
-  talks = []
-  for i, talk in enumerate(saved["talks"]):
-    turns = (Turn(text, tuple(reply) if isinstance(reply, list) else reply, reward, end) for text, reply, reward, end in talk["turns"])
-    talks.append(
+    conversations = [_response(i, **sequence) for i, sequence in enumerate(saved["sequences"])]
+    return Groups(list(saved["examples"]), conversations, [0] * len(conversations), list(saved["steps"]))
+  conversations = []
+  for i, conversation in enumerate(saved["talks"]):
+    ids_of = lambda reply: tuple(reply) if isinstance(reply, list) else reply
+    turns = (Turn(text, ids_of(reply), reward, end) for text, reply, reward, end in conversation["turns"])
+    conversations.append(
       Conversation(
         i,
-        talk["prompt"],
-        talk["tokens"],
-        talk["logprobs"],
-        [bool(own) for own in talk["written"]],
+        conversation["prompt"],
+        conversation["tokens"],
+        conversation["logprobs"],
+        [bool(own) for own in conversation["written"]],
         tuple(turns),
-        StopReason(talk["reason"]),
-        talk["failed"] and tuple(talk["failed"]),
-        routes=talk["routes"] and _from_text(*talk["routes"]),
-        versions=tuple(talk.get("versions", ())),
-        raw_logprobs=tuple(talk.get("raw_logprobs", ())),
+        StopReason(conversation["reason"]),
+        conversation["failed"] and tuple(conversation["failed"]),
+        routes=conversation["routes"] and _from_text(*conversation["routes"]),
+        versions=tuple(conversation.get("versions", ())),
+        raw_logprobs=tuple(conversation.get("raw_logprobs", ())),
       )
     )
-  return Groups(list(saved["examples"]), talks, list(saved["seeds"]), list(saved["steps"]))
+  return Groups(list(saved["examples"]), conversations, list(saved["seeds"]), list(saved["steps"]))
 
 
 def _response(

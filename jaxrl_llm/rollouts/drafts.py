@@ -19,8 +19,8 @@ from jaxtyping import Int16
 from jaxrl_llm.decoding.engine import requests
 from jaxrl_llm.decoding.engine.requests import Engine, Handle, Piece
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.rollouts.cutting import Cutting, cut
-from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job, as_engine_error, reason_of, request_of, turn_seed, with_routes
+from jaxrl_llm.rollouts.cutoff import Cutoff, cut
+from jaxrl_llm.rollouts.jobs import PATIENCE_S, Conversation, Job, as_engine_error, reason_of, request_of, turn_seed, with_routes
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 
@@ -102,7 +102,7 @@ class Drafts:
     self._engine, self.job, self._ended, self._waits = engine, job, ended, waits
     self._lock, self.over = threading.Lock(), threading.Event()
     self._finished: queue.SimpleQueue[Conversation | BaseException] = queue.SimpleQueue()
-    self._cutting = Cutting(len(job.seeds), group_size=job.group_size, enough=job.enough or len(job.examples))
+    self._cutoff = Cutoff(len(job.seeds), group_size=job.group_size, enough=job.enough or len(job.examples))
     self.all = [Draft(i, begun) for i, begun in enumerate(job.begun or [_NEW] * len(job.seeds))]
     self._kept = dict(enumerate(self.all))  # What has not been handed over.
     self._num_to_yield = len(self.all)
@@ -146,7 +146,7 @@ class Drafts:
 
     def note(piece: Piece) -> None:
       draft.flying += len(piece.tokens)
-      bound, handle = self._cutting.bound, draft.handle
+      bound, handle = self._cutoff.bound, draft.handle
       if bound is not None and draft.drawn + draft.flying >= bound and handle is not None:
         handle.abort()
 
@@ -199,11 +199,11 @@ class Drafts:
       Whether it has ended, this way or before.
     """
     with self._lock:
-      bound = self._cutting.bound
+      bound = self._cutoff.bound
       if draft.ended or bound is None or draft.drawn < bound + beyond:
         return draft.ended
       draft.ended = True
-      self._cutting.park(draft.sequence)
+      self._cutoff.park(draft.sequence)
     self.settle()
     self._ended(draft)
     return True
@@ -231,7 +231,7 @@ class Drafts:
     """Notes how a conversation finished, under the lock."""
     draft.ended, draft.done = True, done
     if self.job.enough is not None:
-      self._cutting.end(draft.sequence, draft.drawn)
+      self._cutoff.end(draft.sequence, draft.drawn)
       return
     # Nothing is cut, and looking at all others each time would take a tenth of a batch's time.
     del self._kept[draft.sequence]
@@ -248,17 +248,17 @@ class Drafts:
     with self._lock:
       if self.over.is_set():
         return
-      bound = self._cutting.bound
+      bound = self._cutoff.bound
       for draft in self.all:
         if draft.ended or bound is None:
           continue
         if not draft.is_open and draft.drawn > bound and not self._waits:
           draft.ended = True  # Whatever the environment replies.
-          self._cutting.park(draft.sequence)
+          self._cutoff.park(draft.sequence)
           parked.append(draft)
         elif draft.handle is not None and draft.flying and draft.drawn + draft.flying >= bound:
           late.append(draft.handle)
-      certain, is_decided = self._cutting.certain([draft.drawn + draft.flying for draft in self.all]), self._cutting.is_decided
+      certain, is_decided = self._cutoff.certain([draft.drawn + draft.flying for draft in self.all]), self._cutoff.is_decided
       for draft in list(self._kept.values()):
         is_whole = draft.done is not None and draft.drawn <= certain
         if is_whole or is_decided:

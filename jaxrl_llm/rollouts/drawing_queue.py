@@ -29,8 +29,8 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineLimits, Handle, Piece, Pulse, Pulsing, ReplayLost, Request
-from jaxrl_llm.rollouts.gathering import Gathered
-from jaxrl_llm.rollouts.playing import Job, PlayFn, Playing, as_engine_error, turn_seed
+from jaxrl_llm.rollouts.arrivals import Gathered
+from jaxrl_llm.rollouts.jobs import Job, PlayFn, Playing, as_engine_error, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch, Schedule, TurnVersions, versions_of
 from jaxrl_llm.types import Params
 
@@ -134,10 +134,10 @@ class DrawingQueue:
     noted, _ = self._open.pop((step, draw))
     if self.waits:
       return gathered
-    turns = [noted.turns_of(talk.sequence) for talk in gathered.played]
+    turns = [noted.turns_of(conversation.sequence) for conversation in gathered.played]
     self.schedule.note(step, draw, gathered.played, turns)
     played = zip(gathered.played, turns, strict=True)
-    return gathered._replace(played=[talk._replace(versions=versions_of(talk, own)) for talk, own in played])
+    return gathered._replace(played=[conversation._replace(versions=versions_of(conversation, own)) for conversation, own in played])
 
   def _wait_for_parts(self, between: Callable[[], None]) -> None:
     """Waits until the present weights have drawn what they drew in the run that is repeated."""

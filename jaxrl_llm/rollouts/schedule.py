@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rollouts.playing import Conversation, turn_seed
+from jaxrl_llm.rollouts.jobs import Conversation, turn_seed
 
 FILE = "schedule.jsonl"
 
@@ -64,21 +64,21 @@ def checksum_of(settings: Mapping[str, Any]) -> str:
 def checksum_of_tokens(played: Sequence[Conversation]) -> int:
   """Returns a checksum of the tokens of conversations, in the order of their sequences."""
   total = 0
-  for talk in sorted(played, key=lambda talk: talk.sequence):
-    total = zlib.crc32(np.array([len(talk.tokens), *talk.tokens], "<i4").tobytes(), total)
+  for conversation in sorted(played, key=lambda conversation: conversation.sequence):
+    total = zlib.crc32(np.array([len(conversation.tokens), *conversation.tokens], "<i4").tobytes(), total)
   return total
 
 
-def versions_of(talk: Conversation, turns: Sequence[TurnVersions]) -> list[int]:
+def versions_of(conversation: Conversation, turns: Sequence[TurnVersions]) -> list[int]:
   """Returns the version of the weights that drew each token, -1 for replies.
 
   Example:
-    >>> talk = Conversation(0, (), (5, 6, 7), (-1.0,) * 3, (True, False, True), (), 0)
-    >>> versions_of(talk, [((2, 1),), ((3, 1),)])
+    >>> conversation = Conversation(0, (), (5, 6, 7), (-1.0,) * 3, (True, False, True), (), 0)
+    >>> versions_of(conversation, [((2, 1),), ((3, 1),)])
     [2, -1, 3]
   """
   drawn = iter([version for turn in turns for version, count in turn for _ in range(count)])
-  return [next(drawn, -1) if own else -1 for own in talk.written]
+  return [next(drawn, -1) if own else -1 for own in conversation.written]
 
 
 def to_line(batch: Batch) -> str:

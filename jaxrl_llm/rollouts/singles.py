@@ -6,7 +6,7 @@ from functools import partial
 
 from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.rollouts.drafts import Draft, Drafts
-from jaxrl_llm.rollouts.playing import Conversation, Job
+from jaxrl_llm.rollouts.jobs import Conversation, Job
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Tokenizer
 

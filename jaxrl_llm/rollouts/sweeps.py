@@ -12,10 +12,11 @@ import numpy as np
 
 from jaxrl_llm.decoding.sampler import Requests, SampleFn, no_partial
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, take_turn, turn_requests
-from jaxrl_llm.rollouts.gathering import Gathered
-from jaxrl_llm.rollouts.playing import Conversation, Job, PlayFn, Playing
+from jaxrl_llm.rollouts.arrivals import Gathered
+from jaxrl_llm.rollouts.jobs import Conversation, Job, PlayFn, Playing
 from jaxrl_llm.rollouts.rollout import dispatch
+from jaxrl_llm.rollouts.rounds import begin_conversations, take_turn, turn_requests
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import Params, Rollouts, StopReason
 
@@ -35,27 +36,27 @@ class Sweeps:
   def __init__(
     self, params: Params, job: Job, *, sample: SampleFn, tokenizer: Tokenizer, rules: Rules | None, **placing: Any
   ):
-    self._tokenizer, self._rules, self._talks, self._ask = tokenizer, rules, None, None
+    self._tokenizer, self._rules, self._conversations, self._ask = tokenizer, rules, None, None
     ask = partial(dispatch, sample, params, job.examples, job.key, tokenizer=tokenizer, **placing)
     if rules is None:
       self._drawn = ask(requests=None if job.enough is None else continued(job))
     else:
       self._ask = ask  # It holds the weights, which are freed otherwise.
-      self._talks = begin_conversations(job.examples, rules, group_size=job.group_size, max_new_tokens=job.draws.max_new_tokens)
-      self._drawn = ask(requests=turn_requests(self._talks, rules))
+      self._conversations = begin_conversations(job.examples, rules, group_size=job.group_size, max_new_tokens=job.draws.max_new_tokens)
+      self._drawn = ask(requests=turn_requests(self._conversations, rules))
 
   def __iter__(self) -> Iterator[list[Conversation]]:
     """Yields the batch, and before that an empty list for each further turn of conversations."""
     drawn = hosts.to_host(self._drawn)
-    if self._talks is None:
+    if self._conversations is None:
       yield _responses(drawn, self._tokenizer)
       return
-    while len((talks := take_turn(self._talks, drawn, self._rules, self._tokenizer)).unfinished):
-      self._talks, self._drawn = talks, self._ask(requests=turn_requests(talks, self._rules))
+    while len((conversations := take_turn(self._conversations, drawn, self._rules, self._tokenizer)).unfinished):
+      self._conversations, self._drawn = conversations, self._ask(requests=turn_requests(conversations, self._rules))
       yield []
       drawn = hosts.to_host(self._drawn)
     prompts = _prompts(drawn)
-    yield [talk._replace(prompt=prompts[i], routes=_routes(drawn, i)) for i, talk in enumerate(talks.finished())]
+    yield [conversation._replace(prompt=prompts[i], routes=_routes(drawn, i)) for i, conversation in enumerate(conversations.finished())]
 
   def wait(self) -> None:
     """Returns at once: new weights need not wait for what was dispatched with others."""
@@ -123,13 +124,14 @@ def continued(job: Job) -> Requests:
   They have the same shapes in every step.
   """
   partial = no_partial(len(job.seeds), job.draws.max_new_tokens, job.draws.routes)
-  for row, talk in enumerate(job.begun):
-    size = partial.lengths[row] = len(talk.tokens)
-    partial.reasons[row] = talk.reason
+  for row, conversation in enumerate(job.begun):
+    size = partial.lengths[row] = len(conversation.tokens)
+    partial.reasons[row] = conversation.reason
     for name in ("tokens", "logprobs", "raw_logprobs"):
-      getattr(partial, name)[row, :size] = getattr(talk, name)
+      getattr(partial, name)[row, :size] = getattr(conversation, name)
     if partial.routing is not None and size:
-      own = talk.routes[max(len(talk.prompt) - 1, 0) :][:size]  # Of the token before each one.
+      # Those of the token before each one.
+      own = conversation.routes[max(len(conversation.prompt) - 1, 0) :][:size]
       partial.routing[row, : len(own)] = own
   return Requests(partial=partial, enough_groups=np.int32(job.enough))
 

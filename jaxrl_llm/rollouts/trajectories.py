@@ -97,9 +97,9 @@ def steps_of(
 
   Example:
     >>> from jaxrl_llm.text_types import Turn
-    >>> talk = Completion("#6", (), 8, True, (Turn("<<2*3=", "6>>", 0.5, 5), Turn("#6", "", 0.0, 11)))
-    >>> turns = WeightedReward("tool", None, 0.5, steps=lambda talk, example: [(turn.end, turn.reward) for turn in talk.turns])
-    >>> steps_of(talk, {}, [1.0, 0.5], terms=[WeightedReward("right", None), turns], last=11)
+    >>> conversation = Completion("#6", (), 8, True, (Turn("<<2*3=", "6>>", 0.5, 5), Turn("#6", "", 0.0, 11)))
+    >>> turns = WeightedReward("tool", None, 0.5, steps=lambda response, example: [(turn.end, turn.reward) for turn in response.turns])
+    >>> steps_of(conversation, {}, [1.0, 0.5], terms=[WeightedReward("right", None), turns], last=11)
     {5: 0.25, 11: 1.0}
   """
   steps, whole = {turn.end: 0.0 for turn in completion.turns}, 0.0

@@ -22,10 +22,10 @@ from typing import Any
 
 from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.rollouts.conversations import Rules, after_turn, checked, raised, timed_out
 from jaxrl_llm.rollouts.drafts import Draft, Drafts
 from jaxrl_llm.rollouts.environments import Reply
-from jaxrl_llm.rollouts.playing import PATIENCE_S, Conversation, Job
+from jaxrl_llm.rollouts.jobs import PATIENCE_S, Conversation, Job
+from jaxrl_llm.rollouts.rules import Rules, after_turn, checked, raised, timed_out
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import StopReason
@@ -35,7 +35,7 @@ _QUICK_S = 2e-2
 
 
 @dataclass(eq=False)
-class _Talk:
+class _Conversation:
   """A conversation in progress, with its environment.
 
   Attributes:
@@ -59,7 +59,7 @@ class _Talk:
   holds: bool = False
 
 
-class Talks:
+class Turns:
   """A batch of conversations that are being played: a `Playing`, begun at once.
 
   Args:
@@ -72,35 +72,35 @@ class Talks:
   def __init__(self, engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer):
     self._job, self._rules, self._tokenizer = job, rules, tokenizer
     self._lock = threading.Lock()
-    self._drawn: queue.SimpleQueue[tuple[_Talk, Future | None] | None] = queue.SimpleQueue()
+    self._drawn: queue.SimpleQueue[tuple[_Conversation, Future | None] | None] = queue.SimpleQueue()
     # With a limit on its steps, none of this batch may still run beside those of the next one.
     waits = rules.environment.concurrency is not None
-    self._drafts = Drafts(engine, job, ended=lambda draft: self._make_room(self._talks[draft.sequence]), waits=waits)
-    self._talks = [_Talk(draft, job.examples[draft.sequence // job.group_size]) for draft in self._drafts.all]
+    self._drafts = Drafts(engine, job, ended=lambda draft: self._make_room(self._conversations[draft.sequence]), waits=waits)
+    self._conversations = [_Conversation(draft, job.examples[draft.sequence // job.group_size]) for draft in self._drafts.all]
     prompts = [prompt_ids(example, tokenizer) for example in job.examples]
-    for talk in self._talks:
-      talk.draft.prompt = prompts[talk.draft.sequence // job.group_size]
-      self._go_on(talk, talk.draft.begun)
-      if not talk.draft.ended and not talk.repeats:
-        talk.state = rules.environment.reset(talk.example)
-    self._waiting = deque(self._talks)
+    for conversation in self._conversations:
+      conversation.draft.prompt = prompts[conversation.draft.sequence // job.group_size]
+      self._go_on(conversation, conversation.draft.begun)
+      if not conversation.draft.ended and not conversation.repeats:
+        conversation.state = rules.environment.reset(conversation.example)
+    self._waiting = deque(self._conversations)
     # One thread is enough while steps are quick: more would only take turns.
-    self._num_spare = min(rules.num_threads, len(self._talks)) - 1
+    self._num_spare = min(rules.num_threads, len(self._conversations)) - 1
     self._start(self._work)
     self._start(self._watch)
     try:
-      for _ in range(job.at_once or len(self._talks)):
+      for _ in range(job.at_once or len(self._conversations)):
         self._begin()
     except Exception as error:
       self._drafts.fail(error)
 
-  def _go_on(self, talk: _Talk, begun: Conversation) -> None:
+  def _go_on(self, conversation: _Conversation, begun: Conversation) -> None:
     """Takes up a conversation where an earlier step has left it."""
-    draft, talk.repeats = talk.draft, bool(begun.turns)
+    draft, conversation.repeats = conversation.draft, bool(begun.turns)
     draft.tokens, draft.logprobs, draft.written, draft.turns = map(list, (begun.tokens, begun.logprobs, begun.written, begun.turns))
     is_read = [i for i, own in enumerate(draft.written) if not own]
     # After a turn's last token comes its reply, however short.
-    talk.opened = max([0, *(i + 1 for i in is_read[-1:]), *(turn.end + 1 for turn in draft.turns[-1:])])
+    conversation.opened = max([0, *(i + 1 for i in is_read[-1:]), *(turn.end + 1 for turn in draft.turns[-1:])])
 
   def __iter__(self) -> Iterator[list[Conversation]]:
     return iter(self._drafts)
@@ -127,42 +127,42 @@ class Talks:
     """Asks for the first turn of the next conversation, if there is one that needs a turn."""
     while True:
       with self._lock:
-        talk = self._waiting.popleft() if self._waiting else None
-      if talk is None:
+        conversation = self._waiting.popleft() if self._waiting else None
+      if conversation is None:
         return
-      if talk.draft.ended or (not talk.repeats and self._drafts.park(talk.draft)):
+      if conversation.draft.ended or (not conversation.repeats and self._drafts.park(conversation.draft)):
         continue
-      talk.holds = True
-      if talk.repeats:
-        self._drawn.put((talk, None))
+      conversation.holds = True
+      if conversation.repeats:
+        self._drawn.put((conversation, None))
       else:
-        self._ask(talk)
+        self._ask(conversation)
       return
 
-  def _make_room(self, talk: _Talk) -> None:
+  def _make_room(self, conversation: _Conversation) -> None:
     """Begins another conversation in place of one that needs no row for now, once."""
     with self._lock:
-      held, talk.holds = talk.holds, False
+      held, conversation.holds = conversation.holds, False
     if held:
       self._begin()
 
-  def _ask(self, talk: _Talk) -> None:
+  def _ask(self, conversation: _Conversation) -> None:
     """Asks for the rest of the current turn."""
-    size, most = len(talk.draft.tokens), self._rules.max_turn_tokens
-    room, own = self._job.draws.max_new_tokens - size, size - talk.opened
-    handle = self._drafts.ask(talk.draft, room if most is None else min(room, most - own), own=own)
+    size, most = len(conversation.draft.tokens), self._rules.max_turn_tokens
+    room, own = self._job.draws.max_new_tokens - size, size - conversation.opened
+    handle = self._drafts.ask(conversation.draft, room if most is None else min(room, most - own), own=own)
     if handle is not None:
       # Called in the engine's thread, which must not be held up.
-      handle.completion.add_done_callback(lambda future: self._drawn.put((talk, future)))
+      handle.completion.add_done_callback(lambda future: self._drawn.put((conversation, future)))
 
   def _work(self) -> None:
     """Continues conversations whose turns are drawn."""
     while (item := self._drawn.get()) is not None:
-      talk, future = item
-      if talk.draft.ended:
+      conversation, future = item
+      if conversation.draft.ended:
         continue
       try:
-        is_late = self._repeat(talk) if future is None else self._continue(talk, future)
+        is_late = self._repeat(conversation) if future is None else self._continue(conversation, future)
       # Any failure must wake the caller.
       except BaseException as error:
         self._drafts.fail(error)
@@ -171,28 +171,28 @@ class Talks:
         return  # Another thread has replaced this one.
     self._drawn.put(None)  # Each thread passes it on.
 
-  def _step(self, talk: _Talk, step: Callable[[], tuple[Any, Reply]]) -> tuple[Reply, tuple[str, str] | None] | None:
+  def _step(self, conversation: _Conversation, step: Callable[[], tuple[Any, Reply]]) -> tuple[Reply, tuple[str, str] | None] | None:
     """Lets the environment reply; returns None if it exceeded its timeout."""
-    talk.began = began = time.monotonic()
+    conversation.began = began = time.monotonic()
     reply, trouble = Reply(), None
     try:
       state, reply = step()
       reply, trouble = checked(reply)
     # Environments are foreign code: any exception fails only their own sample.
     except Exception as error:
-      state, reply, trouble = talk.state, Reply(), raised(error)
+      state, reply, trouble = conversation.state, Reply(), raised(error)
     with self._lock:
-      if talk.began != began:
+      if conversation.began != began:
         return None
-      talk.began, talk.state = None, state
+      conversation.began, conversation.state = None, state
     if self._num_spare and time.monotonic() - began > _QUICK_S:
       self._join_in()
     return reply, trouble
 
-  def _repeat(self, talk: _Talk) -> bool:
+  def _repeat(self, conversation: _Conversation) -> bool:
     """Puts an environment where the turns so far have left it; returns whether it was late."""
-    draft, environment, start = talk.draft, self._rules.environment, 0
-    stepped = self._step(talk, lambda: (environment.reset(talk.example), Reply()))
+    draft, environment, start = conversation.draft, self._rules.environment, 0
+    stepped = self._step(conversation, lambda: (environment.reset(conversation.example), Reply()))
     for number, turn in enumerate(draft.turns):
       if stepped is None:
         return True
@@ -201,35 +201,36 @@ class Talks:
       while not draft.written[start]:
         start += 1
       ids = tuple(draft.tokens[start : turn.end + 1])
-      stepped = self._step(talk, lambda ids=ids, text=turn.text: environment.step(talk.state, Completion(text, ids, len(ids), True)))
+      said = Completion(turn.text, ids, len(ids), True)
+      stepped = self._step(conversation, lambda said=said: environment.step(conversation.state, said))
       start = turn.end + 1
       if stepped is not None and stepped[1] is None and not _is_same(stepped[0], turn):
         line = f"asked again, it replied to turn {number + 1} in another way: {one_line(repr(stepped[0].text))[:80]}"
         stepped = Reply(), ("rewritten", f"the environment: {line}")
     if stepped is None:
       return True
-    talk.repeats, draft.failed = False, stepped[1]
+    conversation.repeats, draft.failed = False, stepped[1]
     if draft.failed is not None:
       self._drafts.end(draft, StopReason.ABORTED)
     else:
-      self._ask(talk)
+      self._ask(conversation)
     return False
 
-  def _continue(self, talk: _Talk, future: Future) -> bool:
+  def _continue(self, conversation: _Conversation, future: Future) -> bool:
     """Takes a turn; returns whether the environment exceeded its timeout."""
-    draft, draws, rules = talk.draft, self._job.draws, self._rules
+    draft, draws, rules = conversation.draft, self._job.draws, self._rules
     reason = self._drafts.take(draft, future)
     if reason is None:
       return False
     if reason == StopReason.ABORTED:
       self._drafts.end(draft, reason)
       return False
-    ids = tuple(draft.tokens[talk.opened :])
+    ids = tuple(draft.tokens[conversation.opened :])
     said = Completion(self._tokenizer.decode(ids), ids, len(ids), reason != StopReason.LENGTH)
     reply = Reply()
-    talk.said = said.text
+    conversation.said = said.text
     if said.stopped:
-      stepped = self._step(talk, lambda: rules.environment.step(talk.state, said))
+      stepped = self._step(conversation, lambda: rules.environment.step(conversation.state, said))
       if stepped is None:
         return True
       if draft.ended:
@@ -244,8 +245,8 @@ class Talks:
       self._drafts.end(draft, follows)
     else:
       draft.append(follows)
-      talk.opened = len(draft.tokens)
-      self._ask(talk)
+      conversation.opened = len(draft.tokens)
+      self._ask(conversation)
     return False
 
   def _watch(self) -> None:
@@ -256,32 +257,32 @@ class Talks:
     """
     try:
       while not self._drafts.over.wait(min(PATIENCE_S, self._rules.timeout_s / 4)):
-        for talk in self._talks:
-          began = talk.began
+        for conversation in self._conversations:
+          began = conversation.began
           if began is not None:
-            self._check(talk, began)
+            self._check(conversation, began)
         self._drafts.settle()  # What has begun just as the bound became known.
     except BaseException as error:
       self._drafts.fail(error)
     self._drawn.put(None)
 
-  def _check(self, talk: _Talk, began: float) -> None:
+  def _check(self, conversation: _Conversation, began: float) -> None:
     """Gives up a conversation if its environment has not replied for so long that it is late."""
     seconds = time.monotonic() - began
     if seconds > _QUICK_S:
       self._join_in()
     if seconds > PATIENCE_S:
-      self._make_room(talk)
+      self._make_room(conversation)
     if seconds <= self._rules.timeout_s:
       return
     with self._lock:
-      if talk.began != began:
+      if conversation.began != began:
         return
-      talk.began = None
+      conversation.began = None
     self._start(self._work)
-    draft = talk.draft
-    if not talk.repeats:
-      draft.turns.append(Turn(talk.said, "", 0.0, len(draft.tokens) - 1))
+    draft = conversation.draft
+    if not conversation.repeats:
+      draft.turns.append(Turn(conversation.said, "", 0.0, len(draft.tokens) - 1))
     draft.failed = timed_out(self._rules.timeout_s)
     self._drafts.end(draft, StopReason.ABORTED)
 

@@ -19,8 +19,8 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rollouts import carried
-from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
-from jaxrl_llm.rollouts.playing import Draws, Job
+from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
+from jaxrl_llm.rollouts.jobs import Draws, Job
 from jaxrl_llm.rollouts.sweeps import Sweeps, continued
 from jaxrl_llm.types import StopReason
 from jaxrl_llm.workdir.metrics import reproducible
@@ -58,7 +58,7 @@ def steps_of(name: str, num_steps: int):
   for step in range(num_steps):
     examples = [{"prompt": str(next(new))} for _ in range(LEARNED + SPARE - len(groups.examples))]
     groups = carried.join(groups, examples, [0] * GROUP * len(examples), step=step)
-    job = Job(groups.examples, GROUP, groups.seeds, "", draws, key=jax.random.key(step), begun=groups.talks, enough=LEARNED)
+    job = Job(groups.examples, GROUP, groups.seeds, "", draws, key=jax.random.key(step), begun=groups.conversations, enough=LEARNED)
     gathered = wait_for(Sweeps(params, job, sample=sample, tokenizer=TOKENIZER, rules=None, **placing), job)
     drawn, _ = drawn_of(gathered, job, TOKENIZER, np.arange(len(job.seeds)), prompt_buckets=(6,))
     learned, kept = carried.take(groups, gathered.played, num_groups=LEARNED)
@@ -78,7 +78,7 @@ def test_nothing_is_cut_dropped_or_learned_from_twice(name):
     learned_from += names
     metrics = carried.metrics(groups, played, learned, step=step)
     ages.append(metrics["rollout/max_age"])
-    lengths, before = rollouts.mask[learned].sum(axis=1), np.array([len(groups.talks[row].tokens) for row in learned])
+    lengths, before = rollouts.mask[learned].sum(axis=1), np.array([len(groups.conversations[row].tokens) for row in learned])
     assert metrics["rollout/carried_groups"] == sum(groups.steps[row // GROUP] < step for row in learned[::GROUP])
     assert metrics["rollout/carried_tokens"] == pytest.approx(before.sum() / lengths.sum())
     num_continued += int(np.sum((before > 0) & (before < lengths)))
@@ -86,7 +86,7 @@ def test_nothing_is_cut_dropped_or_learned_from_twice(name):
     last = rollouts.tokens[learned, lengths - 1]
     assert np.all(np.isin(last, STOPS) | (lengths == BUDGET))
     assert np.all(rollouts.reasons[learned] != StopReason.UNFINISHED)
-    for row, talk in enumerate(groups.talks):
+    for row, talk in enumerate(groups.conversations):
       for field in ("tokens", "logprobs"):
         np.testing.assert_array_equal(getattr(rollouts, field)[row, : len(talk.tokens)], getattr(talk, field))
     # One policy drew all parts, so the log-probabilities are those of the whole response under it.
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_an_earlier_version_is_continued():
   rows = [{"reason": int(StopReason.UNFINISHED), **row}, {"reason": int(StopReason.TOKEN), **row}]
   groups = carried.from_json({"examples": [{"prompt": "1"}], "sequences": rows, "steps": [4]})
   assert groups.examples == [{"prompt": "1"}] and groups.steps == [4] and len(groups.seeds) == 2
-  job = Job(groups.examples, 2, groups.seeds, "", Draws(4, 4, routes=(1, 2)), begun=groups.talks, enough=1)
+  job = Job(groups.examples, 2, groups.seeds, "", Draws(4, 4, routes=(1, 2)), begun=groups.conversations, enough=1)
   partial, enough = continued(job).partial, continued(job).enough_groups
   assert partial.lengths.tolist() == [3, 3] and partial.reasons.tolist() == [StopReason.UNFINISHED, StopReason.TOKEN] and enough == 1
   assert partial.tokens[0, :3].tolist() == row["tokens"] and np.array_equal(partial.routing[1, :3], routes)

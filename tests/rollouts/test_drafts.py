@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece
 from jaxrl_llm.rollouts.drafts import Drafts
-from jaxrl_llm.rollouts.playing import Conversation, Draws, EngineError, Job
+from jaxrl_llm.rollouts.jobs import Conversation, Draws, EngineError, Job
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 

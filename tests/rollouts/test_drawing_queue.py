@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Request
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
-from jaxrl_llm.rollouts.playing import Draws, Job, turn_seed
+from jaxrl_llm.rollouts.jobs import Draws, Job, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch
 
 

@@ -9,9 +9,9 @@ import pytest
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, ReplayLost, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rollouts import schedule
+from jaxrl_llm.rollouts.arrivals import wait_for
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
-from jaxrl_llm.rollouts.gathering import wait_for
-from jaxrl_llm.rollouts.playing import Conversation, Draws, Job, turn_seed
+from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch, ReplayDiffersError, Schedule
 from jaxrl_llm.rollouts.singles import Singles
 from jaxrl_llm.types import StopReason

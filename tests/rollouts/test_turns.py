@@ -14,15 +14,15 @@ from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rollouts import gathering, playing
-from jaxrl_llm.rollouts.conversations import Rules
+from jaxrl_llm.rollouts import arrivals, jobs
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.rollouts.playing import Conversation, Draws, EngineError, Job
-from jaxrl_llm.rollouts.turns import Talks
+from jaxrl_llm.rollouts.jobs import Conversation, Draws, EngineError, Job
+from jaxrl_llm.rollouts.rules import Rules
+from jaxrl_llm.rollouts.turns import Turns
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
-from tests.rollouts.test_conversations import BUDGET, COUNTING, EXAMPLES, GROUP, STOPS, TOKENIZER, built, logprobs_of
+from tests.rollouts.test_rounds import BUDGET, COUNTING, EXAMPLES, GROUP, STOPS, TOKENIZER, built, logprobs_of
 
 SIZE, CONTEXT, CHUNK, SPANS = GROUP * len(EXAMPLES), 4 + BUDGET, 8, 4
 DRAWS = Draws(BUDGET, 4, stop_ids=STOPS)
@@ -54,11 +54,11 @@ def engine_of():
 
 
 def begin(engine, environment=COUNTING, job=JOB, **rules):
-  return Talks(engine, job, rules=Rules(environment, **({"max_turns": 5} | rules)), tokenizer=TOKENIZER)
+  return Turns(engine, job, rules=Rules(environment, **({"max_turns": 5} | rules)), tokenizer=TOKENIZER)
 
 
 def drawn(talks, job=JOB, **options):
-  return gathering.gather(talks, job, TOKENIZER, prompt_buckets=(4, 8), **options)
+  return arrivals.gather(talks, job, TOKENIZER, prompt_buckets=(4, 8), **options)
 
 
 def test_tokens_and_log_probabilities_are_those_of_the_draw(engine_of):
@@ -110,7 +110,7 @@ def test_seeds_and_turns_tell_draws_apart(engine_of):
   other, _ = drawn(begin(engine_of(), job=(job := JOB._replace(seeds=[*JOB.seeds[:-1], 5]))), job)
   same = [np.array_equal(*rows) for rows in zip(reference.rollouts.tokens, other.rollouts.tokens, strict=True)]
   assert same == [True] * (SIZE - 1) + [False]
-  assert len({playing.turn_seed(seed, turn) for seed in range(50) for turn in range(50)}) == 2500
+  assert len({jobs.turn_seed(seed, turn) for seed in range(50) for turn in range(50)}) == 2500
 
 
 def test_a_slow_environment_holds_up_only_its_own_conversation(engine_of):
@@ -130,7 +130,7 @@ def test_a_slow_environment_holds_up_only_its_own_conversation(engine_of):
       released.set()
   assert len(finished) == SIZE and finished[-1].turns[0].text == slow[0].text
   reference, _ = drawn(begin(engine_of()))
-  result = playing.to_rollouts(finished, EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(4,))[0]
+  result = jobs.to_rollouts(finished, EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(4,))[0]
   assert np.array_equal(result.tokens, reference.rollouts.tokens)
 
 
@@ -263,13 +263,13 @@ def test_rollouts_take_the_prompts_of_their_conversations():
   others = [conversation(i) for i in range(1, 6)]
   failed = conversation(0, prompt=(1, 2, 3, 4, 5), tokens=(), logprobs=(), written=(), turns=(), reason=StopReason.ABORTED)
   failed = failed._replace(failed=("raised", "the harness: gone"))
-  rollouts, responses = playing.to_rollouts([*others[::-1], failed], EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(8, 4))
+  rollouts, responses = jobs.to_rollouts([*others[::-1], failed], EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(8, 4))
   assert rollouts.prompts.shape == (6, 8) and rollouts.prompts[0][rollouts.prompt_mask[0]].tolist() == [1, 2, 3, 4, 5]
   assert rollouts.prompts[3][rollouts.prompt_mask[3]].tolist() == TOKENIZER.encode_prompt("7")
   assert responses[0].failed and rollouts.mask.sum(axis=1).tolist() == [1, 2, 2, 2, 2, 2] and not rollouts.written[0].any()
   for wrong in (others[:4], [*others, conversation(0, logprobs=(1.0,))], [*others, conversation(0, prompt=[1] * 9)]):
     with pytest.raises(ValueError, match="expected"):
-      playing.to_rollouts(wrong, EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(8, 4))
+      jobs.to_rollouts(wrong, EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(8, 4))
 
 
 def test_the_engine_of_a_queue_compiles_nothing_twice():

@@ -8,8 +8,8 @@ import pytest
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.rollouts import carried as carried_lib
-from jaxrl_llm.rollouts import cutting, playing, trajectories, versions
-from jaxrl_llm.rollouts.playing import Conversation, Draws
+from jaxrl_llm.rollouts import cutoff, jobs, trajectories, versions
+from jaxrl_llm.rollouts.jobs import Conversation, Draws
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 from tests.rollouts.test_rollout import TOKENIZER
@@ -27,7 +27,7 @@ def conversation(sequence, drawn_by, written=None):
 
 
 def rollouts_of(*talks):
-  return playing.to_rollouts(talks, EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(4,))[0]
+  return jobs.to_rollouts(talks, EXAMPLES, TOKENIZER, draws=DRAWS, prompt_buckets=(4,))[0]
 
 
 def test_rollouts_keep_the_version_of_each_token_that_the_policy_wrote():
@@ -62,13 +62,13 @@ def test_metrics_count_tokens():
 
 
 def test_a_cut_and_a_checkpoint_keep_versions():
-  talk = cutting.cut(conversation(0, [3, 3, 9, 5], [True, True, False, True]), 2)
+  talk = cutoff.cut(conversation(0, [3, 3, 9, 5], [True, True, False, True]), 2)
   assert list(talk.versions) == [3, 3, 9]
-  groups = carried_lib.join(carried_lib.NO_GROUPS, EXAMPLES, [1], step=4)._replace(talks=[talk])
+  groups = carried_lib.join(carried_lib.NO_GROUPS, EXAMPLES, [1], step=4)._replace(conversations=[talk])
   saved = json.loads(json.dumps(carried_lib.to_json(groups)))
-  assert list(carried_lib.from_json(saved).talks[0].versions) == [3, 3, 9]
+  assert list(carried_lib.from_json(saved).conversations[0].versions) == [3, 3, 9]
   del saved["talks"][0]["versions"]
-  assert not carried_lib.from_json(saved).talks[0].versions
+  assert not carried_lib.from_json(saved).conversations[0].versions
 
 
 def test_the_lag_reaches_the_rows_of_the_update_that_reads_it_and_no_other():

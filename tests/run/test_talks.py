@@ -13,9 +13,9 @@ from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.rollouts.gathering import gather
-from jaxrl_llm.rollouts.playing import EngineError
+from jaxrl_llm.rollouts.jobs import EngineError
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.saved_state import ROLLOUT
 from jaxrl_llm.run.steps import learn

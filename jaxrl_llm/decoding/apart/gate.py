@@ -190,7 +190,7 @@ def knock(
 
   Raises:
     OSError: If nothing listens there.
-    Refused: If the learner does not take it. One line.
+    JoinRefused: If the learner does not take it. One line.
     WireError: If the other side has another secret, or is no learner.
   """
   connection = wire.connect(address, secret, seconds=_HELLO_S)

@@ -61,7 +61,8 @@ class DecodingEngine:
 
   def __init__(
     self, model: Model, programs: EnginePrograms, weights: PyTree, pool: CachePool, limits: EngineLimits, *, slots: int, chunk: int,
-    spans: int, tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", routes: Routes | None = None, records_kept: bool = False,
+    spans: int, tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", routes: Routes | None = None,
+    records_kept: bool = False,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer

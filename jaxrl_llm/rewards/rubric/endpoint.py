@@ -70,7 +70,7 @@ class JudgeRequest:
     """Sends the request and waits for the answer.
 
     Raises:
-      Fault: If there is no answer with a text.
+      EndpointFault: If there is no answer with a text.
     """
     headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
     if self._key is not None:

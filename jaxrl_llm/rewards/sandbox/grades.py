@@ -55,7 +55,7 @@ def grade(
     stop_early: Whether to stop at the first failure.
 
   Raises:
-    Refused: If the sandbox could not run the program, so that nothing is known.
+    ProgramRefused: If the sandbox could not run the program, so that nothing is known.
     ValueError: If there are no tests.
   """
   failures_of = {StdioTests: _stdio_failures, CallTests: _call_failures, AssertTests: _assert_failures}[type(tests)]
@@ -128,7 +128,7 @@ def _run(run_programs: Callable[..., Execution], *programs: Program, sandbox: Sa
   """Runs programs in the remaining time.
 
   Raises:
-    Refused: If the sandbox could not run them.
+    ProgramRefused: If the sandbox could not run them.
   """
   limits = sandbox.limits._replace(timeout_s=max(0.1, min(deadline - time.monotonic(), sandbox.limits.timeout_s)))
   execution = run_programs(*programs, sandbox._replace(limits=limits))
@@ -195,8 +195,9 @@ def code_tests(
     url: Address of the service, for `sandbox_fusion` and `piston`.
 
   Returns:
-    The reward function. `read_tests` describes the examples. It raises `ProgramRefused` if the sandbox
-    does not run the program: the reward is then unknown, and the sample must not be learned from.
+    The reward function. `read_tests` describes the examples. It raises `ProgramRefused` if the
+    sandbox does not run the program: the reward is then unknown, and the sample must not be learned
+    from.
 
   Raises:
     ValueError: If a limit is out of range, or the back end does not work on this machine. One line,

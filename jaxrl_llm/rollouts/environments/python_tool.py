@@ -25,8 +25,8 @@ def python_tool(
 ) -> Environment:
   """Makes a tool that runs the policy's programs, each in a fresh sandbox, and shows their output.
 
-  A turn without a program ends the conversation. `step` raises `ProgramRefused` if the sandbox does not
-  run a program. The result is then unknown, and nothing should be learned from the sample.
+  A turn without a program ends the conversation. `step` raises `ProgramRefused` if the sandbox does
+  not run a program. The result is then unknown, and nothing should be learned from the sample.
 
   Args:
     backend: Backend that runs the programs, one of `sandbox.BACKENDS` or `auto`. There is no

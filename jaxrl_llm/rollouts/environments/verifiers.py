@@ -54,14 +54,14 @@ def verifiers(
   text = json.dumps(json_object(settings or "{}"), sort_keys=True)
 
   def problems(seeds: Sequence[int]) -> list[dict[str, Any]]:
-    from jaxrl_llm.rollouts.environments.hub.opening import openings
+    from jaxrl_llm.rollouts.environments.hub.problems import openings
 
     teach = None if teacher is None else load(teacher, where=f"environment.teacher {teacher!r}")
     return openings(name, harness, text, seeds, timeout_s=timeout_s, teach=teach, num_lessons=lessons or 1)
 
   def player(rules: Any, tokenizer: Any) -> Callable[..., Any]:
+    from jaxrl_llm.rollouts.environments.hub.episodes import Episodes
     from jaxrl_llm.rollouts.environments.hub.hub import open_hub
-    from jaxrl_llm.rollouts.environments.hub.playing import Episodes
 
     def play(engine: Any, job: Any) -> Any:
       options = dict(timeout_s=timeout_s, at_once=min(sessions or job.at_once, job.at_once) if job.at_once else sessions)

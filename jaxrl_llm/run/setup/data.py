@@ -14,8 +14,8 @@ from jaxrl_llm.config.outliers import NO_LIMITS, SizeLimits
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rollouts import environments
-from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import Environment
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.tasks import Task, prompt_template
 from jaxrl_llm.tasks.files.storage import IMAGES
 from jaxrl_llm.tasks.image_prompts import image_tokens

@@ -15,15 +15,15 @@ from jaxrl_llm.learner.programs import Programs, pictures_at_once, records_route
 from jaxrl_llm.models import ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.rollouts import rollout
-from jaxrl_llm.rollouts.conversations import Rules
+from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.gallery import Gallery
-from jaxrl_llm.rollouts.gathering import gather
-from jaxrl_llm.rollouts.playing import Draws, Job, PlayFn, salt_of, sequence_seeds
+from jaxrl_llm.rollouts.jobs import Draws, Job, PlayFn, salt_of, sequence_seeds
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes, make_samplers, room_in_prompts
 from jaxrl_llm.rollouts.singles import Singles
 from jaxrl_llm.rollouts.sweeps import SweepQueue, Sweeps
-from jaxrl_llm.rollouts.turns import Talks
+from jaxrl_llm.rollouts.turns import Turns
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer
@@ -245,7 +245,7 @@ def player_of(rules: Rules | None, tokenizer: Tokenizer) -> PlayFn:
   if rules is None:
     return partial(Singles, tokenizer=tokenizer)
   if rules.environment.player is None:
-    return partial(Talks, rules=rules, tokenizer=tokenizer)
+    return partial(Turns, rules=rules, tokenizer=tokenizer)
   return rules.environment.player(rules, tokenizer)
 
 

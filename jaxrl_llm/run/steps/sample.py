@@ -11,8 +11,8 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.evaluation import held_out, write_samples
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import carried, dynamic_sampling, rollout, versions
-from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
-from jaxrl_llm.rollouts.playing import Job, sequence_seeds
+from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
+from jaxrl_llm.rollouts.jobs import Job, sequence_seeds
 from jaxrl_llm.rollouts.weight_sync import check_version
 from jaxrl_llm.run.setup.saved_state import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.run.setup.start import Run
@@ -84,7 +84,7 @@ def launch(run: Run, step: int, *, draw: int = 0) -> InFlight:
     new = [next(run.prompts)[0] for _ in range(section.num_prompts + section.spare_prompts - len(run.carried.examples))]
     groups = carried.join(run.carried, new, sequence_seeds(key, len(new) * section.group_size), step=step)
     job = drawing.train.job(groups.examples, key)
-    job = job._replace(seeds=groups.seeds, begun=groups.talks, enough=section.num_prompts)
+    job = job._replace(seeds=groups.seeds, begun=groups.conversations, enough=section.num_prompts)
   else:
     groups, job = None, drawing.train.job(next(run.prompts), key)
   drawing.queue.begin(drawing.train.play, job, step, draw)

@@ -13,8 +13,8 @@ from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.rubric import Judge
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import rollout, trajectories
-from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
-from jaxrl_llm.rollouts.playing import Conversation, Draws, Job
+from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
+from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job
 from jaxrl_llm.run.steps import learn as learn_lib
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.types import StopReason

@@ -272,7 +272,7 @@ def change_program(monkeypatch, tmp_path, old, new):
 # A child that was forked keeps the pipes open, so that they do not tell of the death of its parent.
 OTHER_POOL = f"""
 import os, sys
-from jaxrl_llm.rewards.workers import Function, Job, open_pool, process
+from jaxrl_llm.rewards.workers import Function, WorkerJob, open_pool, process
 from jaxrl_llm.text_types import Completion
 process._PROGRAM = sys.argv[1]
 with open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600) as pool:
@@ -280,7 +280,7 @@ with open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600) 
     sys.stdin.read()
     os._exit(0)
   for deed in ("fork_away", "fine"):
-    print(pool.call([Job("act", Completion(deed, (), 0, True), {{}})])[0], flush=True)
+    print(pool.call([WorkerJob("act", Completion(deed, (), 0, True), {{}})])[0], flush=True)
 """
 
 
@@ -321,12 +321,12 @@ def survivors(pool_pid, pids):
 def test_no_worker_outlives_a_parent_that_becomes_another_program():
   source = f"""
 import os, threading
-from jaxrl_llm.rewards.workers import Function, Job, open_pool
+from jaxrl_llm.rewards.workers import Function, WorkerJob, open_pool
 from jaxrl_llm.text_types import Completion
 pool = open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600)
 threading.Timer(0.3, os.execvp, ("sleep", ["sleep", "600"])).start()  # The worker is busy and reads no jobs.
 print(flush=True)
-pool.call([Job("act", Completion("sleep", (), 0, True), {{}})])
+pool.call([WorkerJob("act", Completion("sleep", (), 0, True), {{}})])
 """
   with subprocess.Popen([sys.executable, "-c", source], env=with_path(), stdout=subprocess.PIPE) as pool:
     try:

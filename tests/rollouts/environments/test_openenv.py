@@ -9,9 +9,9 @@ import websockets.exceptions
 
 from jaxrl_llm.config import check
 from jaxrl_llm.messages import MissingPackageError
-from jaxrl_llm.rollouts import conversations
-from jaxrl_llm.rollouts.conversations import Rules
+from jaxrl_llm.rollouts import rounds
 from jaxrl_llm.rollouts.environments import check_environment, make
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.text_types import Completion
 from tests.rollouts.environments.openenv_server import serving
@@ -114,7 +114,7 @@ def test_a_server_that_misbehaves_costs_one_sample(said, cause, text):
     env = opened(server, reply_timeout_s=limit)
     states = [env.reset({"seed": i}) for i in range(3)]
     rules = Rules(env, timeout_s=limit, num_threads=1)
-    replies = conversations._replies({0: turn(said), 1: turn("1"), 2: turn("2")}, states, rules)
+    replies = rounds._replies({0: turn(said), 1: turn("1"), 2: turn("2")}, states, rules)
     assert [replies[i][0].text for i in (1, 2)] == ["now 2", "now 4"]
     assert replies[0][1][0] == cause and text in replies[0][1][1]
     assert "\n" not in replies[0][1][1]

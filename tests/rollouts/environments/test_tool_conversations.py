@@ -13,11 +13,11 @@ from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, opening_text, split_calls
 from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
-from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.drafts import Drafts
 from jaxrl_llm.rollouts.environments import Environment
-from jaxrl_llm.rollouts.environments.hub.talk import Talk
-from jaxrl_llm.rollouts.playing import Draws, Job
+from jaxrl_llm.rollouts.environments.hub.conversation import ProgramConversation
+from jaxrl_llm.rollouts.jobs import Draws, Job
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.tasks.pipeline import encode_reply
 from tests.pretrained.chats import REPLIES, SOURCES, TOOLS, write_folder
 
@@ -71,7 +71,7 @@ def test_a_conversation_turn_by_turn_is_that_which_the_template_writes_at_once(t
     replies = (REPLIES * 2)[start : start + len(ARGUMENTS)]
     engine = Script([[*tokenizer.encode(text), tokenizer.eos_id] for text in (*(text for _, text in said), "It is that.")])
     drafts = Drafts(engine, Job([{}], 1, [1], "", Draws(100_000, 100_000, stop_ids=tokenizer.stop_ids)))
-    talk = Talk(drafts.all[0], drafts, rules=Rules(Environment(None, None), max_turns=8), tokenizer=tokenizer)
+    talk = ProgramConversation(drafts.all[0], drafts, rules=Rules(Environment(None, None), max_turns=8), tokenizer=tokenizer)
     messages, known, new = list(ASKED), None, len(ASKED)
     for (message, _), arguments, reply in zip(said, ARGUMENTS, replies, strict=True):
       drawn = asyncio.run(talk.draw(messages, TOOLS, known, new, None))

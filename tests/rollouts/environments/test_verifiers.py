@@ -17,10 +17,10 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, split_calls
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.rollouts import carried as carried_lib
-from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.environments import check_environment, make
 from jaxrl_llm.rollouts.environments.hub.names import check_installed
-from jaxrl_llm.rollouts.playing import Draws, Job, to_rollouts, turn_seed
+from jaxrl_llm.rollouts.jobs import Draws, Job, to_rollouts, turn_seed
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.tasks.problem_set import Setup
 from jaxrl_llm.tasks.sets.environment import environment_task
 from jaxrl_llm.types import StopReason
@@ -173,10 +173,10 @@ def test_conversations_that_are_cut_go_on_in_the_next_step(package):
   for step in range(5):
     examples = [next(new) for _ in range(3 - len(carried.examples))]
     groups = carried_lib.join(carried, examples, [7 + row["seed"] for row in examples], step=step)
-    ends = [sum(reference[x["seed"]].written) - sum(talk.written) for x, talk in zip(groups.examples, groups.talks, strict=True)]
-    job = Job(groups.examples, 1, groups.seeds, "salt", draws, None, groups.talks, 1)
+    ends = [sum(reference[x["seed"]].written) - sum(talk.written) for x, talk in zip(groups.examples, groups.conversations, strict=True)]
+    job = Job(groups.examples, 1, groups.seeds, "salt", draws, None, groups.conversations, 1)
     played = sorted((talk for part in player(engine, job) for talk in part), key=lambda talk: talk.sequence)
-    for talk, before, end, example in zip(played, groups.talks, ends, groups.examples, strict=True):
+    for talk, before, end, example in zip(played, groups.conversations, ends, groups.examples, strict=True):
       one = reference[example["seed"]]
       assert sum(talk.written) == sum(before.written) + min(end, min(ends)) and talk.failed is None
       assert talk.tokens == one.tokens[: len(talk.tokens)] and talk.logprobs == one.logprobs[: len(talk.tokens)]
@@ -189,8 +189,8 @@ def test_conversations_that_are_cut_go_on_in_the_next_step(package):
     learned += [groups.examples[i]["seed"] for i in rows_learned]
     carried = carried_lib.from_json(json.loads(json.dumps(carried_lib.to_json(carried))))
   assert len(set(learned)) == 5 and in_midst
-  (talk,) = [talk for talk in carried.talks if talk.turns][:1]
-  at = carried.talks.index(talk)
+  (talk,) = [talk for talk in carried.conversations if talk.turns][:1]
+  at = carried.conversations.index(talk)
   other = talk._replace(sequence=0, tokens=[*talk.tokens[: talk.turns[0].end + 1], 65, *talk.tokens[talk.turns[0].end + 2 :]])
   job = Job([carried.examples[at]], 1, carried.seeds[at : at + 1], "salt", draws, None, [other], 1)
   (talk,) = [talk for part in player(engine, job) for talk in part]

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.rollouts.environments.hub.talk import ProgramTurn, Talk, TurnRefused
+from jaxrl_llm.rollouts.environments.hub.conversation import ProgramConversation, ProgramTurn, TurnRefused
 
 MODEL = "policy"
 
 
-def make_client(talks: Mapping[str, Talk]) -> Any:
+def make_client(conversations: Mapping[str, ProgramConversation]) -> Any:
   """Makes a client of the interception server.
 
   Args:
-    talks: Conversations in progress by the id of their trace.
+    conversations: Conversations in progress by the id of their trace.
   """
   from verifiers.v1.clients import Client
   from verifiers.v1.clients.train import serialize_completion, tool_to_wire
@@ -28,13 +28,13 @@ def make_client(talks: Mapping[str, Talk]) -> Any:
       """Draws one turn; see `Client`."""
       if not isinstance(dialect, ChatDialect) or turn is None:
         raise NotImplementedError(f"the policy answers chat completions, and no {type(dialect).__name__}")
-      if session_id not in talks:
+      if session_id not in conversations:
         raise ProviderError("the conversation is over", status_code=400)
-      talk, before = talks[session_id], turn.previous_renderer_token_ids()
+      conversation, before = conversations[session_id], turn.previous_renderer_token_ids()
       known = None if before is None else [*before[0], *before[1]]
       limit = body.get("max_completion_tokens") or body.get("max_tokens")
       try:
-        drawn = await talk.draw(
+        drawn = await conversation.draw(
           [message_to_wire(message) for message in turn.prompt],
           [tool_to_wire(tool) for tool in turn.tools],
           known,
@@ -43,7 +43,7 @@ def make_client(talks: Mapping[str, Talk]) -> Any:
         )
       except TurnRefused as error:
         raise ProviderError(str(error), status_code=400) from error
-      response = self.response(drawn, len(talk.draft.turns))
+      response = self.response(drawn, len(conversation.draft.turns))
       response.raw = serialize_completion(response, MODEL)
       return response
 

@@ -14,8 +14,8 @@ from typing import Any
 from jaxrl_llm.messages import Problem, one_line
 from jaxrl_llm.rollouts.environments.hub import program
 from jaxrl_llm.rollouts.environments.hub.client import MODEL, make_client
+from jaxrl_llm.rollouts.environments.hub.conversation import ProgramConversation
 from jaxrl_llm.rollouts.environments.hub.names import module_name
-from jaxrl_llm.rollouts.environments.hub.talk import Talk
 
 _BEAT_S = 0.2
 
@@ -29,14 +29,14 @@ class Hub:
     settings: Settings of the environment's config.
 
   Attributes:
-    talks: Conversations in progress by the id of their trace.
+    conversations: Conversations in progress by the id of their trace.
 
   Raises:
     ValueError: If the environment cannot be loaded or served. One line.
   """
 
   def __init__(self, name: str, harness: str | None, settings: Mapping[str, Any]):
-    self.name, self.talks = name, {}
+    self.name, self.conversations = name, {}
     # Whatever fails is counted by cause.
     logging.getLogger("verifiers").setLevel(logging.CRITICAL)
     self.loop, self.beat = asyncio.new_event_loop(), time.monotonic()
@@ -64,7 +64,7 @@ class Hub:
     self.context = ModelContext(MODEL, config)
     async with self.env.serving():
       # The server makes a client for each endpoint's config; this one needs no endpoint.
-      self.env._interception.clients[config.model_dump_json()] = make_client(self.talks)
+      self.env._interception.clients[config.model_dump_json()] = make_client(self.conversations)
       started.set_result(None)
       while not self._closing.is_set():
         self.beat = time.monotonic()
@@ -86,21 +86,21 @@ class Hub:
       self._tasks.append(task)
     return self._tasks[index]
 
-  async def play(self, talk: Talk, index: int, timeout_s: float) -> Any:
+  async def play(self, conversation: ProgramConversation, index: int, timeout_s: float) -> Any:
     """Plays a task to its end. Returns the episode; None if its program was given up."""
 
     def begun(trace: Any) -> None:
-      talk.traces.append(trace)
-      self.talks[trace.id] = talk
+      conversation.traces.append(trace)
+      self.conversations[trace.id] = conversation
 
-    talk.idle_since = time.monotonic()
+    conversation.idle_since = time.monotonic()
     episode = asyncio.create_task(self.env.run_episode(self.task(index), self.context, on_trace=begun))
     try:
       while not episode.done():
         await asyncio.wait({episode}, timeout=min(_BEAT_S, timeout_s / 4))
-        if not talk.draft.is_open and time.monotonic() - talk.idle_since > timeout_s:
-          talk.fail("timeout", f"nothing happened for {timeout_s:g} s")
-        if (talk.draft.failed or talk.broken or talk.draft.ended) and not episode.done():
+        if not conversation.draft.is_open and time.monotonic() - conversation.idle_since > timeout_s:
+          conversation.fail("timeout", f"nothing happened for {timeout_s:g} s")
+        if (conversation.draft.failed or conversation.broken or conversation.draft.ended) and not episode.done():
           episode.cancel()
           await asyncio.wait({episode}, timeout=5)
           return None
@@ -108,8 +108,8 @@ class Hub:
     finally:
       if not episode.done():
         episode.cancel()
-      for trace in talk.traces:
-        self.talks.pop(trace.id, None)
+      for trace in conversation.traces:
+        self.conversations.pop(trace.id, None)
 
   def close(self) -> None:
     """Ends the servers and the loop."""

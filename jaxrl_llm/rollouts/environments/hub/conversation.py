@@ -12,9 +12,9 @@ from jaxrl_llm.decoding.engine import requests
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import Messages, following_ids, opening_ids, split_calls
 from jaxrl_llm.pretrained.tool_calls import ToolCall
-from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.drafts import Draft, Drafts
-from jaxrl_llm.rollouts.playing import stop_reason
+from jaxrl_llm.rollouts.jobs import stop_reason
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.text_types import Tokenizer, Turn
 from jaxrl_llm.types import StopReason
 
@@ -46,7 +46,7 @@ class ProgramTurn(NamedTuple):
   is_bridged: bool
 
 
-class Talk:
+class ProgramConversation:
   """A conversation in progress. All of it belongs to the thread of the event loop.
 
   The program is told the turns of earlier steps again, and must answer as it did.

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from jaxrl_llm.rollouts.playing import Conversation
+from jaxrl_llm.rollouts.jobs import Conversation
 from jaxrl_llm.types import StopReason
 
 _NEVER = np.iinfo(np.int64).max
 
 
-class Cutting:
+class Cutoff:
   """The cut of a batch, as far as it is known. It is not safe for threads by itself.
 
   Args:
@@ -35,12 +35,12 @@ class Cutting:
       not draw more.
 
   Example:
-    >>> cutting = Cutting(2, group_size=1, enough=1)
-    >>> cutting.end(0, 7)
-    >>> cutting.bound, cutting.certain([7, 4]), cutting.is_decided
+    >>> cutoff = Cutoff(2, group_size=1, enough=1)
+    >>> cutoff.end(0, 7)
+    >>> cutoff.bound, cutoff.certain([7, 4]), cutoff.is_decided
     (7, 4, False)
-    >>> cutting.park(1)
-    >>> cutting.certain([7, 9]), cutting.is_decided
+    >>> cutoff.park(1)
+    >>> cutoff.certain([7, 9]), cutoff.is_decided
     (7, True)
   """
 
@@ -77,25 +77,25 @@ class Cutting:
     return int(np.sort(times.reshape(-1, self._group_size).max(axis=1))[self._enough - 1])
 
 
-def cut(talk: Conversation, num_written: int) -> Conversation:
+def cut(conversation: Conversation, num_written: int) -> Conversation:
   """Returns an unfinished conversation of the first tokens that the policy wrote.
 
   The reply to a turn that ends with the last of them is kept.
   """
-  positions = np.flatnonzero(talk.written)
+  positions = np.flatnonzero(conversation.written)
   # It wrote less if the policy failed in the turn that is cut, of which nothing is left.
   num_written = min(num_written, len(positions))
-  size = int(positions[num_written]) if num_written < len(positions) else len(talk.tokens)
+  size = int(positions[num_written]) if num_written < len(positions) else len(conversation.tokens)
   # What was fed behind the last token that was drawn depends on how far the engine ran ahead.
-  fed = len(talk.prompt) + int(positions[num_written - 1]) if num_written else 0
-  return talk._replace(
-    tokens=talk.tokens[:size],
-    logprobs=talk.logprobs[:size],
-    written=talk.written[:size],
-    turns=tuple(turn for turn in talk.turns if turn.end < size),
+  fed = len(conversation.prompt) + int(positions[num_written - 1]) if num_written else 0
+  return conversation._replace(
+    tokens=conversation.tokens[:size],
+    logprobs=conversation.logprobs[:size],
+    written=conversation.written[:size],
+    turns=tuple(turn for turn in conversation.turns if turn.end < size),
     reason=StopReason.UNFINISHED,
     failed=None,
     discarded_tokens=len(positions) - num_written,
-    routes=None if talk.routes is None else talk.routes[:fed],
-    versions=talk.versions[:size],
+    routes=None if conversation.routes is None else conversation.routes[:fed],
+    versions=conversation.versions[:size],
   )

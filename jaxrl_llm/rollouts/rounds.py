@@ -1,15 +1,7 @@
-"""Multi-turn conversations: the policy writes, an environment replies, and the sampler continues.
+"""Conversations in rounds: one call of the sampler draws the next turn of all that have not ended.
 
-A conversation consists of the drawn tokens with the replies' tokens between them. Nothing is
-decoded and encoded again, so the learner reads exactly what the sampler saw. For two turns of a
-calculator, a response's slots hold:
-
-  tokens   < < 4 8 7 * 3 6 = 1 7 5 3 2 > > # 1 7 5 3 2 end
-  written  1 1 1 1 1 1 1 1 1 0 0 0 0 0 0 0 1 1 1 1 1 1 1       1: in loss, advantages, entropy
-  turns                    └ end of turn 1, its reward      └ end of turn 2, its reward
-
-The sampler is called once per turn for all unfinished conversations. It prefills the existing
-tokens and draws more.
+It prefills the existing tokens and draws more. Then each process steps its share of the
+environments, and all get the replies.
 """
 
 import json
@@ -25,32 +17,11 @@ from jaxtyping import Bool, Int
 
 from jaxrl_llm.decoding.sampler import RUNNING, Partial, Requests, no_partial
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.messages import one_line
-from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.rollouts.playing import Conversation
-from jaxrl_llm.tasks.pipeline import encode_reply
+from jaxrl_llm.rollouts.environments import Reply
+from jaxrl_llm.rollouts.jobs import Conversation
+from jaxrl_llm.rollouts.rules import Rules, after_turn, checked, raised, timed_out
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import Rollouts, StopReason
-
-
-class Rules(NamedTuple):
-  """Rules of conversations.
-
-  Attributes:
-    environment: Environment that replies.
-    max_turns: Maximum number of the policy's turns. A conversation that is not done by then counts
-      as truncated.
-    max_turn_tokens: Maximum number of tokens that the policy writes in a turn; None means the rest
-      of the budget.
-    timeout_s: Timeout of a step of the environment, in seconds.
-    num_threads: Number of concurrent steps of the environment.
-  """
-
-  environment: Environment
-  max_turns: int = 4
-  max_turn_tokens: int | None = None
-  timeout_s: float = 30.0
-  num_threads: int = 8
 
 
 class Conversations(NamedTuple):
@@ -73,11 +44,11 @@ class Conversations(NamedTuple):
 
   def finished(self) -> list[Conversation]:
     """Returns the conversations, all of which have ended, without their prompts."""
-    talks, of = [], self.partial
+    conversations, of = [], self.partial
     for i, (size, reason) in enumerate(zip(of.lengths, of.reasons, strict=True)):
       parts = (x[i, :size] for x in (of.tokens, of.logprobs, self.written))
-      talks.append(Conversation(i, (), *parts, self.turns[i], StopReason(int(reason)), self.failed[i]))
-    return talks
+      conversations.append(Conversation(i, (), *parts, self.turns[i], StopReason(int(reason)), self.failed[i]))
+    return conversations
 
   @property
   def unfinished(self) -> Int[np.ndarray, " m"]:
@@ -100,23 +71,23 @@ def begin_conversations(
   )
 
 
-def turn_requests(talks: Conversations, rules: Rules) -> Requests:
+def turn_requests(conversations: Conversations, rules: Rules) -> Requests:
   """Makes the sampler's requests for the next turn, with the same shapes in every turn."""
-  size, budget = talks.partial.tokens.shape
+  size, budget = conversations.partial.tokens.shape
   limits = np.full(size, budget, np.int32)
   if rules.max_turn_tokens is not None:
-    limits = np.minimum(limits, talks.partial.lengths + np.int32(rules.max_turn_tokens))
-  return Requests(limits=limits.astype(np.int32), partial=talks.partial)
+    limits = np.minimum(limits, conversations.partial.lengths + np.int32(rules.max_turn_tokens))
+  return Requests(limits=limits.astype(np.int32), partial=conversations.partial)
 
 
-def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: Tokenizer) -> Conversations:
+def take_turn(conversations: Conversations, drawn: Rollouts, rules: Rules, tokenizer: Tokenizer) -> Conversations:
   """Steps the environment with the turns that the sampler has just drawn.
 
   A conversation ends when the environment says so. It is truncated if a turn or the conversation
   reaches its budget, if the reply leaves no room for another turn, or after `max_turns`.
 
   Args:
-    talks: Conversations before the turn.
+    conversations: Conversations before the turn.
     drawn: Rollouts that the sampler returned for them, on the host.
     rules: Rules of the conversations.
     tokenizer: The task's tokenizer.
@@ -124,15 +95,15 @@ def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: To
   Returns:
     The conversations after the turn.
   """
-  tokens, logprobs, written = np.array(drawn.tokens), np.array(drawn.logprobs), talks.written.copy()
+  tokens, logprobs, written = np.array(drawn.tokens), np.array(drawn.logprobs), conversations.written.copy()
   raw = logprobs.copy() if drawn.raw_logprobs is None else np.array(drawn.raw_logprobs)
-  lengths, reasons = drawn.mask.sum(axis=1).astype(np.int32), talks.partial.reasons.copy()
-  turns, states, failed = list(talks.turns), list(talks.states), list(talks.failed)
+  lengths, reasons = drawn.mask.sum(axis=1).astype(np.int32), conversations.partial.reasons.copy()
+  turns, states, failed = list(conversations.turns), list(conversations.states), list(conversations.failed)
   budget = tokens.shape[1]
 
   said: dict[int, Completion] = {}
-  for i in talks.unfinished.tolist():
-    start = talks.partial.lengths[i]
+  for i in conversations.unfinished.tolist():
+    start = conversations.partial.lengths[i]
     written[i, start : lengths[i]] = True
     ids = tuple(tokens[i, start : lengths[i]].tolist())
     complete = int(drawn.reasons[i]) in (StopReason.TOKEN, StopReason.STRING)
@@ -155,27 +126,6 @@ def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: To
         tokens[i, lengths[i] : end], logprobs[i, lengths[i] : end], raw[i, lengths[i] : end] = follows, 0, 0
         lengths[i] = end
   return Conversations(Partial(tokens, lengths, logprobs, raw, reasons), written, turns, states, failed)
-
-
-def after_turn(
-  reply: Reply, reason: StopReason, rules: Rules, tokenizer: Tokenizer, *, turns: int, length: int, budget: int
-) -> list[int] | StopReason:
-  """Returns the ids that the policy reads behind a turn, or why the conversation has ended.
-
-  Args:
-    reply: The environment's reply to the turn.
-    reason: `TOKEN` or `STRING`, which ended the turn.
-    rules: Rules of the conversation.
-    tokenizer: The task's tokenizer.
-    turns: Number of turns so far.
-    length: Number of tokens so far.
-    budget: Budget of the conversation, in tokens.
-  """
-  if reply.done:
-    return reason
-  is_message = reason == StopReason.TOKEN
-  ids = list(reply.text) if isinstance(reply.text, tuple) else encode_reply(reply.text, tokenizer, is_message=is_message)
-  return StopReason.LENGTH if turns == rules.max_turns or length + len(ids) >= budget else ids
 
 
 def _replies(said: Mapping[int, Completion], states: list[Any], rules: Rules) -> dict[int, tuple[Reply, tuple[str, str] | None]]:
@@ -202,23 +152,6 @@ def _replies(said: Mapping[int, Completion], states: list[Any], rules: Rules) ->
       reply = Reply(tuple(words) if isinstance(words, list) else words, reward, done)
       all_replies[int(i)] = reply, None if trouble is None else tuple(trouble)
   return all_replies
-
-
-def checked(reply: Reply) -> tuple[Reply, tuple[str, str] | None]:
-  """Returns a reply in plain types, or an empty one and how the environment failed."""
-  if not isinstance(reply.reward, int | float | np.number) or not np.isfinite(reply.reward):
-    return Reply(), ("not_finite", f"the environment: found the reward {reply.reward}, expected a finite number")
-  return reply._replace(reward=float(reply.reward), done=bool(reply.done)), None
-
-
-def raised(error: Exception) -> tuple[str, str]:
-  """Returns how an environment failed that raised an error."""
-  return "raised", f"the environment: {one_line(error)}"
-
-
-def timed_out(timeout_s: float) -> tuple[str, str]:
-  """Returns how an environment failed that did not reply in time."""
-  return "timeout", f"the environment: no reply within {timeout_s:g} s"
 
 
 def _in_threads(
@@ -263,18 +196,3 @@ def _in_threads(
           thread.start()
     next((thread.join(0.01) for thread in threads if thread.is_alive()), None)
   return results
-
-
-def metrics(rollouts: Rollouts, completions: Sequence[Completion]) -> dict[str, float]:
-  """Returns metrics of conversations from `converse`; empty for single-turn responses."""
-  if rollouts.written is None:
-    return {}
-  turns = np.array([len(completion.turns) for completion in completions])
-  replies = (rollouts.mask & ~rollouts.written).sum(axis=1)
-  return {
-    "conversation/turns/mean": float(turns.mean()),
-    "conversation/turns/max": float(turns.max()),
-    "conversation/reply_tokens/mean": float(replies.mean()),
-    "conversation/reward/mean": float(np.mean([sum(turn.reward for turn in completion.turns) for completion in completions])),
-    "conversation/failed": float(sum(completion.failed is not None for completion in completions)),
-  }

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.rollouts import carried as carried_lib
-from jaxrl_llm.rollouts.cutting import Cutting
+from jaxrl_llm.rollouts.arrivals import wait_for
+from jaxrl_llm.rollouts.cutoff import Cutoff
 from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.rollouts.gathering import wait_for
-from jaxrl_llm.rollouts.playing import Conversation, Job
+from jaxrl_llm.rollouts.jobs import Conversation, Job
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
-from tests.rollouts.test_conversations import COUNTING, STOPS
+from tests.rollouts.test_rounds import COUNTING, STOPS
 from tests.rollouts.test_turns import DRAWS, SIZE, begin, engine_of
 
 __all__ = ["engine_of"]  # A fixture.
@@ -29,7 +29,7 @@ def steps(engine, num_steps, environment=COUNTING, draws=DRAWS, at_once=None, **
     examples = [{"prompt": str(next(new))} for _ in range(NUM - len(carried.examples))]
     seeds = [100 * int(example["prompt"]) + i for example in examples for i in range(GROUP)]
     groups = carried_lib.join(carried, examples, seeds, step=step)
-    job = Job(groups.examples, GROUP, groups.seeds, f"step {step}", draws, at_once, groups.talks, ENOUGH)
+    job = Job(groups.examples, GROUP, groups.seeds, f"step {step}", draws, at_once, groups.conversations, ENOUGH)
     played = wait_for(begin(engine, environment, job, **rules), job).played
     rows, carried = carried_lib.take(groups, played, num_groups=ENOUGH)
     result.append((groups, played, rows))
@@ -65,7 +65,7 @@ def test_conversations_drawn_in_parts_are_those_drawn_at_once(kind, engine_of):
   reference, learned, in_midst, between = whole(engine_of(), **given), [], 0, 0
   for groups, played, rows in steps(engine_of(), 7, **given):
     lengths = {x["prompt"]: [sum(talk.written) for talk in reference[x["prompt"]]] for x in groups.examples}
-    before = np.array([sum(talk.written) for talk in groups.talks])
+    before = np.array([sum(talk.written) for talk in groups.conversations])
     ends = np.array([size for x in groups.examples for size in lengths[x["prompt"]]]) - before
     bound = np.sort(ends.reshape(NUM, GROUP).max(axis=1))[ENOUGH - 1]
     for i, talk in enumerate(played):
@@ -120,7 +120,7 @@ def test_an_environment_that_repeats_itself_badly_costs_its_sample(engine_of):
   strange = Environment(lambda row: 0, lambda state, turn: (state, Reply((next(replies),))))
   causes = {}
   for groups, played, _ in steps(engine_of(), 3, strange, num_threads=1):
-    for before, talk in zip(groups.talks, played, strict=True):
+    for before, talk in zip(groups.conversations, played, strict=True):
       if before.turns and before.reason == StopReason.UNFINISHED:
         causes[talk.failed and talk.failed[0]] = talk
         assert list(talk.tokens) == list(before.tokens)[: len(talk.tokens)] and talk.reason == StopReason.ABORTED
@@ -130,7 +130,8 @@ def test_an_environment_that_repeats_itself_badly_costs_its_sample(engine_of):
   said = []
   first = carried_lib.join(carried_lib.NO_GROUPS, [{"prompt": "1"}], [5, 6], step=0)
   turn = Turn("x", (100,), 0.0, 0)
-  begun = [talk._replace(tokens=(STOPS[0], 100), logprobs=(-1.0, 0.0), written=(True, False), turns=(turn,)) for talk in first.talks]
+  so_far = dict(tokens=(STOPS[0], 100), logprobs=(-1.0, 0.0), written=(True, False), turns=(turn,))
+  begun = [talk._replace(**so_far) for talk in first.conversations]
   said.append("again")
   job = Job(first.examples, GROUP, first.seeds, "", DRAWS, None, begun, 1)
   played = wait_for(begin(engine_of(), slow, job, timeout_s=0.3), job).played
@@ -141,7 +142,7 @@ def test_groups_that_are_complete_already_need_no_draw(engine_of):
   engine = engine_of()
   (groups, played, rows), *_ = steps(engine, 1)
   complete = [talk for row, talk in enumerate(played) if row in rows]
-  late = carried_lib.join(carried_lib.NO_GROUPS, groups.examples, groups.seeds, step=0).talks
+  late = carried_lib.join(carried_lib.NO_GROUPS, groups.examples, groups.seeds, step=0).conversations
   job = Job(groups.examples, GROUP, groups.seeds, "", DRAWS, None, [*complete, *late[GROUP:]], 1)
   again = wait_for(begin(engine, job=job), job).played
   assert list(map(parts, again[:GROUP])) == list(map(parts, complete))
@@ -150,15 +151,15 @@ def test_groups_that_are_complete_already_need_no_draw(engine_of):
 
 
 def test_the_cut_is_decided_as_soon_as_it_is_known():
-  cutting = Cutting(6, group_size=2, enough=2)
+  cutoff = Cutoff(6, group_size=2, enough=2)
   for sequence, drawn in enumerate([3, 5, 1]):
-    cutting.end(sequence, drawn)
-  assert cutting.bound is None and cutting.certain([3, 5, 1, 2, 4, 0]) == 4
-  cutting.end(4, 7)
-  cutting.end(5, 2)
-  assert cutting.bound == 7 and not cutting.is_decided and cutting.certain([3, 5, 1, 6, 7, 2]) == 6
-  cutting.park(3)
-  assert cutting.is_decided and cutting.certain([3, 5, 1, 8, 7, 2]) == 7
+    cutoff.end(sequence, drawn)
+  assert cutoff.bound is None and cutoff.certain([3, 5, 1, 2, 4, 0]) == 4
+  cutoff.end(4, 7)
+  cutoff.end(5, 2)
+  assert cutoff.bound == 7 and not cutoff.is_decided and cutoff.certain([3, 5, 1, 6, 7, 2]) == 6
+  cutoff.park(3)
+  assert cutoff.is_decided and cutoff.certain([3, 5, 1, 8, 7, 2]) == 7
 
 
 def test_a_checkpoint_restores_every_bit():
@@ -170,14 +171,15 @@ def test_a_checkpoint_restores_every_bit():
   )  # fmt: skip
   failed = talk._replace(sequence=1, turns=(Turn("a", "b", 0.0, 0),), reason=StopReason.ABORTED, failed=("raised", "x"), routes=None)
   failed = failed._replace(versions=())
-  groups = groups._replace(talks=[talk, failed])
+  groups = groups._replace(conversations=[talk, failed])
   again = carried_lib.from_json(json.loads(json.dumps(carried_lib.to_json(groups))))
-  assert np.array_equal(again.talks[0].routes, routes) and again.talks[0].routes.dtype == np.int16
-  assert again._replace(talks=[x._replace(routes=None) for x in again.talks]) == groups._replace(talks=[talk._replace(routes=None), failed])
+  assert np.array_equal(again.conversations[0].routes, routes) and again.conversations[0].routes.dtype == np.int16
+  without_routes = groups._replace(conversations=[talk._replace(routes=None), failed])
+  assert again._replace(conversations=[x._replace(routes=None) for x in again.conversations]) == without_routes
 
 
 def test_too_few_complete_groups_are_an_error():
   groups = carried_lib.join(carried_lib.NO_GROUPS, [{}, {}], [1, 2, 3, 4], step=0)
   done = Conversation(0, (), (1,), (0.0,), (True,), (Turn("", "", 0.0, 0),), StopReason.TOKEN)
   with pytest.raises(ValueError, match="found 1 complete groups of 2, expected 2 or more"):
-    carried_lib.take(groups, [done, done, *groups.talks[2:]], num_groups=2)
+    carried_lib.take(groups, [done, done, *groups.conversations[2:]], num_groups=2)

@@ -9,9 +9,9 @@ from jaxtyping import Int
 
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped
-from jaxrl_llm.rollouts import conversations
-from jaxrl_llm.rollouts.playing import Conversation, Job, Playing, to_completion, to_rollouts
+from jaxrl_llm.rollouts.jobs import Conversation, Job, Playing, to_completion, to_rollouts
 from jaxrl_llm.rollouts.rollout import DrawnBatch, pending, put
+from jaxrl_llm.rollouts.rules import metrics as metrics_of_conversations
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import StopReason
 
@@ -67,9 +67,9 @@ def drawn_of(
     prompt_buckets: Numbers of prompt slots to choose from.
   """
   examples = [job.examples[row // job.group_size] for row in rows[:: job.group_size]]
-  talks = [gathered.played[row]._replace(sequence=i) for i, row in enumerate(rows)]
-  rollouts, responses = to_rollouts(talks, examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
-  own = conversations.metrics(rollouts, responses) | ({} if rollouts.written is None else token_metrics(gathered.played))
+  conversations = [gathered.played[row]._replace(sequence=i) for i, row in enumerate(rows)]
+  rollouts, responses = to_rollouts(conversations, examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
+  own = metrics_of_conversations(rollouts, responses) | ({} if rollouts.written is None else token_metrics(gathered.played))
   graded = gathered.graded
   if graded is not None:
     graded = mapped(lambda x: x[rows], graded)
@@ -109,13 +109,13 @@ def wait_for(
     for finished in playing:
       between()
       played += finished
-      ready += [talk for talk in finished if talk.reason != StopReason.UNFINISHED]
+      ready += [conversation for conversation in finished if conversation.reason != StopReason.UNFINISHED]
       if rewards is None or not ready or len(played) == size or (not begins and len(ready) * _PARTS < size):
         continue
       start = time.perf_counter()
-      rows = [talk.sequence for talk in ready]
+      rows = [conversation.sequence for conversation in ready]
       asked = list(map(to_completion, ready)), [job.examples[row // job.group_size] for row in rows]
-      known = [i for i, talk in enumerate(ready) if talk.failed is None]
+      known = [i for i, conversation in enumerate(ready) if conversation.failed is None]
       for begin in begins:
         begin(*([part[i] for i in known] for part in asked))
       if not begins:
@@ -125,7 +125,7 @@ def wait_for(
   except BaseException:
     playing.close()
     raise
-  return Gathered(sorted(played, key=lambda talk: talk.sequence), graded, seconds)
+  return Gathered(sorted(played, key=lambda conversation: conversation.sequence), graded, seconds)
 
 
 def token_metrics(played: Sequence[Conversation]) -> dict[str, float]:
@@ -133,9 +133,9 @@ def token_metrics(played: Sequence[Conversation]) -> dict[str, float]:
 
   The result is empty if no engine drew them.
   """
-  if not any(talk.computed_tokens for talk in played):
+  if not any(conversation.computed_tokens for conversation in played):
     return {}
   return {
-    "conversation/cached_tokens": float(np.sum([talk.cached_tokens for talk in played])),
-    "conversation/computed_tokens": float(np.sum([talk.computed_tokens for talk in played])),
+    "conversation/cached_tokens": float(np.sum([conversation.cached_tokens for conversation in played])),
+    "conversation/computed_tokens": float(np.sum([conversation.computed_tokens for conversation in played])),
   }

@@ -7,8 +7,8 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import Outcome
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import rollout
-from jaxrl_llm.rollouts.gathering import drawn_of, wait_for
-from jaxrl_llm.rollouts.playing import Conversation, Draws, Job
+from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
+from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job
 from jaxrl_llm.types import StopReason
 from tests.rollouts.players import Handing
 from tests.rollouts.test_rollout import EXAMPLES, TERMS, make_rollouts

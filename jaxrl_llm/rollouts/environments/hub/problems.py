@@ -12,8 +12,8 @@ from typing import Any
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.chat_messages import split_calls
 from jaxrl_llm.rollouts.drafts import Draft
+from jaxrl_llm.rollouts.environments.hub.conversation import ProgramTurn, TurnRefused
 from jaxrl_llm.rollouts.environments.hub.hub import open_hub
-from jaxrl_llm.rollouts.environments.hub.talk import ProgramTurn, TurnRefused
 from jaxrl_llm.text_types import Turn
 
 _AT_ONCE = 16
@@ -29,7 +29,7 @@ _SEEDS = 1 << 32  # Distance of the seeds of a problem's lessons, beyond the num
 
 
 class Opening:
-  """A conversation without the policy, in the place of a `Talk`.
+  """A conversation without the policy, in the place of a `ProgramConversation`.
 
   Without a teacher it ends at its first request.
 
@@ -39,7 +39,7 @@ class Opening:
     number: Number of the lesson among those of the problem.
 
   Attributes:
-    draft: Draft of a `Talk`, of which only `turns` and `failed` are used.
+    draft: Draft of a `ProgramConversation`, of which only `turns` and `failed` are used.
     messages: Messages of the first request; None before it.
     tools: Tools of that request.
     lesson: The teacher's turns, each with the messages that followed.

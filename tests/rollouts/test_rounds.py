@@ -15,10 +15,10 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import sweeps, trajectories
-from jaxrl_llm.rollouts.conversations import Rules
+from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.rollouts.gathering import gather
-from jaxrl_llm.rollouts.playing import Draws, Job
+from jaxrl_llm.rollouts.jobs import Draws, Job
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.rollouts.sweeps import Sweeps
 from jaxrl_llm.tasks.sets.environment import environment_reward, turn_steps
 from jaxrl_llm.types import StopReason

@@ -8,11 +8,11 @@ from typing import Any
 
 from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.rollouts.conversations import Rules
 from jaxrl_llm.rollouts.drafts import Drafts
+from jaxrl_llm.rollouts.environments.hub.conversation import ProgramConversation
 from jaxrl_llm.rollouts.environments.hub.hub import Hub, abandon
-from jaxrl_llm.rollouts.environments.hub.talk import Talk
-from jaxrl_llm.rollouts.playing import Conversation, Job
+from jaxrl_llm.rollouts.jobs import Conversation, Job
+from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.text_types import Tokenizer
 
 
@@ -32,7 +32,8 @@ class Episodes:
   def __init__(self, hub: Hub, engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer, timeout_s: float, at_once: int | None):
     self._hub, self._job, self._timeout_s = hub, job, timeout_s
     self._drafts = Drafts(engine, job)
-    self._talks = [Talk(draft, self._drafts, rules=rules, tokenizer=tokenizer) for draft in self._drafts.all if not draft.ended]
+    common = dict(rules=rules, tokenizer=tokenizer)
+    self._conversations = [ProgramConversation(draft, self._drafts, **common) for draft in self._drafts.all if not draft.ended]
     self._all = asyncio.run_coroutine_threadsafe(self._play(at_once), hub.loop)
     threading.Thread(target=self._watch, name="verifiers: watch", daemon=True).start()
 
@@ -49,33 +50,33 @@ class Episodes:
     self._all.cancel()
 
   async def _play(self, at_once: int | None) -> None:
-    gate = asyncio.Semaphore(at_once or max(len(self._talks), 1))
+    gate = asyncio.Semaphore(at_once or max(len(self._conversations), 1))
 
-    async def play(talk: Talk, index: int) -> None:
+    async def play(conversation: ProgramConversation, index: int) -> None:
       async with gate:
-        if talk.draft.ended or (not talk.draft.begun.turns and self._drafts.park(talk.draft)):
+        if conversation.draft.ended or (not conversation.draft.begun.turns and self._drafts.park(conversation.draft)):
           return
         try:
-          episode = await self._hub.play(talk, index, self._timeout_s)
+          episode = await self._hub.play(conversation, index, self._timeout_s)
         # Environments are foreign code: any exception fails only their own sample.
         except Exception as error:
-          talk.fail("raised", one_line(error))
+          conversation.fail("raised", one_line(error))
           episode = None
-      if talk.draft.ended:
+      if conversation.draft.ended:
         return
-      if talk.broken is not None:
-        self._drafts.fail(talk.broken)
+      if conversation.broken is not None:
+        self._drafts.fail(conversation.broken)
       else:
-        self._end(talk, episode)
+        self._end(conversation, episode)
 
     async with asyncio.TaskGroup() as group:
-      for talk in self._talks:
-        group.create_task(play(talk, self._job.examples[talk.draft.sequence // self._job.group_size]["seed"]))
+      for conversation in self._conversations:
+        group.create_task(play(conversation, self._job.examples[conversation.draft.sequence // self._job.group_size]["seed"]))
 
-  def _end(self, talk: Talk, episode: Any) -> None:
+  def _end(self, conversation: ProgramConversation, episode: Any) -> None:
     """Notes that a conversation has ended."""
     try:
-      self._drafts.end(talk.draft, talk.judge(episode))
+      self._drafts.end(conversation.draft, conversation.judge(episode))
     # The caller must not wait for ever.
     except Exception as error:
       self._drafts.fail(error)
@@ -88,9 +89,9 @@ class Episodes:
       late = silence.after(time.monotonic(), self._hub.beat)
       if late > self._timeout_s + 1 or self._all.done():
         abandon(self._hub)
-        for talk in self._talks:
-          talk.fail("timeout", f"it held up all conversations for {late:.0f} s")
-          self._end(talk, None)
+        for conversation in self._conversations:
+          conversation.fail("timeout", f"it held up all conversations for {late:.0f} s")
+          self._end(conversation, None)
 
 
 class Silence:

@@ -75,7 +75,7 @@ class Job(NamedTuple):
     at_once: Number of concurrent conversations, the rows of the engine's cache; None for all.
     begun: Conversations carried over from the previous step, `UNFINISHED` unless they have ended;
       empty if all are new.
-    enough: Number of groups that must be complete. The others are cut then (see `cutting`), and
+    enough: Number of groups that must be complete. The others are cut then (see `cutoff`), and
       handed over as they are; None waits for all.
     key: Random key of the batch, from which seeds and salt follow. The sampler draws with it; None
       for batches that it never draws.
@@ -222,7 +222,7 @@ def reason_of(drawn: requests.Decoded, draws: Draws) -> StopReason:
   """Returns why a turn has ended.
 
   Example:
-    >>> [reason_of(requests.Completion([7], [0.0], reason, 0, 0, 0), Draws(8, 8, stop_ids=(7,))).name for reason in ("stop", "length")]
+    >>> [reason_of(requests.Decoded([7], [0.0], reason, 0, 0, 0), Draws(8, 8, stop_ids=(7,))).name for reason in ("stop", "length")]
     ['TOKEN', 'LENGTH']
   """
   if drawn.reason == "stop":
@@ -251,12 +251,12 @@ def to_rollouts(
   Raises:
     ValueError: If a sequence is missing, or one of them does not keep to the sizes.
   """
-  played = [_with_a_token(talk, tokenizer) for talk in sorted(played, key=lambda talk: talk.sequence)]
-  sequences = [talk.sequence for talk in played]
+  played = [_with_a_token(conversation, tokenizer) for conversation in sorted(played, key=lambda x: x.sequence)]
+  sequences = [conversation.sequence for conversation in played]
   if sequences != list(range(len(played))) or len(played) % len(examples):
     raise ValueError(f"found the conversations {sequences}, expected one for each sequence of {len(examples)} prompts")
   group_size = len(played) // len(examples)
-  own = [talk.prompt if len(talk.prompt) else prompt_ids(examples[talk.sequence // group_size], tokenizer) for talk in played]
+  own = [x.prompt if len(x.prompt) else prompt_ids(examples[x.sequence // group_size], tokenizer) for x in played]
   longest, fitting = max(map(len, own)), sorted(prompt_buckets)
   width = next((bucket for bucket in fitting if bucket >= longest), None)
   if width is None:
@@ -265,46 +265,47 @@ def to_rollouts(
   prompts, tokens = np.full((len(played), width), tokenizer.pad_id, np.int32), np.full(shape, tokenizer.pad_id, np.int32)
   prompt_mask, written = np.zeros(prompts.shape, bool), np.zeros(shape, bool)
   logprobs = np.zeros(shape, np.float32)
-  versions = np.full(shape, -1, np.int32) if any(len(talk.versions) for talk in played) else None
+  versions = np.full(shape, -1, np.int32) if any(len(conversation.versions) for conversation in played) else None
   routing = None if draws.routes is None else np.full((len(played), width + draws.max_new_tokens, *draws.routes), -1, np.int16)
-  for row, (talk, prompt) in enumerate(zip(played, own, strict=True)):
-    size = len(talk.tokens)
-    is_told = bool(talk.turns) or talk.text is not None
-    if not 0 < size <= draws.max_new_tokens or not len(talk.logprobs) == len(talk.written) == size or not is_told:
+  for row, (one, prompt) in enumerate(zip(played, own, strict=True)):
+    size = len(one.tokens)
+    is_told = bool(one.turns) or one.text is not None
+    if not 0 < size <= draws.max_new_tokens or not len(one.logprobs) == len(one.written) == size or not is_told:
       raise ValueError(
-        f"conversation {talk.sequence}: found {size} tokens with {len(talk.logprobs)} log-probabilities, {len(talk.written)} marks and "
-        f"{len(talk.turns)} turns, expected 1 to {draws.max_new_tokens} of each"
+        f"conversation {one.sequence}: found {size} tokens with {len(one.logprobs)} log-probabilities, {len(one.written)} marks and "
+        f"{len(one.turns)} turns, expected 1 to {draws.max_new_tokens} of each"
       )
-    if len(talk.versions) not in (0, size):
-      raise ValueError(f"conversation {talk.sequence}: found {len(talk.versions)} versions of {size} tokens, expected one of each, or none")
+    if len(one.versions) not in (0, size):
+      raise ValueError(f"conversation {one.sequence}: found {len(one.versions)} versions of {size} tokens, expected one of each, or none")
     prompts[row, width - len(prompt) :], prompt_mask[row, width - len(prompt) :] = prompt, True
-    tokens[row, :size], logprobs[row, :size], written[row, :size] = talk.tokens, talk.logprobs, talk.written
-    if routing is not None and talk.routes is not None:
-      known = talk.routes[: len(prompt) + size]
+    tokens[row, :size], logprobs[row, :size], written[row, :size] = one.tokens, one.logprobs, one.written
+    if routing is not None and one.routes is not None:
+      known = one.routes[: len(prompt) + size]
       routing[row, width - len(prompt) : width - len(prompt) + len(known)] = known
-    if len(talk.versions):
-      versions[row, :size] = np.where(talk.written, talk.versions, -1)
-  mask = np.arange(draws.max_new_tokens) < np.array([[len(talk.tokens)] for talk in played])
-  reasons = np.array([talk.reason for talk in played], np.int8)
+    if len(one.versions):
+      versions[row, :size] = np.where(one.written, one.versions, -1)
+  mask = np.arange(draws.max_new_tokens) < np.array([[len(conversation.tokens)] for conversation in played])
+  reasons = np.array([conversation.reason for conversation in played], np.int8)
   stopped = (reasons == StopReason.TOKEN) | (reasons == StopReason.STRING)
-  if all(talk.text is not None for talk in played):
+  if all(conversation.text is not None for conversation in played):
     written = None  # All tokens are the policy's.
   rollouts = Rollouts(prompts, prompt_mask, tokens, mask, logprobs, stopped, routing, reasons=reasons, written=written, versions=versions)
-  return rollouts, [to_completion(talk) for talk in played]
+  return rollouts, [to_completion(conversation) for conversation in played]
 
 
-def _with_a_token(talk: Conversation, tokenizer: Tokenizer) -> Conversation:
+def _with_a_token(conversation: Conversation, tokenizer: Tokenizer) -> Conversation:
   """Returns a conversation of at least one token, not a written one if it failed before any."""
-  if len(talk.tokens) or talk.failed is None:
-    return talk
-  return talk._replace(tokens=(tokenizer.eos_id,), logprobs=(0.0,), written=(False,), turns=(Turn("", "", 0.0, 0),))
+  if len(conversation.tokens) or conversation.failed is None:
+    return conversation
+  return conversation._replace(tokens=(tokenizer.eos_id,), logprobs=(0.0,), written=(False,), turns=(Turn("", "", 0.0, 0),))
 
 
-def to_completion(talk: Conversation) -> Completion:
+def to_completion(conversation: Conversation) -> Completion:
   """Returns a conversation as the rewards see it."""
-  ids = tuple(np.asarray(talk.tokens, np.int32)[np.asarray(talk.written, bool)].tolist())
-  stopped = talk.reason in (StopReason.TOKEN, StopReason.STRING)
-  if talk.text is not None:
-    return Completion(talk.text, ids, len(ids), stopped, (), talk.failed)
-  text = talk.turns[-1].text if talk.turns else ""  # None if it failed before its first turn.
-  return Completion(text, ids, len(ids), stopped, talk.turns, talk.failed)
+  ids = tuple(np.asarray(conversation.tokens, np.int32)[np.asarray(conversation.written, bool)].tolist())
+  stopped = conversation.reason in (StopReason.TOKEN, StopReason.STRING)
+  if conversation.text is not None:
+    return Completion(conversation.text, ids, len(ids), stopped, (), conversation.failed)
+  # It has no turn if it failed before the first one.
+  text = conversation.turns[-1].text if conversation.turns else ""
+  return Completion(text, ids, len(ids), stopped, conversation.turns, conversation.failed)
