@@ -300,6 +300,24 @@ def test_everything_public_has_a_docstring():
   assert not problems, "\n".join(dict.fromkeys(problems))
 
 
+def test_no_name_stands_for_three_public_classes():
+  names: dict[str, list[str]] = {}
+  for path in package_files():
+    for node in parse(path).body:
+      if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        names.setdefault(node.name, []).append(where(path))
+  assert not {name: places for name, places in names.items() if len(places) > 2}
+
+
+def test_modules_are_named_by_nouns():
+  """Words in -ing that are terms of the field may stay."""
+  terms = {
+    "bookkeeping", "decoding", "drawing", "dynamic_sampling", "grading", "loading", "packing", "profiling", "restoring", "rounding",
+    "routing", "saving", "serving", "striping", "training",
+  }  # fmt: skip
+  assert {path.stem for path in package_files() if path.stem.endswith("ing")} <= terms
+
+
 def test_no_drawer_for_odds_and_ends():
   drawers = {"common", "helpers", "misc", "util", "utils"}
   problems = [where(path) for path in PACKAGE.rglob("*") if path.stem in drawers]

@@ -58,7 +58,7 @@ def assess(
 ) -> Batch:
   """Grades responses, each in one process.
 
-  Responses that were graded while others were still being drawn (see `Drawn.graded`) keep their
+  Responses that were graded while others were still being drawn (see `DrawnBatch.graded`) keep their
   rewards.
 
   Args:

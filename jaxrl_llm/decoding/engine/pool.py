@@ -36,7 +36,7 @@ class CachePool:
     lengths: Number of tokens of each row whose keys and values are in the cache.
 
   Example:
-    >>> pool = Pool(rows=2, columns=8, least=2)
+    >>> pool = CachePool(rows=2, columns=8, least=2)
     >>> pool.place(np.array([5, 6, 7, 8]), "", version=0)
     Place(row=0, source=0, shared=0)
     >>> pool.place(np.array([5, 6, 7, 9]), "", version=0)  # Copied once row 0 has computed it.

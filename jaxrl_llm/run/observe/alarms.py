@@ -110,7 +110,7 @@ def observe(state: State, row: Mapping[str, Any], *, step: int, limits: AlarmLim
     that begin or end.
 
   Example:
-    >>> limits = Limits(truncation_above=0.5)
+    >>> limits = AlarmLimits(truncation_above=0.5)
     >>> state, metrics, lines = observe(new_state(), {"response_length/clip_ratio": 0.75}, step=7, limits=limits)
     >>> metrics
     {'alarm/truncation': 1}
