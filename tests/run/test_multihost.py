@@ -175,6 +175,7 @@ def test_one_process_saves_on_sigterm_and_two_resume(one, folder):
 # Single letters end a response, so that some responses of an untrained policy end early.
 CARRYING = OVERRIDES | {
   "warm_start.num_steps": 0, "num_steps": 5, "checkpoint.every": 3, "rollout.num_prompts": 8, "rollout.spare_prompts": 8,
+  "rollout.staleness": 0,
   "rollout.stop_strings": tuple("abcdefghijklmnopqrstuvwx"),
 }  # fmt: skip
 CARRYING_ARGS = ["--config=configs/gspo.py:tiny", *flags(CARRYING)]

@@ -290,7 +290,7 @@ def open_pool(
   Example:
     >>> from jaxrl_llm.text_types import Completion
     >>> with open_pool({"form": Function("jaxrl_llm.rewards:answer_form")}, num_workers=1) as pool:
-    ...   pool.call([Job("form", Completion("#### 12", (), 5, True), {})])
+    ...   pool.call([WorkerJob("form", Completion("#### 12", (), 5, True), {})])
     [Outcome(value=1.0, cause=None, detail='')]
   """
   if num_workers is None:
