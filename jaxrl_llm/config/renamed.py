@@ -97,7 +97,7 @@ RENAMED = {
   ),
   "rollout.report_every": Renamed(
     "rollout.driver",
-    "and 'loop' grades each response as soon as it has finished",
+    "because the loop grades each response as soon as it has finished",
     "'loop' for a number above 0, and 'auto' for 0",
     _grading,
   ),

@@ -20,7 +20,7 @@ from jaxrl_llm.models import lower_precision
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.workdir import claim
 from tests.decoding.apart.links import LIMITS, PARAMS, VOCAB, Link, Steady, drawn, threads
-from tests.runs import ROOT, environment, quick, tiny_config
+from tests.runs import ROOT, column, environment, quick, run_here, tiny_config
 
 WAIT = 120
 COMMAND = [sys.executable, "-m", "jaxrl_llm.cli.join"]
@@ -139,6 +139,23 @@ def start(workdir, *options):
   return subprocess.Popen(
     [*COMMAND, str(workdir), *options], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
   )
+
+
+@pytest.mark.exhaustive
+def test_a_run_without_lag_has_the_same_bits_whichever_process_draws(tmp_path):
+  """Conversations, each turn of which reads what its process has cached of the turn before."""
+  fields = {"num_steps": 2, "warm_start.num_steps": 4, "warm_start.batch_size": 8, "eval.every": 2, "log.tensorboard": False}
+  config = tiny_config("tools", fields | {"rollout.samplers": 1})
+  run_here(tiny_config("tools", fields | {"rollout.driver": "loop"}), tmp_path / "here")
+  claim.claim(tmp_path / "apart", config.to_dict())
+  sampler = start(tmp_path / "apart")
+  try:
+    run_here(config, tmp_path / "apart")
+  finally:
+    sampler.kill()
+    sampler.wait()
+  for name in ("rollout/tokens_sha256", "actor/loss", "actor/grad_norm", "critic/rewards/mean"):
+    assert column(tmp_path / "apart", name) == column(tmp_path / "here", name), name
 
 
 @pytest.mark.slow

@@ -28,6 +28,11 @@ def test_old_fields_are_gone_and_new_ones_exist():
     (["learner.micro_batches=1"], f"{OLD}: found 1, expected config.learner.rows_per_device=None, "),
     (["learner.micro_batches=2"], "the largest of row_buckets / (micro_batches x devices of mesh data x fsdp x expert), or None for"),
     (["mesh.data=1", "learner.micro_batches=3"], "the largest of row_buckets / (micro_batches x devices"),
+    (["rollout.queue=True"], "config.rollout.queue: found True, expected config.rollout.driver='loop', which says what draws"),
+    (["rollout.queue=False"], "config.rollout.queue: found False, expected config.rollout.driver='auto', "),
+    (["rollout.queue=True", "rollout.staleness=2"], "config.rollout.driver='loop' and config.rollout.update_in_flight='wait', which"),
+    (["rollout.queue=maybe"], "'loop' for True, with update_in_flight='wait' if it was None and there is a lag, and 'auto' for False"),
+    (["rollout.report_every=16"], "found 16, expected config.rollout.driver='loop', because the loop grades each response as soon as it"),
     (["learner.micro_batches=two"], f"{OLD}: found 'two', expected config.learner.rows_per_device, the rows that a device takes at a "),
   ],
 )
@@ -67,6 +72,19 @@ def test_a_recorded_config_is_read_in_the_new_fields(number):
   assert renamed.current(saved) == (new if number == 1 else saved)
   assert renamed.current(saved, updates=False) == new and renamed.current(new) == new and renamed.current({}) == {}
   assert saved["learner"]["micro_batches"] == number
+
+
+@pytest.mark.parametrize(
+  ("saved", "new"),
+  [
+    ({"queue": True, "staleness": 2, "update_in_flight": None}, {"driver": "loop", "staleness": 2, "update_in_flight": "wait"}),
+    ({"queue": True, "staleness": 2, "update_in_flight": "keep"}, {"driver": "loop", "staleness": 2, "update_in_flight": "keep"}),
+    ({"queue": True, "staleness": 0, "update_in_flight": None}, {"driver": "loop", "staleness": 0, "update_in_flight": None}),
+    ({"queue": False, "report_every": 16}, {"driver": "auto"}),
+  ],
+)
+def test_what_drew_a_recorded_run_draws_it_still(saved, new):
+  assert renamed.current({"rollout": saved}) == {"rollout": new} == renamed.current({"rollout": new})
 
 
 def test_a_run_with_the_old_field_can_be_evaluated(tmp_path, capsys):
