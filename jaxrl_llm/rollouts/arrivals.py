@@ -69,7 +69,7 @@ def drawn_of(
   examples = [job.examples[row // job.group_size] for row in rows[:: job.group_size]]
   conversations = [gathered.played[row]._replace(sequence=i) for i, row in enumerate(rows)]
   rollouts, responses = to_rollouts(conversations, examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
-  own = metrics_of_conversations(rollouts, responses) | ({} if rollouts.written is None else token_metrics(gathered.played))
+  own = {} if rollouts.written is None else metrics_of_conversations(rollouts, responses) | token_metrics(gathered.played)
   graded = gathered.graded
   if graded is not None:
     graded = mapped(lambda x: x[rows], graded)

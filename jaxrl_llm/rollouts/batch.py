@@ -58,8 +58,8 @@ def assess(
 ) -> Batch:
   """Grades responses, each in one process.
 
-  Responses that were graded while others were still being drawn (see `DrawnBatch.graded`) keep their
-  rewards.
+  Responses that were graded while others were still being drawn (see `DrawnBatch.graded`) keep
+  their rewards.
 
   Args:
     rollouts: Rollouts on the host.

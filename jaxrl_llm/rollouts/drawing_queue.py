@@ -108,7 +108,7 @@ class DrawingQueue:
       raise as_engine_error(error) from error
     self._version = version
 
-  def begin(self, play: PlayFn, job: Job, step: int, draw: int = 0) -> None:
+  def begin(self, play: PlayFn, job: Job, step: int, draw: int = 0) -> Playing:
     """Begins the rollouts of a step, with the weights that were published last, or later ones."""
     known = self.schedule.known(step, draw)
     if self._engine is None or self._version is None:
@@ -117,6 +117,7 @@ class DrawingQueue:
     # What is held back must not keep others from being asked for.
     self._last = play(noted, job if known is None else job._replace(at_once=None))
     self._open[step, draw] = noted, self._last
+    return self._last
 
   def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
     """Begins what is no training batch, before all else that waits; publishes its weights first."""
@@ -124,10 +125,6 @@ class DrawingQueue:
     assert self._engine is not None
     self._last = play(_Noted(self._engine, order=-1, oldest=version, known=None, seeds=(), rereads=self.waits), job)
     return self._last
-
-  def playing(self, step: int, draw: int = 0) -> Playing:
-    """Returns the rollouts of a step that were begun."""
-    return self._open[step, draw][1]
 
   def take(self, gathered: Gathered, step: int, draw: int = 0) -> Gathered:
     """Ends a complete batch; notes which weights drew it in the schedule and its conversations."""

@@ -80,9 +80,7 @@ def timed_out(timeout_s: float) -> tuple[str, str]:
 
 
 def metrics(rollouts: Rollouts, completions: Sequence[Completion]) -> dict[str, float]:
-  """Returns metrics of conversations from `converse`; empty for single-turn responses."""
-  if rollouts.written is None:
-    return {}
+  """Returns metrics of conversations, whose rollouts say what the policy wrote."""
   turns = np.array([len(completion.turns) for completion in completions])
   replies = (rollouts.mask & ~rollouts.written).sum(axis=1)
   return {

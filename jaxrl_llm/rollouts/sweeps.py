@@ -75,47 +75,38 @@ class SweepQueue:
 
   def __init__(self):
     self._params: Params | None = None
-    self._open: dict[tuple[int, int], Playing] = {}
 
   def publish(self, params: Params, version: int, *, between: Callable[[], None] = lambda: None) -> None:
     """Gives the batches that begin from now on new weights."""
     del version, between
     self._params = params
 
-  def begin(self, play: PlayFn, job: Job, step: int, draw: int = 0) -> None:
+  def begin(self, play: PlayFn, job: Job, step: int, draw: int = 0) -> Playing:
     """Begins the rollouts of a step with the weights that were published last."""
-    self._open[step, draw] = play(self._params, job)
-    self._params = None  # They may be donated now.
+    del step, draw
+    playing, self._params = play(self._params, job), None  # They may be donated now.
+    return playing
 
   def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
     """Begins what is no training batch."""
     del version
     return play(params, job)
 
-  def playing(self, step: int, draw: int = 0) -> Playing:
-    """Returns the rollouts of a step that were begun."""
-    return self._open[step, draw]
-
   def take(self, gathered: Gathered, step: int, draw: int = 0) -> Gathered:
-    """Ends a complete batch."""
-    del self._open[step, draw]
+    """Returns a complete batch as it is."""
+    del step, draw
     return gathered
 
   def metrics(self) -> dict[str, float]:
     """Returns no measures."""
     return {}
 
-  def close(self) -> None:
-    """Gives up what is open."""
-    self._open.clear()
-
   def __enter__(self) -> "SweepQueue":
     """Returns itself."""
     return self
 
   def __exit__(self, *error: Any) -> None:
-    """Closes the queue."""
-    self.close()
+    """Does nothing: sweeps end by themselves."""
 
 
 def continued(job: Job) -> Requests:

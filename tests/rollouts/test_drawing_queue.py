@@ -61,12 +61,12 @@ def repeated():
   mixed = ((0, 2), (1, 3))
   queue.schedule._known = {(0, 0): Batch(0, 0, "", 0, ((mixed,), (mixed,), (((0, 4),),)))}
   queue.publish({}, 0)
-  queue.begin(Playing, Job([{}], 3, seeds, "", Draws(9, 1.0, 0, 1.0, (), ()), at_once=1), 0)
-  return queue, engine, [turn_seed(seed, 0) for seed in seeds]
+  playing = queue.begin(Playing, Job([{}], 3, seeds, "", Draws(9, 1.0, 0, 1.0, (), ()), at_once=1), 0)
+  return queue, engine, playing.handles, [turn_seed(seed, 0) for seed in seeds]
 
 
 def test_a_repeated_turn_of_several_weights_waits_for_the_whole_ones(repeated):
-  queue, engine, (first, second, whole) = repeated
+  queue, engine, handles, (first, second, whole) = repeated
   assert list(engine.open) == [whole]  # Of an engine with one row, the first would keep the row.
   seen = []
 
@@ -80,14 +80,12 @@ def test_a_repeated_turn_of_several_weights_waits_for_the_whole_ones(repeated):
 
   queue.publish({}, 1, between=between)
   assert seen[0] == [whole] and seen[-1] == [whole, first, second] and engine.versions == [1]
-  handles = queue.playing(0).handles
   engine.draw(first, 3)
   assert handles[0].completion.result(0).reason == "stop" and not handles[1].completion.done()
 
 
 def test_what_is_held_back_can_be_given_up(repeated):
-  queue, engine, (_, _, whole) = repeated
-  handles = queue.playing(0).handles
+  queue, engine, handles, (_, _, whole) = repeated
   queue.close()
   assert [handle.completion.result(0).reason for handle in handles[:2]] == ["aborted"] * 2
   assert list(engine.open) == [whole]

@@ -118,13 +118,13 @@ def play(engine, job):
 def test_versions_are_noted_for_every_token_and_in_the_schedule(queue, tmp_path):
   queue.schedule = Schedule(tmp_path, "aa", first=0)
   queue.publish(None, 0)
-  queue.begin(play, job_of(), 0)
+  playing = queue.begin(play, job_of(), 0)
   engine = queue.engines[0]
   assert [(x.order, x.oldest, x.rereads) for x in engine.asked] == [(0, 0, False)] * 2
   engine.draw(3)
   queue.publish(None, 1)
   engine.draw(1)
-  gathered = queue.take(wait_for(queue.playing(0), job_of()), 0)
+  gathered = queue.take(wait_for(playing, job_of()), 0)
   assert [tuple(x.versions) for x in gathered.played] == [(0, 0, 0, 1)] * 2
   assert schedule.read(tmp_path)[0].turns == ((((0, 3), (1, 1)),),) * 2
   queue.close()
@@ -135,7 +135,7 @@ def test_weights_of_a_replay_wait_until_the_older_ones_have_drawn_their_part(que
   known = Batch(0, 0, "aa", schedule.checksum_of_tokens([talk(i, (9,) * 4) for i in range(2)]), ((((0, 3), (1, 1)),),) * 2)
   queue.schedule = Schedule(None, "aa", first=0, repeated=[known])
   queue.publish(None, 0)
-  queue.begin(play, job_of(), 0)
+  playing = queue.begin(play, job_of(), 0)
   engine = queue.engines[0]
   assert engine.asked == [], "turns of several versions are held back until those of one are drawn"
   waiting = threading.Thread(target=lambda: queue.publish(None, 1), daemon=True)
@@ -151,7 +151,7 @@ def test_weights_of_a_replay_wait_until_the_older_ones_have_drawn_their_part(que
   waiting.join(5)
   assert engine.version == 1
   engine.draw(2)
-  assert [tuple(x.versions) for x in queue.take(wait_for(queue.playing(0), job_of()), 0).played] == [(0, 0, 0, 1)] * 2
+  assert [tuple(x.versions) for x in queue.take(wait_for(playing, job_of()), 0).played] == [(0, 0, 0, 1)] * 2
 
 
 def test_a_replay_that_gets_no_tokens_is_given_up(queue):

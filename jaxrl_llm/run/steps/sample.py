@@ -12,7 +12,7 @@ from jaxrl_llm.evaluation import held_out, write_samples
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import carried, dynamic_sampling, rollout, versions
 from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
-from jaxrl_llm.rollouts.jobs import Job, sequence_seeds
+from jaxrl_llm.rollouts.jobs import Job, Playing, sequence_seeds
 from jaxrl_llm.rollouts.weight_sync import check_version
 from jaxrl_llm.run.setup.saved_state import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.run.setup.start import Run
@@ -28,6 +28,7 @@ class InFlight(NamedTuple):
     version: Number of RL steps that their weights were trained for.
     step, draw: RL step that learns from them, and number of the batch among those of the step.
     job: What is drawn.
+    playing: The batch as it is being drawn.
     groups: Groups that the job continues or begins, with spare prompts; else None.
   """
 
@@ -35,6 +36,7 @@ class InFlight(NamedTuple):
   step: int
   draw: int
   job: Job
+  playing: Playing
   groups: carried.Groups | None = None
 
 
@@ -87,8 +89,8 @@ def launch(run: Run, step: int, *, draw: int = 0) -> InFlight:
     job = job._replace(seeds=groups.seeds, begun=groups.conversations, enough=section.num_prompts)
   else:
     groups, job = None, drawing.train.job(next(run.prompts), key)
-  drawing.queue.begin(drawing.train.play, job, step, draw)
-  return InFlight(run.record.rl_steps, step, draw, job, groups)
+  playing = drawing.queue.begin(drawing.train.play, job, step, draw)
+  return InFlight(run.record.rl_steps, step, draw, job, playing, groups)
 
 
 class StaleError(RuntimeError):
@@ -119,9 +121,9 @@ def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: N
 def arrive(run: Run, current: InFlight, *, between: Callable[[], None]) -> tuple[rollout.DrawnBatch, dict[str, float]]:
   """Waits for rollouts, and grades those that arrive before the others."""
   drawing, job, groups = run.experiment.drawing, current.job, current.groups
-  at = current.step, current.draw
-  gathered = wait_for(drawing.queue.playing(*at), job, rewards=run.experiment.rewards, call=run.grader, between=between)
-  gathered, rows, own = drawing.queue.take(gathered, *at), np.arange(len(job.seeds)), drawing.queue.metrics()
+  gathered = wait_for(current.playing, job, rewards=run.experiment.rewards, call=run.grader, between=between)
+  gathered = drawing.queue.take(gathered, current.step, current.draw)
+  rows, own = np.arange(len(job.seeds)), drawing.queue.metrics()
   if groups is not None:
     rows, run.carried = carried.take(groups, gathered.played, num_groups=job.enough)
     own |= carried.metrics(groups, gathered.played, rows, step=current.step)
