@@ -19,7 +19,7 @@ from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.rollouts import carried as carried_lib
 from jaxrl_llm.rollouts.environments import check_environment, make
 from jaxrl_llm.rollouts.environments.hub.names import check_installed
-from jaxrl_llm.rollouts.jobs import Draws, Job, to_rollouts, turn_seed
+from jaxrl_llm.rollouts.jobs import Draws, EngineError, Job, to_rollouts, turn_seed
 from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.tasks.problem_set import Setup
 from jaxrl_llm.tasks.sets.environment import environment_task
@@ -223,7 +223,7 @@ def test_an_error_of_the_engine_reaches_the_caller(package):
   def say(text):
     raise OverflowError("no engine")
 
-  with pytest.raises(OverflowError, match="no engine"):
+  with pytest.raises(EngineError, match="OverflowError: no engine"):
     play(package("one"), say)
 
 
