@@ -14,7 +14,7 @@ weights, each with the number of tokens that it drew. `tokens` is a checksum of 
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,13 +136,16 @@ class Schedule:
   Args:
     folder: Workdir of the run; None writes nothing.
     settings: Checksum of the run's config. What was drawn with another one is not repeated.
+    alike: Further checksums of the same config, in the fields of earlier versions.
     first: Number of RL steps behind the run.
     repeated: Schedule of another run to repeat; None repeats this run's own.
   """
 
-  def __init__(self, folder: Path | None, settings: str, *, first: int, repeated: Sequence[Batch] | None = None):
+  def __init__(
+    self, folder: Path | None, settings: str, *, first: int, repeated: Sequence[Batch] | None = None, alike: Collection[str] = ()
+  ):
     own = [] if folder is None else read(folder)
-    kept = [batch for batch in own if batch.step < first or batch.settings == settings]
+    kept = [batch for batch in own if batch.step < first or batch.settings in {settings, *alike}]
     self._settings, self._path = settings, None if folder is None else folder / FILE
     if self._path is not None and (own or self._path.exists()):
       # Without a line that was cut, or that other settings have made void.

@@ -221,6 +221,17 @@ def _both(marker: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
   return json.loads(json.dumps(old)), flatten(json.loads(json.dumps(config)))
 
 
+def recorded_config(workdir: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+  """Returns the config of a workdir's run as it was recorded, in the fields of its version.
+
+  The result is None if it means something else than `config`, or there is none.
+  """
+  marker = workdir / _MARKER
+  if not marker.is_file() or changes_lib.differences(*_both(marker, config)):
+    return None
+  return json.loads(marker.read_text())
+
+
 def _refuse_changes(marker: Path, config: Mapping[str, Any], allow_changes: bool) -> None:
   old, new = _both(marker, config)
   changed = changes_lib.differences(old, new)

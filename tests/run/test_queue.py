@@ -1,5 +1,6 @@
 """Runs that draw from a queue: how old their tokens are, and that they repeat to the last bit."""
 
+import json
 import random
 import time
 
@@ -8,6 +9,7 @@ import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.main import main
 from jaxrl_llm.rollouts import drawing_queue, schedule
@@ -136,6 +138,22 @@ def test_a_replay_that_differs_is_an_error(tmp_path):
   (tmp_path / "first" / schedule.FILE).write_text("".join(f"{schedule.to_line(batch)}\n" for batch in lines))
   with pytest.raises(ReplayDiffersError, match="replay: the rollouts of step 2"):
     repeat(config, tmp_path / "again", tmp_path / "first")
+
+
+@pytest.mark.exhaustive
+def test_a_schedule_in_the_fields_of_an_earlier_version_is_repeated(tmp_path):
+  config = config_of(changes={"num_steps": 2, "rollout.driver": "loop"})
+  run_here(config, tmp_path / "first")
+  saved = json.loads(json.dumps(config.to_dict()))
+  saved["rollout"] |= {"queue": True, "report_every": 0, "update_in_flight": None}
+  del saved["rollout"]["driver"]
+  (tmp_path / "first" / "config.json").write_text(json.dumps(saved))
+  lines = [batch._replace(settings=schedule.checksum_of(flatten(saved))) for batch in schedule.read(tmp_path / "first")]
+  (tmp_path / "first" / schedule.FILE).write_text("".join(f"{schedule.to_line(batch)}\n" for batch in lines))
+  repeat(config, tmp_path / "again", tmp_path / "first")
+  assert results(tmp_path / "again") == results(tmp_path / "first")
+  with pytest.raises(ValueError, match="--replay: found another config in"):
+    repeat(config_of(changes={"num_steps": 2, "rollout.driver": "loop", "seed": 7}), tmp_path / "other", tmp_path / "first")
 
 
 def test_tokens_beyond_the_bound_are_never_learned_from(tmp_path, monkeypatch):

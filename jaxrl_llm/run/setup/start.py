@@ -34,6 +34,7 @@ from jaxrl_llm.tasks.files import report
 from jaxrl_llm.tasks.pipeline import example_iterator, prompt_notes
 from jaxrl_llm.types import Params, TrainState
 from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir.claim import recorded_config
 from jaxrl_llm.workdir.metrics import MetricWriter, SampleWriter
 from jaxrl_llm.workdir.record import Record
 from jaxrl_llm.workdir.summary import Clock
@@ -190,14 +191,16 @@ def open_schedule(config: ConfigDict, workdir: Path, record: Record, replay: Pat
     ValueError: If that run has another config or no schedule. One line.
   """
   settings, repeated = schedule.checksum_of(flatten(config)), None
+  # Those of the same config in the fields of an earlier version.
+  alike = lambda folder: {settings, schedule.checksum_of(flatten(recorded_config(folder, config.to_dict()) or {}))}
   if replay is not None:
     repeated = schedule.read(replay)
     if not repeated:
       expected = "the workdir of a run with config.rollout.update_in_flight"
       raise ValueError(f"--replay: found no {schedule.FILE} in {replay}, expected {expected}")
-    if any(batch.settings != settings for batch in repeated):
+    if not {batch.settings for batch in repeated} <= alike(replay):
       raise ValueError(f"--replay: found another config in {replay}, expected the same one: the command is in its summary.json")
-  return schedule.Schedule(workdir, settings, first=record.rl_steps, repeated=repeated)
+  return schedule.Schedule(workdir, settings, first=record.rl_steps, repeated=repeated, alike=alike(workdir))
 
 
 class Data(NamedTuple):
