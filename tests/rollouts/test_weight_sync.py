@@ -10,7 +10,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, preset, trainable
 from jaxrl_llm.models.checksums import checksum, double_checksum
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, make_weight_sync
-from jaxrl_llm.run.steps import ahead
+from jaxrl_llm.run.steps import ahead, sample
 from tests.marks import few
 from tests.runs import run_here, tiny_config
 
@@ -190,8 +190,9 @@ def test_a_stale_version_is_refused(version, step, staleness):
 @pytest.mark.slow
 def test_a_run_checks_the_version_before_it_draws(tmp_path, monkeypatch):
   """A forgotten transfer: without the check the run would silently learn from older weights."""
-  move = ahead.move_weights
-  monkeypatch.setattr(ahead, "move_weights", lambda run: move(run) if run.record.rl_steps == 0 else None)
+  move = sample.move_weights
+  for module in (ahead, sample):
+    monkeypatch.setattr(module, "move_weights", lambda run: move(run) if run.record.rl_steps == 0 else None)
   config = tiny_config(overrides={"mesh.sampler": 1, "num_steps": 2, "eval.every": 2, "warm_start.num_steps": 0})
   with pytest.raises(WeightSyncError, match="the weights after 0 RL steps, expected those after 1"):
     run_here(config, tmp_path, devices=2)

@@ -53,6 +53,16 @@ def check_sizes(config: ConfigDict, task: Task, lengths: sizes.Lengths, shape: M
   check_pictures(task.name, lengths, config)
 
 
+def check_teacher_names(config: ConfigDict, task: Task) -> None:
+  """Refuses names of teachers that are not those of the problems, before any teacher is looked for.
+
+  Raises:
+    ValueError: If they are not. One line.
+  """
+  if config.teacher.paths is not None:
+    check_names(task.train, config.teacher.column, [text.split("=", 1)[0] for text in config.teacher.paths])
+
+
 def check_teachers(
   config: ConfigDict, task: Task, lengths: sizes.Lengths, shape: ModelConfig, teachers: Mapping[str, Teacher]
 ) -> None:
@@ -68,8 +78,6 @@ def check_teachers(
   Raises:
     ValueError: If one cannot. One line, with the fix.
   """
-  if config.teacher.paths is not None:
-    check_names(task.train, config.teacher.column, [text.split("=", 1)[0] for text in config.teacher.paths])
   for teacher in teachers.values():
     check_teacher(teacher, config, task.tokenizer, shape)
   teaches_itself = config.teacher.path == "self"

@@ -24,7 +24,7 @@ from jaxrl_llm.rewards.at_random import random_terms
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts.samplers import engine_columns, limit_of
-from jaxrl_llm.run.setup.checks import check_devices, check_rewards, check_sizes, check_teachers
+from jaxrl_llm.run.setup.checks import check_devices, check_rewards, check_sizes, check_teacher_names, check_teachers
 from jaxrl_llm.run.setup.data import load_measured, make_rules
 from jaxrl_llm.run.setup.drawing import Drawing, check_drain, make_drawing, why_drain
 from jaxrl_llm.run.setup.teacher import Teacher, find_teachers
@@ -113,6 +113,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
   divisors = mesh_lib.num_row_shards(mesh), mesh.shape["context"]
   config = sizes.choose_sizes(config, lengths, sizes.Bounds(*divisors, shape.d_model, 16 if is_cpu else 128, shape.max_positions))
   check_sizes(config, task, lengths, shape)
+  check_teacher_names(config, task)
   teachers = find_teachers(config)
   check_teachers(config, task, lengths, shape, teachers)
   taught = {name: teacher.shape for name, teacher in teachers.items()}
