@@ -66,15 +66,18 @@ def _rows_per_device(value: Any, config: ConfigDict) -> str | None:
   return None if rest or not size else f"{path}={size}"
 
 
+def _fields_of_queue(is_queue: bool, section: Mapping[str, Any] | ConfigDict) -> dict[str, str]:
+  """Returns the fields of `rollout` that mean what `rollout.queue` meant in a section."""
+  waits = is_queue and section.get("staleness") and section.get("update_in_flight") is None
+  return {"driver": "loop" if is_queue else "auto"} | ({"update_in_flight": "wait"} if waits else {})
+
+
 def _driver(value: Any, config: ConfigDict) -> str | None:
   """Returns what to write instead of `rollout.queue`."""
-  if str(value) == "False":
-    return "config.rollout.driver='auto'"
-  if str(value) != "True":
+  if str(value) not in ("True", "False"):
     return None
-  section = config.get("rollout", {})
-  waits = section.get("staleness") and section.get("update_in_flight") is None
-  return "config.rollout.driver='loop'" + (" and config.rollout.update_in_flight='wait'" if waits else "")
+  fields = _fields_of_queue(str(value) == "True", config.get("rollout", {}))
+  return " and ".join(f"config.rollout.{name}={new!r}" for name, new in fields.items())
 
 
 def _grading(value: Any, config: ConfigDict) -> str | None:
@@ -97,7 +100,7 @@ RENAMED = {
   ),
   "rollout.report_every": Renamed(
     "rollout.driver",
-    "because the loop grades each response as soon as it has finished",
+    "because the loop has responses graded as they finish",
     "'loop' for a number above 0, and 'auto' for 0",
     _grading,
   ),
@@ -142,9 +145,7 @@ def current(saved: Mapping[str, Any], *, updates: bool = True) -> dict[str, Any]
   learner, rollout = saved.get("learner"), saved.get("rollout")
   if isinstance(learner, Mapping) and "micro_batches" in learner and (not updates or learner["micro_batches"] == 1):
     new["learner"] = {name: value for name, value in learner.items() if name != "micro_batches"} | {"rows_per_device": None}
-  if isinstance(rollout, Mapping) and "queue" in rollout:
-    new["rollout"] = {name: value for name, value in rollout.items() if name not in ("queue", "report_every")}
-    new["rollout"]["driver"] = "loop" if rollout["queue"] else "auto"
-    if rollout["queue"] and rollout.get("staleness") and rollout.get("update_in_flight") is None:
-      new["rollout"]["update_in_flight"] = "wait"
+  if isinstance(rollout, Mapping) and {"queue", "report_every"} & rollout.keys():
+    rest = {name: value for name, value in rollout.items() if name not in ("queue", "report_every")}
+    new["rollout"] = rest | _fields_of_queue(bool(rollout.get("queue")), rollout)
   return new

@@ -66,7 +66,7 @@ class DrawingQueue:
     self._is_ready: Callable[[], bool] = lambda: True
     self._version: int | None = None
     self._open: dict[tuple[int, int], tuple[_Noted, Playing]] = {}
-    self._last: Playing | None = None
+    self._last: Playing | None = None  # The last that is no training batch.
     self._seen = Pulse(0, 0, 0.0, 0.0)
     self.schedule = Schedule(None, "", first=0)
 
@@ -98,8 +98,9 @@ class DrawingQueue:
       if self._engine is None:
         self._engine = self._make(params, version)
       else:
-        if self.waits and self._last is not None:
-          self._last.wait()  # It began last: those before it have been waited for.
+        if self.waits:
+          for playing in self._all_open():
+            playing.wait()
         self._wait_for_parts(between)
         self._engine.update(params, version)
       while self._version is None and not self._is_ready():
@@ -115,9 +116,9 @@ class DrawingQueue:
       raise ValueError(f"step {step}: nothing can be drawn before weights are published")
     noted = _Noted(self._engine, order=step, oldest=self._version, known=known, seeds=job.seeds, rereads=self.waits)
     # What is held back must not keep others from being asked for.
-    self._last = play(noted, job if known is None else job._replace(at_once=None))
-    self._open[step, draw] = noted, self._last
-    return self._last
+    playing = play(noted, job if known is None else job._replace(at_once=None))
+    self._open[step, draw] = noted, playing
+    return playing
 
   def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
     """Begins what is no training batch, before all else that waits; publishes its weights first."""
@@ -135,6 +136,9 @@ class DrawingQueue:
     self.schedule.note(step, draw, gathered.played, turns)
     played = zip(gathered.played, turns, strict=True)
     return gathered._replace(played=[conversation._replace(versions=versions_of(conversation, own)) for conversation, own in played])
+
+  def _all_open(self) -> list[Playing]:
+    return [*(playing for _, playing in self._open.values()), *([] if self._last is None else [self._last])]
 
   def _wait_for_parts(self, between: Callable[[], None]) -> None:
     """Waits until the present weights have drawn what they drew in the run that is repeated."""
@@ -164,9 +168,8 @@ class DrawingQueue:
 
   def close(self) -> None:
     """Gives up what is open, and ends the engine; a later use makes a new one."""
-    for playing in (*(playing for _, playing in self._open.values()), self._last):
-      if playing is not None:
-        playing.close()
+    for playing in self._all_open():
+      playing.close()
     self._open.clear()
     engine, self._engine, self._version, self._last = self._engine, None, None, None
     if engine is not None:

@@ -1,6 +1,6 @@
 """Rollouts of one RL step: prompts -> sample -> responses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +8,6 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Int, PRNGKeyArray
 
 from jaxrl_llm.decoding.sampler import Requests, SampleFn
-from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import Graded, mapped, weigh
@@ -67,7 +66,7 @@ def dispatch(
     gallery: Pictures of the problems; None if there are none.
 
   Returns:
-    Rollouts on the devices, for `collect`.
+    Rollouts on the devices.
   """
   prompts = encode_prompts(examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
   shown = None if gallery is None else place_rows(mesh, gallery.shown(examples, prompts[0].shape[1], params))
@@ -76,22 +75,6 @@ def dispatch(
     return sample(params, *prompts, key) if shown is None else sample(params, *prompts, key, Requests(), shown)
   placed = place_rows(mesh, {name: x for name, x in requests._asdict().items() if name in ("partial", "limits")})
   return sample(params, *prompts, key, requests._replace(**placed))
-
-
-def collect(rollouts: Rollouts, tokenizer: Tokenizer) -> tuple[Rollouts, list[Completion]]:
-  """Waits for the rollouts of `dispatch` and copies all of them to every host."""
-  rollouts = hosts.to_host(rollouts)
-  return rollouts, completions(rollouts, tokenizer.decode)
-
-
-def draw(
-  sample: SampleFn, params: Params, examples: Examples, key: PRNGKeyArray, *, tokenizer: Tokenizer, **placing: Any
-) -> tuple[Rollouts, list[Completion]]:
-  """Samples responses to problems and waits for them: `dispatch` and then `collect`.
-
-  The arguments are those of `dispatch`.
-  """
-  return collect(dispatch(sample, params, examples, key, tokenizer=tokenizer, **placing), tokenizer)
 
 
 def pending(rewards: Sequence[WeightedReward], count: int) -> Graded:
@@ -109,12 +92,6 @@ def put(graded: Graded, rows: Sequence[int] | Int[np.ndarray, " m"], own: Graded
     return x
 
   return mapped(filled, graded, own)
-
-
-def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> list[Completion]:
-  """Makes the completions that reward functions see; `decode` leaves out special tokens."""
-  responses = [tuple(tokens[mask].tolist()) for tokens, mask in zip(rollouts.tokens, rollouts.mask, strict=True)]
-  return [Completion(decode(ids), ids, len(ids), bool(stopped)) for ids, stopped in zip(responses, rollouts.stopped, strict=True)]
 
 
 def written_mask(rollouts: Rollouts) -> Bool[np.ndarray, "N R"]:

@@ -32,7 +32,7 @@ def test_old_fields_are_gone_and_new_ones_exist():
     (["rollout.queue=False"], "config.rollout.queue: found False, expected config.rollout.driver='auto', "),
     (["rollout.queue=True", "rollout.staleness=2"], "config.rollout.driver='loop' and config.rollout.update_in_flight='wait', which"),
     (["rollout.queue=maybe"], "'loop' for True, with update_in_flight='wait' if it was None and there is a lag, and 'auto' for False"),
-    (["rollout.report_every=16"], "found 16, expected config.rollout.driver='loop', because the loop grades each response as soon as it"),
+    (["rollout.report_every=16"], "found 16, expected config.rollout.driver='loop', because the loop has responses graded as they finish"),
     (["learner.micro_batches=two"], f"{OLD}: found 'two', expected config.learner.rows_per_device, the rows that a device takes at a "),
   ],
 )
@@ -81,6 +81,7 @@ def test_a_recorded_config_is_read_in_the_new_fields(number):
     ({"queue": True, "staleness": 2, "update_in_flight": "keep"}, {"driver": "loop", "staleness": 2, "update_in_flight": "keep"}),
     ({"queue": True, "staleness": 0, "update_in_flight": None}, {"driver": "loop", "staleness": 0, "update_in_flight": None}),
     ({"queue": False, "report_every": 16}, {"driver": "auto"}),
+    ({"report_every": 0}, {"driver": "auto"}),  # Before there was a queue.
   ],
 )
 def test_what_drew_a_recorded_run_draws_it_still(saved, new):

@@ -6,11 +6,10 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import Outcome
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
 from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job
 from jaxrl_llm.types import StopReason
-from tests.rollouts.players import Handing
+from tests.rollouts.players import Handing, completions
 from tests.rollouts.test_rollout import EXAMPLES, TERMS, make_rollouts
 
 TOKENIZER = ByteTokenizer()
@@ -38,7 +37,7 @@ def test_columns_become_the_rollouts_they_came_from():
   for name in ("prompts", "prompt_mask", "tokens", "mask", "stopped"):
     np.testing.assert_array_equal(getattr(batch.rollouts, name), getattr(expected, name), err_msg=name)
   np.testing.assert_array_equal(batch.rollouts.logprobs, np.where(expected.mask, expected.logprobs, 0))
-  assert batch.rollouts.written is None and batch.completions == rollout.completions(expected, TOKENIZER.decode)
+  assert batch.rollouts.written is None and batch.completions == completions(expected, TOKENIZER.decode)
 
 
 def test_parts_give_the_same_batch():

@@ -11,7 +11,7 @@ import pytest
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import lag as lag_lib
-from jaxrl_llm.rollouts import rollout
+from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.saved_state import ROLLOUT
 from jaxrl_llm.run.steps import ahead, learn, stop
@@ -137,10 +137,12 @@ def test_rollouts_come_from_the_weights_of_an_earlier_step(lagging):
       params = jax.device_put(weights[version], shardings)
       examples = next(prompts)
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
-      placing = dict(mesh=built.mesh, tokenizer=built.task.tokenizer, prompt_buckets=config.rollout.prompt_buckets)
-      drawn = rollout.draw(built.drawing.programs.sample, params, examples, key, **placing)
-      batch = batch_lib.assess(*drawn, examples, rewards=built.rewards)
-      batch = batch._replace(advantages=np.zeros(drawn[0].mask.shape), signal=np.zeros(len(examples), bool))
+      drawing = built.drawing
+      job = drawing.train.job(examples, key)
+      playing = drawing.queue.play(drawing.train.play, job, params, version)
+      drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=drawing.prompt_buckets)
+      batch = batch_lib.assess(drawn.rollouts, drawn.responses, examples, rewards=built.rewards)
+      batch = batch._replace(advantages=np.zeros(drawn.rollouts.mask.shape), signal=np.zeros(len(examples), bool))
       hashes.append(batch_lib.metrics(batch)["rollout/tokens_sha256"])
   assert hashes == column(workdir, "rollout/tokens_sha256")
 

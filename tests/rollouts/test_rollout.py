@@ -11,8 +11,9 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.thumbnails import thumbnail
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import dynamic_sampling, rollout, trajectories
+from jaxrl_llm.rollouts import dynamic_sampling, trajectories
 from jaxrl_llm.types import Rollouts
+from tests.rollouts.players import completions, swept, with_reasons
 
 TOKENIZER = ByteTokenizer()
 PAD, EOS = TOKENIZER.pad_id, TOKENIZER.eos_id
@@ -50,13 +51,13 @@ def make_batch() -> batch_lib.Batch:
   Its first group carries a signal.
   """
   rollouts = make_rollouts()
-  responses = rollout.completions(rollouts, TOKENIZER.decode)
+  responses = completions(rollouts, TOKENIZER.decode)
   batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
   return batch._replace(advantages=np.float32([[1], [-1], [0.5], [-0.5]]) * rollouts.mask, signal=np.array([True, False]))
 
 
 def test_completions_keep_the_stop_token_and_count_it():
-  responses = rollout.completions(make_rollouts(), TOKENIZER.decode)
+  responses = completions(make_rollouts(), TOKENIZER.decode)
   assert [c.text for c in responses] == RESPONSES
   assert [c.token_ids for c in responses] == [(35, 50, EOS), (35, 51, EOS), (35, 57, EOS), (57, 57, 57, 57)]
   assert [c.num_tokens for c in responses] == [3, 3, 3, 4] and [c.stopped for c in responses] == [
@@ -208,15 +209,16 @@ def test_a_sample_row_has_the_responses_part_of_its_token_scores():
   assert row["entropy"][:2] == [0.1, 0.333333] and np.isnan(row["entropy"][2]) and "gate_weight" not in row
 
 
-def test_draw_passes_encoded_prompts_to_the_sampler_and_returns_host_arrays():
+def test_a_sweep_passes_encoded_prompts_to_the_sampler_and_returns_host_arrays():
   mesh, seen = mesh_lib.make_mesh(data=2, fsdp=1, tensor=4), {}
 
   def sample(params, prompts, prompt_mask, key):
     seen.update(params=params, prompts=prompts, mask=prompt_mask, key=key)
-    return jax.tree.map(jnp.asarray, make_rollouts())
+    return jax.tree.map(jnp.asarray, with_reasons(make_rollouts()))
 
   key = jax.random.key(3)
-  rollouts, responses = rollout.draw(sample, "weights", EXAMPLES, key, mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(5, 9))
+  sizes = dict(group_size=2, new_tokens=4, prompt_buckets=(5, 9))
+  rollouts, responses = swept(sample, "weights", EXAMPLES, key, mesh=mesh, tokenizer=TOKENIZER, **sizes)
   assert seen["params"] == "weights" and seen["key"] is key
   np.testing.assert_array_equal(seen["prompts"], make_rollouts().prompts[::2])
   np.testing.assert_array_equal(seen["mask"], make_rollouts().prompt_mask[::2])
@@ -232,7 +234,7 @@ def fails_on(text):
 
 def test_a_response_without_a_reward_counts_nowhere():
   rollouts = make_rollouts()
-  responses = rollout.completions(rollouts, TOKENIZER.decode)
+  responses = completions(rollouts, TOKENIZER.decode)
   batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=[WeightedReward("right", fails_on("#3"))])
   assert batch.graded.failed.tolist() == [None, "not_finite", None, None] and batch.graded.valid.tolist() == [True, False, True, True]
   batch = batch._replace(counted=batch_lib.counted(batch, skips_truncated=False, whole_groups=False))
@@ -257,5 +259,5 @@ def test_sequences_that_do_not_count():
 def test_verdicts_leave_out_shaping_terms():
   rollouts = make_rollouts()
   terms = [TERMS[0], TERMS[1]._replace(shapes=True)]
-  batch = batch_lib.assess(rollouts, rollout.completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=terms)
+  batch = batch_lib.assess(rollouts, completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=terms)
   assert batch.graded.verdicts.tolist() == [1, 0, 1, 0] and batch.graded.totals[3] == pytest.approx(0.4)

@@ -170,3 +170,32 @@ def test_requests_of_a_batch_have_seeds_of_their_own(queue):
   assert [(x.order, x.oldest) for x in queue.engines[0].asked] == [(5, 2)] * 2
   queue.play(play, job_of(8), None, 2)
   assert queue.engines[0].asked[-1].order == -1
+
+
+@pytest.mark.parametrize("first, later", [(0, 1), (1, 0)])
+def test_new_weights_wait_for_all_whole_batches_that_are_open(first, later):
+  """Also for one that began before others, and that an evaluation has overtaken."""
+  order, updates = [], []
+
+  class Slow:
+    def __init__(self, number):
+      self.number = number
+
+    def __iter__(self):
+      return iter(())
+
+    def wait(self):
+      order.append(self.number)
+
+    def close(self):
+      pass
+
+  engine = FakeEngine(0)
+  engine.update = lambda params, version: updates.append((version, sorted(order)))
+  queue = DrawingQueue(lambda params, version: engine, waits=True)
+  queue.publish(None, 0)
+  for step in (first, later):
+    queue.begin(lambda engine, job, step=step: Slow(step), job_of(), step)
+  queue.play(lambda engine, job: Slow(2), job_of(), None, 0)
+  queue.publish(None, 1)
+  assert updates == [(1, [0, 1, 2])]

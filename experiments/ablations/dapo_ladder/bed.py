@@ -22,7 +22,6 @@ from experiments.ablations.dapo_ladder import measures
 from jaxrl_llm import train
 from jaxrl_llm.config import check
 from jaxrl_llm.rewards.final_answer import final_answer
-from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.run.setup import start as start_lib
 from jaxrl_llm.run.setup.saved_state import abstract_arrays
 from jaxrl_llm.tasks.sets import arithmetic
@@ -234,10 +233,7 @@ def grades(run: start_lib.Run) -> list[int]:
     for start in range(0, len(problems), size):
       batch = problems[start : start + size]
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 2**20 + half), start)
-      placing = dict(mesh=run.experiment.drawing.mesh, tokenizer=run.experiment.task.tokenizer)
-      _, responses = rollout.draw(
-        run.experiment.drawing.programs.eval_sample, run.state.params, batch, key, prompt_buckets=config.rollout.prompt_buckets, **placing
-      )
+      _, responses = run.experiment.drawing.samples(run.state.params, run.record.rl_steps)(batch, key)
       k = len(responses) // len(batch)
       of = lambda i, batch=batch, k=k: batch[i // k]
       graded = np.array([final_answer(response, of(i)) for i, response in enumerate(responses)])

@@ -188,7 +188,8 @@ def make_drawing(
     options = dict(dtype=model.config.dtype, trainable=learner.trainable)
     sync = make_weight_sync(params, learner.model.logical_axes, learner=learner.model.mesh, sampler=mesh, **options)
     params = sync.arrived
-  options = dict(turn_stops=rules and rules.environment.stops, records_routes=records_routes(config, shape), on_engine=why is None)
+  records = records_routes(config, shape)
+  options = dict(turn_stops=rules and rules.environment.stops, records_routes=records, on_engine=why is None)
   programs, gallery = make_samplers(config, model, tokenizer, params, **options), make_gallery(config, tokenizer, learner, shape)
   section = config.rollout
   common = dict(
@@ -197,7 +198,7 @@ def make_drawing(
     stop_ids=tokenizer.stop_ids,
     stops=(*section.stop_strings, *(() if rules is None else rules.environment.stops)),
   )
-  routes = (model.config.num_layers, model.config.experts.top_k) if records_routes(config, model.config) else None
+  routes = (model.config.num_layers, model.config.experts.top_k) if records else None
   train = Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, routes=routes, **common)
   evaluate = Draws(temperature=config.eval.temperature, **common)
   if why is None:

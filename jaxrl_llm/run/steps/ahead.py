@@ -39,6 +39,7 @@ class Ahead:
     if self._queue.joins:
       publish(run, between=between)  # What is in progress may go on with them.
     elif self._next < horizon:
+      # `launch` would do it as well, within the time of the rollouts.
       move_weights(run)
     run.phases.begin("rollout")
     self._begin(step + 1 if self._one_by_one else horizon)

@@ -20,9 +20,9 @@ from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.thumbnails import thumbnail
 from jaxrl_llm.rewards import Outcome, WeightedReward, answer_key, call_here, final_answer, grade
-from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.text_types import Completion, Turn
 from jaxrl_llm.types import Rollouts
+from tests.rollouts.players import swept, with_reasons
 
 TOKENIZER = ByteTokenizer()
 FINAL_ANSWER = WeightedReward("final_answer", final_answer)
@@ -126,11 +126,11 @@ def run(problems, *, batch_prompts, num_samples, **settings):
       tokens[row, : len(ids)] = ids
     mask = tokens != TOKENIZER.pad_id
     repeat = lambda x: np.repeat(np.asarray(x), num_samples, axis=0)
-    return Rollouts(repeat(prompts), repeat(prompt_mask), tokens, mask, -1.0 * mask, np.ones(len(responses), bool))
+    return with_reasons(Rollouts(repeat(prompts), repeat(prompt_mask), tokens, mask, -1.0 * mask, np.ones(len(responses), bool)))
 
   mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(mesh_lib.AXES)), mesh_lib.AXES)
-  common = dict(mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(4,))
-  draw = lambda examples, key: rollout.draw(sample, None, examples, key, **common)
+  common = dict(mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(4,), group_size=num_samples, new_tokens=9)
+  draw = lambda examples, key: swept(sample, None, examples, key, **common)
   evaluation = evaluate_policy(draw, problems, jax.random.key(0), batch_prompts=batch_prompts, **settings)
   return eval_metrics(evaluation), keys, widths, evaluation
 

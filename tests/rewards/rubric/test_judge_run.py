@@ -12,14 +12,14 @@ from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.rubric import Judge
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import rollout, trajectories
+from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
 from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job
 from jaxrl_llm.run.steps import learn as learn_lib
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.types import StopReason
 from tests.rewards.rubric.fake import Reply, completion, rubric, scores, serving, written
-from tests.rollouts.players import Handing
+from tests.rollouts.players import Handing, completions
 from tests.rollouts.test_rollout import EXAMPLES, make_rollouts
 from tests.runs import call, flags, rows, run_here, tiny_config
 
@@ -80,7 +80,7 @@ def test_a_judge_is_asked_about_finished_responses_and_none_is_waited_for():
 
 def test_what_a_monitor_does_not_know_is_in_no_mean():
   rollouts = make_rollouts()
-  responses = rollout.completions(rollouts, ByteTokenizer().decode)
+  responses = completions(rollouts, ByteTokenizer().decode)
   fails = lambda completion, example: 1 / 0 if "9" in completion.text else 1.0
   rewards = [WeightedReward("right", lambda completion, example: 1.0), WeightedReward("seen", fails, 0.0, monitors=True)]
   batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=rewards)
