@@ -11,12 +11,11 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
-from jaxrl_llm.rollouts import lag
 from jaxrl_llm.run.observe import garbage
 from jaxrl_llm.run.setup.out_of_memory import explained
 from jaxrl_llm.run.setup.start import Run, start_run
 from jaxrl_llm.run.steps import warm_starts
-from jaxrl_llm.run.steps.ahead import Ahead
+from jaxrl_llm.run.steps.ahead import Ahead, saves
 from jaxrl_llm.run.steps.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
 from jaxrl_llm.run.steps.grading import assess, judge_metrics
 from jaxrl_llm.run.steps.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
@@ -148,6 +147,6 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
       record.accuracy_final = evaluate(run, step + 1)
       run.compiled.passed("eval")
     run.compiled.passed("rl")
-    end_step(run, saves=lag.saves(config, step), last=last, can_save=ahead.is_empty)
+    end_step(run, saves=saves(config, step), last=last, can_save=ahead.is_empty)
     if step == first:
       exempt()

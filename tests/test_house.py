@@ -74,7 +74,7 @@ DOORS = {
 CONFIG_ROOMS = ("config", "evaluate", "export", "main", "run", "train")
 CONFIG_FILES = (
   "learner/memory.py", "learner/needs.py", "learner/programs.py", "learner/route_programs.py", "rewards/from_config.py",
-  "rollouts/lag.py", "rollouts/samplers.py",
+  "rollouts/samplers.py",
 )  # fmt: skip
 
 BLOCKED = (

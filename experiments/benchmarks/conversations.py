@@ -26,20 +26,20 @@ from experiments.benchmarks.reporting import at_least_one, lines, report
 from jaxrl_llm import train
 from jaxrl_llm.decoding.sampler import Requests
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.rollouts.arrivals import gather
+from jaxrl_llm.rollouts.jobs import Examples
 from jaxrl_llm.rollouts.sweeps import Sweeps
 from jaxrl_llm.run.setup.start import Run, start_run
 from jaxrl_llm.run.steps.sample import move_weights, sampler_params
 from jaxrl_llm.types import Params, Rollouts
 
 
-def by_sampler(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, float]]:
+def by_sampler(run: Run) -> Callable[[Examples, jax.Array], dict[str, float]]:
   """Returns a function `(problems, key) -> measurements` that calls the sampler once per turn."""
   drawing = run.experiment.drawing
   width, placing = max(drawing.prompt_buckets), dict(mesh=drawing.mesh, prompt_buckets=drawing.prompt_buckets)
 
-  def draw(examples: rollout.Examples, key: jax.Array) -> dict[str, float]:
+  def draw(examples: Examples, key: jax.Array) -> dict[str, float]:
     computed = 0
 
     def sample(params: Params, prompts: jax.Array, mask: jax.Array, key: jax.Array, requests: Requests) -> Rollouts:
@@ -58,11 +58,11 @@ def by_sampler(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, fl
   return draw
 
 
-def by_engine(run: Run) -> Callable[[rollout.Examples, jax.Array], dict[str, float]]:
+def by_engine(run: Run) -> Callable[[Examples, jax.Array], dict[str, float]]:
   """Returns a function `(problems, key) -> measurements` that uses the engine."""
   drawing = run.experiment.drawing
 
-  def draw(examples: rollout.Examples, key: jax.Array) -> dict[str, float]:
+  def draw(examples: Examples, key: jax.Array) -> dict[str, float]:
     job = drawing.train.job(examples, key)
     playing = drawing.queue.play(drawing.train.play, job, sampler_params(run), run.record.rl_steps)
     drawn, metrics = gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)

@@ -26,6 +26,10 @@ Code that runs rewards in other processes may add its own causes, as lower-case 
 """
 
 
+PENDING = "pending"
+"""Value for the cause of failure of a response that is graded later, at the end of its batch."""
+
+
 class Outcome(NamedTuple):
   """The outcome of one call of one reward function.
 
@@ -254,6 +258,23 @@ def weigh(rewards: Sequence[WeightedReward], parts: dict[str, np.ndarray], failu
   # Summed separately rather than by subtraction: equal verdicts are then equal to the last bit.
   verdicts = sum((part for reward, part in weighted if not reward.shapes), np.zeros(count))
   return Graded(np.float32(totals), parts, np.float32(verdicts), failed, details)
+
+
+def pending(rewards: Sequence[WeightedReward], count: int) -> Graded:
+  """Makes rewards of responses that are yet to be graded."""
+  parts = {reward.name: np.zeros(count, np.float32) for reward in rewards}
+  return weigh(rewards, parts, dict.fromkeys(range(count), (PENDING, "")))
+
+
+def put(graded: Graded, rows: Sequence[int] | np.ndarray, own: Graded) -> Graded:
+  """Replaces the rewards of the responses in `rows` by `own`, which holds theirs alone."""
+
+  def filled(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x[rows] = values
+    return x
+
+  return mapped(filled, graded, own)
 
 
 def failure_metrics(failed: Collection[str | None]) -> dict[str, float]:

@@ -8,14 +8,30 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped
-from jaxrl_llm.rollouts.jobs import Conversation, Job, Playing, to_completion, to_rollouts
-from jaxrl_llm.rollouts.rollout import DrawnBatch, pending, put
+from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped, pending, put
+from jaxrl_llm.rollouts.jobs import Conversation, Examples, Job, Playing, to_completion, to_rollouts
 from jaxrl_llm.rollouts.rules import metrics as metrics_of_conversations
-from jaxrl_llm.text_types import Tokenizer
-from jaxrl_llm.types import StopReason
+from jaxrl_llm.text_types import Completion, Tokenizer
+from jaxrl_llm.types import Rollouts, StopReason
 
 _PARTS = 8  # Calls of the rewards cost time too, so a batch is graded in so many parts at most.
+
+
+class DrawnBatch(NamedTuple):
+  """Rollouts on the host, as `assess` needs them.
+
+  Attributes:
+    rollouts: Tokens and log-probabilities.
+    responses: Completions of the sequences.
+    examples: One task row per prompt.
+    graded: Rewards of the sequences graded while others were still being drawn, the others
+      `PENDING`; None if there are none.
+  """
+
+  rollouts: Rollouts
+  responses: list[Completion]
+  examples: Examples
+  graded: Graded | None = None
 
 
 class Gathered(NamedTuple):
@@ -23,7 +39,7 @@ class Gathered(NamedTuple):
 
   Attributes:
     played: The conversations, in the order of their sequences.
-    graded: Rewards known so far; None if nothing was to be graded.
+    graded: Rewards known so far; None if nothing is graded yet.
     seconds: Time spent on grading while others were talking.
   """
 
@@ -102,8 +118,7 @@ def wait_for(
   Raises:
     EngineError: If the engine has failed.
   """
-  size, seconds, played, ready = len(job.seeds), 0.0, [], []
-  graded = None if rewards is None else pending(rewards, size)
+  size, seconds, graded, played, ready = len(job.seeds), 0.0, None, [], []
   begins = [reward.service.begin for reward in rewards or () if reward.service is not None]
   try:
     for finished in playing:
@@ -119,7 +134,7 @@ def wait_for(
       for begin in begins:
         begin(*([part[i] for i in known] for part in asked))
       if not begins:
-        graded = put(graded, rows, grade(rewards, *asked, call=call))
+        graded = put(graded or pending(rewards, size), rows, grade(rewards, *asked, call=call))
       ready = []
       seconds += time.perf_counter() - start
   except BaseException:

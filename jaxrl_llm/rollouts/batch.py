@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float
 
 from jaxrl_llm.pretrained.thumbnails import thumbnails
 from jaxrl_llm.rewards import CallFn, Graded, WeightedReward, call_here, failure_metrics
+from jaxrl_llm.rewards.outcome import PENDING, put
 from jaxrl_llm.rewards.shared import grade_shared
-from jaxrl_llm.rollouts.rollout import PENDING, Examples, pending, put, transcript, written_mask
+from jaxrl_llm.rollouts.jobs import Examples
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 
@@ -71,9 +72,11 @@ def assess(
   """
   group_size = len(responses) // len(examples)
   repeated = [example for example in examples for _ in range(group_size)]
-  graded = pending(rewards, len(responses)) if graded is None else graded
-  rest = np.flatnonzero(graded.failed == PENDING)
-  graded = put(graded, rest, grade_shared(rewards, [responses[i] for i in rest], [repeated[i] for i in rest], call=call))
+  if graded is None:
+    graded = grade_shared(rewards, responses, repeated, call=call)
+  else:
+    rest = np.flatnonzero(graded.failed == PENDING)
+    graded = put(graded, rest, grade_shared(rewards, [responses[i] for i in rest], [repeated[i] for i in rest], call=call))
   return Batch(rollouts, responses, repeated, graded, group_size, graded.valid)
 
 
@@ -173,6 +176,19 @@ def sample_rows(
       | (_of_response(token_scores[row], len(ids)) if token_scores else {})
     )
   return rows
+
+
+def written_mask(rollouts: Rollouts) -> Bool[np.ndarray, "N R"]:
+  """Returns a mask that is True at the tokens that the policy wrote."""
+  return rollouts.mask if rollouts.written is None else rollouts.written
+
+
+def transcript(completion: Completion) -> str:
+  """Returns a response as text; for a conversation, all turns with the replies between them."""
+  if not completion.turns:
+    return completion.text
+  words = [(turn.text, turn.reply if isinstance(turn.reply, str) else f"[{len(turn.reply)} tokens]") for turn in completion.turns]
+  return "".join(text + reply for text, reply in words[:-1]) + words[-1][0]
 
 
 def _of_response(numbers: Mapping[str, Float[np.ndarray, "..."]], length: int) -> dict[str, list[float]]:

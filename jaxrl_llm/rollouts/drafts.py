@@ -82,14 +82,13 @@ class Draft:
 
 
 class Drafts:
-  """The conversations of a batch in progress. Any thread may call its methods.
-
-  Iterating yields those that have ended as `Playing` does, and raises errors as a run does.
+  """The conversations of a batch in progress: a `Playing`. Any thread may call its methods.
 
   Args:
     engine: Engine that draws.
     job: The batch.
     ended: Function that is told of each conversation that has ended, by itself or by the cut.
+    closed: Function called by `close`.
     waits: Whether to wait for the environment's reply even if the cut leaves nothing to do.
 
   Attributes:
@@ -98,8 +97,11 @@ class Drafts:
     over: Event that is set once nothing is drawn any more, because of the end or an error.
   """
 
-  def __init__(self, engine: Engine, job: Job, *, ended: Callable[[Draft], None] = lambda draft: None, waits: bool = False):
-    self._engine, self.job, self._ended, self._waits = engine, job, ended, waits
+  def __init__(
+    self, engine: Engine, job: Job, *, ended: Callable[[Draft], None] = lambda draft: None, closed: Callable[[], None] = lambda: None,
+    waits: bool = False,
+  ):  # fmt: skip
+    self._engine, self.job, self._ended, self._closed, self._waits = engine, job, ended, closed, waits
     self._lock, self.over = threading.Lock(), threading.Event()
     self._finished: queue.SimpleQueue[Conversation | BaseException] = queue.SimpleQueue()
     self._cutoff = Cutoff(len(job.seeds), group_size=job.group_size, enough=job.enough or len(job.examples))
@@ -271,6 +273,10 @@ class Drafts:
     for draft in parked:
       self._ended(draft)
 
+  def wait(self) -> None:
+    """Waits until nothing is drawn any more."""
+    self.over.wait()
+
   def fail(self, error: BaseException) -> None:
     """Raises an error in the caller that waits for the conversations."""
     self._finished.put(error)
@@ -286,3 +292,4 @@ class Drafts:
       if draft.handle is not None:
         draft.handle.abort()
     self.over.set()
+    self._closed()

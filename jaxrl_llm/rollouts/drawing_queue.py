@@ -127,15 +127,20 @@ class DrawingQueue:
     self._last = play(_Noted(self._engine, order=-1, oldest=version, known=None, seeds=(), rereads=self.waits), job)
     return self._last
 
-  def take(self, gathered: Gathered, step: int, draw: int = 0) -> Gathered:
-    """Ends a complete batch; notes which weights drew it in the schedule and its conversations."""
+  def take(self, gathered: Gathered, step: int, draw: int = 0) -> tuple[Gathered, dict[str, float]]:
+    """Ends a complete batch; notes which weights drew it in the schedule and its conversations.
+
+    Returns:
+      The batch, and measures of the engine, such as the fraction of the time that it was idle.
+    """
     noted, _ = self._open.pop((step, draw))
     if self.waits:
-      return gathered
+      return gathered, self._measures()
     turns = [noted.turns_of(conversation.sequence) for conversation in gathered.played]
     self.schedule.note(step, draw, gathered.played, turns)
     played = zip(gathered.played, turns, strict=True)
-    return gathered._replace(played=[conversation._replace(versions=versions_of(conversation, own)) for conversation, own in played])
+    versioned = [conversation._replace(versions=versions_of(conversation, own)) for conversation, own in played]
+    return gathered._replace(played=versioned), self._measures()
 
   def _all_open(self) -> list[Playing]:
     return [*(playing for _, playing in self._open.values()), *([] if self._last is None else [self._last])]
@@ -155,8 +160,7 @@ class DrawingQueue:
         raise ReplayLost(f"replay: {missing} tokens of the weights after {self._version} steps do not come")
       time.sleep(_PATIENCE_S)
 
-  def metrics(self) -> dict[str, float]:
-    """Returns measures of the engine, such as the fraction of the time that it was idle."""
+  def _measures(self) -> dict[str, float]:
     if isinstance(self._engine, Measured):
       return self._engine.metrics()
     if not isinstance(self._engine, Pulsing):

@@ -40,6 +40,9 @@ def as_engine_error(error: BaseException) -> BaseException:
   return EngineError(f"the decoding engine: {one_line(error)}")
 
 
+Examples = Sequence[Mapping[str, Any]]
+
+
 class Draws(NamedTuple):
   """How the policy's turns are drawn.
 
@@ -81,7 +84,7 @@ class Job(NamedTuple):
       for batches that it never draws.
   """
 
-  examples: Sequence[Mapping[str, Any]]
+  examples: Examples
   group_size: int
   seeds: Sequence[int]
   salt: str
@@ -190,6 +193,27 @@ def sequence_seeds(key: PRNGKeyArray, num_sequences: int) -> list[int]:
   return [int.from_bytes(hashed(i), "little") for i in range(num_sequences)]
 
 
+class Plan(NamedTuple):
+  """How the batches of one purpose are drawn: training rollouts, or evaluations.
+
+  Attributes:
+    play: Player of a batch.
+    draws: Settings of the turns.
+    group_size: Number of samples per prompt (G).
+    at_once: Number of conversations that the engine keeps; None for all.
+  """
+
+  play: PlayFn
+  draws: Draws
+  group_size: int
+  at_once: int | None = None
+
+  def job(self, examples: Examples, key: PRNGKeyArray) -> Job:
+    """Returns the batch with this key."""
+    seeds, salt = sequence_seeds(key, len(examples) * self.group_size), np.asarray(jax.random.key_data(key), np.uint32).tobytes().hex()
+    return Job(examples, self.group_size, seeds, salt, self.draws, at_once=self.at_once, key=key)
+
+
 def turn_seed(seed: int, turn: int) -> int:
   """Returns the seed of a request: turn `turn`, from 0, of the sequence with this seed.
 
@@ -230,13 +254,8 @@ def reason_of(drawn: requests.Decoded, draws: Draws) -> StopReason:
   return {"length": StopReason.LENGTH, "aborted": StopReason.ABORTED}[drawn.reason]
 
 
-def salt_of(key: PRNGKeyArray) -> str:
-  """Returns the salt of the batch with this key."""
-  return np.asarray(jax.random.key_data(key), np.uint32).tobytes().hex()
-
-
 def to_rollouts(
-  played: Sequence[Conversation], examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *, draws: Draws,
+  played: Sequence[Conversation], examples: Examples, tokenizer: Tokenizer, *, draws: Draws,
   prompt_buckets: Sequence[int],
 ) -> tuple[Rollouts, list[Completion]]:  # fmt: skip
   """Makes the rollouts and completions of a batch of which all conversations have finished.
@@ -251,7 +270,7 @@ def to_rollouts(
   Raises:
     ValueError: If a sequence is missing, or one of them does not keep to the sizes.
   """
-  played = [_with_a_token(conversation, tokenizer) for conversation in sorted(played, key=lambda x: x.sequence)]
+  played = [x if len(x.tokens) or x.failed is None else _with_a_token(x, tokenizer) for x in sorted(played, key=lambda x: x.sequence)]
   sequences = [conversation.sequence for conversation in played]
   if sequences != list(range(len(played))) or len(played) % len(examples):
     raise ValueError(f"found the conversations {sequences}, expected one for each sequence of {len(examples)} prompts")
@@ -294,9 +313,7 @@ def to_rollouts(
 
 
 def _with_a_token(conversation: Conversation, tokenizer: Tokenizer) -> Conversation:
-  """Returns a conversation of at least one token, not a written one if it failed before any."""
-  if len(conversation.tokens) or conversation.failed is None:
-    return conversation
+  """Returns a conversation that failed before any token with one that the policy did not write."""
   return conversation._replace(tokens=(tokenizer.eos_id,), logprobs=(0.0,), written=(False,), turns=(Turn("", "", 0.0, 0),))
 
 

@@ -4,19 +4,22 @@ A sweep is one program over any mesh, in all processes of a run. It is dispatche
 weights that are there at that time, and copied to the host when a caller waits for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_llm.decoding.sampler import Requests, SampleFn, no_partial
 from jaxrl_llm.devices import hosts
+from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rollouts.arrivals import Gathered
+from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.jobs import Conversation, Job, PlayFn, Playing
-from jaxrl_llm.rollouts.rollout import dispatch
 from jaxrl_llm.rollouts.rounds import begin_conversations, take_turn, turn_requests
 from jaxrl_llm.rollouts.rules import Rules
+from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import Params, Rollouts, StopReason
 
@@ -30,14 +33,14 @@ class Sweeps:
     sample: The jitted sampler.
     tokenizer: The task's tokenizer.
     rules: Rules of conversations; None for responses of a single turn.
-    **placing: Arguments of `dispatch`: the mesh, the buckets of prompts and the pictures.
+    **placing: The sampler's mesh, the buckets of prompts and the pictures.
   """
 
   def __init__(
     self, params: Params, job: Job, *, sample: SampleFn, tokenizer: Tokenizer, rules: Rules | None, **placing: Any
   ):
     self._tokenizer, self._rules, self._conversations, self._ask = tokenizer, rules, None, None
-    ask = partial(dispatch, sample, params, job.examples, job.key, tokenizer=tokenizer, **placing)
+    ask = partial(_dispatch, sample, params, job, tokenizer=tokenizer, **placing)
     if rules is None:
       self._drawn = ask(requests=None if job.enough is None else continued(job))
     else:
@@ -55,8 +58,7 @@ class Sweeps:
       self._conversations, self._drawn = conversations, self._ask(requests=turn_requests(conversations, self._rules))
       yield []
       drawn = hosts.to_host(self._drawn)
-    prompts = _prompts(drawn)
-    yield [conversation._replace(prompt=prompts[i], routes=_routes(drawn, i)) for i, conversation in enumerate(conversations.finished())]
+    yield [conversation._replace(**fed) for conversation, fed in zip(conversations.finished(), _fed(drawn), strict=True)]
 
   def wait(self) -> None:
     """Returns at once: new weights need not wait for what was dispatched with others."""
@@ -92,14 +94,10 @@ class SweepQueue:
     del version
     return play(params, job)
 
-  def take(self, gathered: Gathered, step: int, draw: int = 0) -> Gathered:
-    """Returns a complete batch as it is."""
+  def take(self, gathered: Gathered, step: int, draw: int = 0) -> tuple[Gathered, dict[str, float]]:
+    """Returns a complete batch as it is, and no measures."""
     del step, draw
-    return gathered
-
-  def metrics(self) -> dict[str, float]:
-    """Returns no measures."""
-    return {}
+    return gathered, {}
 
   def __enter__(self) -> "SweepQueue":
     """Returns itself."""
@@ -107,6 +105,32 @@ class SweepQueue:
 
   def __exit__(self, *error: Any) -> None:
     """Does nothing: sweeps end by themselves."""
+
+
+def _dispatch(
+  sample: SampleFn, params: Params, job: Job, *, mesh: Mesh, tokenizer: Tokenizer, prompt_buckets: Sequence[int],
+  requests: Requests | None, gallery: Gallery | None = None,
+) -> Rollouts:  # fmt: skip
+  """Dispatches a sweep over all prompts of a batch, and returns its rollouts on the devices.
+
+  Args:
+    sample: The jitted sampler.
+    params: Weights of the policy, on the sampler's devices.
+    job: The batch; the mesh must divide the number of its prompts.
+    mesh: The sampler's mesh, over which the rows of the prompts are split.
+    tokenizer: The task's tokenizer.
+    prompt_buckets: Numbers of prompt slots to choose from.
+    requests: Responses to continue and their limits, for a sampler compiled for them; None for
+      other samplers.
+    gallery: Pictures of the problems; None if there are none.
+  """
+  prompts = encode_prompts(job.examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
+  shown = None if gallery is None else place_rows(mesh, gallery.shown(job.examples, prompts[0].shape[1], params))
+  prompts = place_rows(mesh, prompts)
+  if requests is None:
+    return sample(params, *prompts, job.key) if shown is None else sample(params, *prompts, job.key, Requests(), shown)
+  placed = place_rows(mesh, {name: x for name, x in requests._asdict().items() if name in ("partial", "limits")})
+  return sample(params, *prompts, job.key, requests._replace(**placed))
 
 
 def continued(job: Job) -> Requests:
@@ -129,23 +153,19 @@ def continued(job: Job) -> Requests:
 
 def _responses(drawn: Rollouts, tokenizer: Tokenizer) -> list[Conversation]:
   """Returns the responses of a sweep, as views of its arrays."""
-  responses, prompts = [], _prompts(drawn)
-  for i, (mask, reason) in enumerate(zip(drawn.mask, drawn.reasons, strict=True)):
+  responses = []
+  for i, (mask, reason, fed) in enumerate(zip(drawn.mask, drawn.reasons, _fed(drawn), strict=True)):
     here = slice(int(mask.sum()))
     tokens, logprobs, text = drawn.tokens[i, here], drawn.logprobs[i, here], tokenizer.decode(drawn.tokens[i, here].tolist())
-    own = dict(text=text, raw_logprobs=drawn.raw_logprobs[i, here], routes=_routes(drawn, i))
-    responses.append(Conversation(i, prompts[i], tokens, logprobs, mask[here], (), StopReason(int(reason)), **own))
+    own = dict(text=text, raw_logprobs=drawn.raw_logprobs[i, here], routes=fed["routes"])
+    responses.append(Conversation(i, fed["prompt"], tokens, logprobs, mask[here], (), StopReason(int(reason)), **own))
   return responses
 
 
-def _prompts(drawn: Rollouts) -> list[np.ndarray]:
-  """Returns the ids of each sequence's prompt."""
-  return [ids[mask] for ids, mask in zip(drawn.prompts, drawn.prompt_mask, strict=True)]
-
-
-def _routes(drawn: Rollouts, row: int) -> np.ndarray | None:
-  """Returns the routes of a sequence's prompt and response; None if not recorded."""
-  if drawn.routing is None:
-    return None
-  begin = drawn.prompts.shape[1] - int(drawn.prompt_mask[row].sum())
-  return drawn.routing[row, begin : drawn.prompts.shape[1] + int(drawn.mask[row].sum())]
+def _fed(drawn: Rollouts) -> list[dict[str, Any]]:
+  """Returns `prompt` and `routes` of each sequence, as `Conversation` has them."""
+  fed, width = [], drawn.prompts.shape[1]
+  for i, (ids, mask) in enumerate(zip(drawn.prompts, drawn.prompt_mask, strict=True)):
+    here = slice(width - int(mask.sum()), width + int(drawn.mask[i].sum()))
+    fed.append({"prompt": ids[mask], "routes": None if drawn.routing is None else drawn.routing[i, here]})
+  return fed

@@ -10,8 +10,7 @@ from jaxrl_llm.advantages.estimators import Evidence
 from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.models.image_slots import Pictures
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rollouts.batch import Batch
-from jaxrl_llm.rollouts.rollout import written_mask
+from jaxrl_llm.rollouts.batch import Batch, written_mask
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 

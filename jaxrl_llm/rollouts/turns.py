@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +59,8 @@ class _Conversation:
   holds: bool = False
 
 
-class Turns:
-  """A batch of conversations that are being played: a `Playing`, begun at once.
+def play_turns(engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer) -> Drafts:
+  """Begins all conversations of a batch.
 
   Args:
     engine: Engine that draws the turns.
@@ -68,15 +68,20 @@ class Turns:
     rules: Rules of the conversations.
     tokenizer: The task's tokenizer.
   """
+  return _Turns(engine, job, rules, tokenizer).drafts
 
-  def __init__(self, engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer):
+
+class _Turns:
+  """The conversations of a batch with their environments, and the threads that step these."""
+
+  def __init__(self, engine: Engine, job: Job, rules: Rules, tokenizer: Tokenizer):
     self._job, self._rules, self._tokenizer = job, rules, tokenizer
     self._lock = threading.Lock()
     self._drawn: queue.SimpleQueue[tuple[_Conversation, Future | None] | None] = queue.SimpleQueue()
     # With a limit on its steps, none of this batch may still run beside those of the next one.
     waits = rules.environment.concurrency is not None
-    self._drafts = Drafts(engine, job, ended=lambda draft: self._make_room(self._conversations[draft.sequence]), waits=waits)
-    self._conversations = [_Conversation(draft, job.examples[draft.sequence // job.group_size]) for draft in self._drafts.all]
+    self.drafts = Drafts(engine, job, ended=lambda draft: self._make_room(self._conversations[draft.sequence]), waits=waits)
+    self._conversations = [_Conversation(draft, job.examples[draft.sequence // job.group_size]) for draft in self.drafts.all]
     prompts = [prompt_ids(example, tokenizer) for example in job.examples]
     for conversation in self._conversations:
       conversation.draft.prompt = prompts[conversation.draft.sequence // job.group_size]
@@ -92,7 +97,7 @@ class Turns:
       for _ in range(job.at_once or len(self._conversations)):
         self._begin()
     except Exception as error:
-      self._drafts.fail(error)
+      self.drafts.fail(error)
 
   def _go_on(self, conversation: _Conversation, begun: Conversation) -> None:
     """Takes up a conversation where an earlier step has left it."""
@@ -101,17 +106,6 @@ class Turns:
     is_read = [i for i, own in enumerate(draft.written) if not own]
     # After a turn's last token comes its reply, however short.
     conversation.opened = max([0, *(i + 1 for i in is_read[-1:]), *(turn.end + 1 for turn in draft.turns[-1:])])
-
-  def __iter__(self) -> Iterator[list[Conversation]]:
-    return iter(self._drafts)
-
-  def wait(self) -> None:
-    """Waits until nothing is drawn any more."""
-    self._drafts.over.wait()
-
-  def close(self) -> None:
-    """Gives up the conversations that have not finished."""
-    self._drafts.close()
 
   def _start(self, work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="conversations", daemon=True).start()
@@ -130,7 +124,7 @@ class Turns:
         conversation = self._waiting.popleft() if self._waiting else None
       if conversation is None:
         return
-      if conversation.draft.ended or (not conversation.repeats and self._drafts.park(conversation.draft)):
+      if conversation.draft.ended or (not conversation.repeats and self.drafts.park(conversation.draft)):
         continue
       conversation.holds = True
       if conversation.repeats:
@@ -150,7 +144,7 @@ class Turns:
     """Asks for the rest of the current turn."""
     size, most = len(conversation.draft.tokens), self._rules.max_turn_tokens
     room, own = self._job.draws.max_new_tokens - size, size - conversation.opened
-    handle = self._drafts.ask(conversation.draft, room if most is None else min(room, most - own), own=own)
+    handle = self.drafts.ask(conversation.draft, room if most is None else min(room, most - own), own=own)
     if handle is not None:
       # Called in the engine's thread, which must not be held up.
       handle.completion.add_done_callback(lambda future: self._drawn.put((conversation, future)))
@@ -165,7 +159,7 @@ class Turns:
         is_late = self._repeat(conversation) if future is None else self._continue(conversation, future)
       # Any failure must wake the caller.
       except BaseException as error:
-        self._drafts.fail(error)
+        self.drafts.fail(error)
         return
       if is_late:
         return  # Another thread has replaced this one.
@@ -211,7 +205,7 @@ class Turns:
       return True
     conversation.repeats, draft.failed = False, stepped[1]
     if draft.failed is not None:
-      self._drafts.end(draft, StopReason.ABORTED)
+      self.drafts.end(draft, StopReason.ABORTED)
     else:
       self._ask(conversation)
     return False
@@ -219,11 +213,11 @@ class Turns:
   def _continue(self, conversation: _Conversation, future: Future) -> bool:
     """Takes a turn; returns whether the environment exceeded its timeout."""
     draft, draws, rules = conversation.draft, self._job.draws, self._rules
-    reason = self._drafts.take(draft, future)
+    reason = self.drafts.take(draft, future)
     if reason is None:
       return False
     if reason == StopReason.ABORTED:
-      self._drafts.end(draft, reason)
+      self.drafts.end(draft, reason)
       return False
     ids = tuple(draft.tokens[conversation.opened :])
     said = Completion(self._tokenizer.decode(ids), ids, len(ids), reason != StopReason.LENGTH)
@@ -242,7 +236,7 @@ class Turns:
       counts = dict(turns=len(draft.turns), length=len(draft.tokens), budget=draws.max_new_tokens)
       follows = after_turn(reply, reason, rules, self._tokenizer, **counts)
     if isinstance(follows, StopReason):
-      self._drafts.end(draft, follows)
+      self.drafts.end(draft, follows)
     else:
       draft.append(follows)
       conversation.opened = len(draft.tokens)
@@ -256,14 +250,14 @@ class Turns:
     The policy's programs run in the sandbox, which can be killed.
     """
     try:
-      while not self._drafts.over.wait(min(PATIENCE_S, self._rules.timeout_s / 4)):
+      while not self.drafts.over.wait(min(PATIENCE_S, self._rules.timeout_s / 4)):
         for conversation in self._conversations:
           began = conversation.began
           if began is not None:
             self._check(conversation, began)
-        self._drafts.settle()  # What has begun just as the bound became known.
+        self.drafts.settle()  # What has begun just as the bound became known.
     except BaseException as error:
-      self._drafts.fail(error)
+      self.drafts.fail(error)
     self._drawn.put(None)
 
   def _check(self, conversation: _Conversation, began: float) -> None:
@@ -284,7 +278,7 @@ class Turns:
     if not conversation.repeats:
       draft.turns.append(Turn(conversation.said, "", 0.0, len(draft.tokens) - 1))
     draft.failed = timed_out(self._rules.timeout_s)
-    self._drafts.end(draft, StopReason.ABORTED)
+    self.drafts.end(draft, StopReason.ABORTED)
 
 
 def _is_same(reply: Reply, turn: Turn) -> bool:

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int
 
-from jaxrl_llm.rollouts.rollout import written_mask
+from jaxrl_llm.rollouts.batch import written_mask
 from jaxrl_llm.types import Rollouts
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import lag as lag_lib
 from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.saved_state import ROLLOUT
@@ -228,5 +227,5 @@ def test_the_next_rollouts_are_dispatched_before_the_learner_works(lagging):
 def test_every_step_is_begun_once_and_not_across_a_checkpoint(lag, expected):
   config = config_of(LAG | {"num_steps": 7, "checkpoint.every": 3})
   config.rollout.staleness = lag
-  assert [lag_lib.horizon(config, step) for step in range(7)] == expected
-  assert [lag_lib.saves(config, step) for step in range(7)] == [False, False, True, False, False, True, True]
+  assert [ahead.horizon(config, step) for step in range(7)] == expected
+  assert [ahead.saves(config, step) for step in range(7)] == [False, False, True, False, False, True, True]

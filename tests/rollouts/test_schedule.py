@@ -13,7 +13,7 @@ from jaxrl_llm.rollouts.arrivals import wait_for
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch, ReplayDiffersError, Schedule
-from jaxrl_llm.rollouts.singles import Singles
+from jaxrl_llm.rollouts.singles import play_singles
 from jaxrl_llm.types import StopReason
 
 BATCHES = [Batch(step, 0, "aa", step + 7, ((((step, 3),), ((step, 1), (step + 1, 2))), ())) for step in range(4)]
@@ -112,7 +112,7 @@ def queue(monkeypatch):
 
 
 def play(engine, job):
-  return Singles(engine, job, tokenizer=ByteTokenizer())
+  return play_singles(engine, job, tokenizer=ByteTokenizer())
 
 
 def test_versions_are_noted_for_every_token_and_in_the_schedule(queue, tmp_path):
@@ -124,7 +124,7 @@ def test_versions_are_noted_for_every_token_and_in_the_schedule(queue, tmp_path)
   engine.draw(3)
   queue.publish(None, 1)
   engine.draw(1)
-  gathered = queue.take(wait_for(playing, job_of()), 0)
+  gathered, _ = queue.take(wait_for(playing, job_of()), 0)
   assert [tuple(x.versions) for x in gathered.played] == [(0, 0, 0, 1)] * 2
   assert schedule.read(tmp_path)[0].turns == ((((0, 3), (1, 1)),),) * 2
   queue.close()
@@ -151,7 +151,7 @@ def test_weights_of_a_replay_wait_until_the_older_ones_have_drawn_their_part(que
   waiting.join(5)
   assert engine.version == 1
   engine.draw(2)
-  assert [tuple(x.versions) for x in queue.take(wait_for(playing, job_of()), 0).played] == [(0, 0, 0, 1)] * 2
+  assert [tuple(x.versions) for x in queue.take(wait_for(playing, job_of()), 0)[0].played] == [(0, 0, 0, 1)] * 2
 
 
 def test_a_replay_that_gets_no_tokens_is_given_up(queue):

@@ -19,7 +19,7 @@ from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.jobs import Conversation, Draws, EngineError, Job
 from jaxrl_llm.rollouts.rules import Rules
-from jaxrl_llm.rollouts.turns import Turns
+from jaxrl_llm.rollouts.turns import play_turns
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 from tests.rollouts.test_rounds import BUDGET, COUNTING, EXAMPLES, GROUP, STOPS, TOKENIZER, built, logprobs_of
@@ -54,7 +54,7 @@ def engine_of():
 
 
 def begin(engine, environment=COUNTING, job=JOB, **rules):
-  return Turns(engine, job, rules=Rules(environment, **({"max_turns": 5} | rules)), tokenizer=TOKENIZER)
+  return play_turns(engine, job, rules=Rules(environment, **({"max_turns": 5} | rules)), tokenizer=TOKENIZER)
 
 
 def drawn(talks, job=JOB, **options):

@@ -12,9 +12,9 @@ from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.main import main
+from jaxrl_llm.rollouts.drafts import Drafts
 from jaxrl_llm.rollouts import drawing_queue, schedule
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
-from jaxrl_llm.rollouts.singles import Singles
 from jaxrl_llm.run.steps import learn, sample
 from tests.marks import few
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
@@ -184,7 +184,7 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
   """Both sides pause at random; the run is stopped and resumed three times."""
   pauses, drawn, learned, stops = random.Random(1), [], [], [30, 95, 160]
   changes = {"num_steps": 200, "checkpoint.every": 25, "eval.every": 200, "rollout.staleness": 4, "rollout.update_in_flight": "keep"}
-  config, update, learn_from, take = config_of(changes=changes), learn.update, train.learn_from, Singles._take
+  config, update, learn_from, take = config_of(changes=changes), learn.update, train.learn_from, Drafts.take
 
   class Killed(Exception):
     pass
@@ -198,13 +198,13 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
 
   def noting(self, draft, future):
     time.sleep(0.02 * (pauses.random() < 0.05))  # In the engine's own thread.
-    if self._job.draws.temperature == config.rollout.temperature and self._job.group_size == config.rollout.group_size:
+    if self.job.draws.temperature == config.rollout.temperature and self.job.group_size == config.rollout.group_size:
       drawn.append(len(future.result().tokens))
     return take(self, draft, future)
 
   monkeypatch.setattr(learn, "update", lambda *args: (time.sleep(pauses.uniform(0, 0.1)), update(*args))[1])
   monkeypatch.setattr(train, "learn_from", learning)
-  monkeypatch.setattr(Singles, "_take", noting)
+  monkeypatch.setattr(Drafts, "take", noting)
   while True:
     try:
       run_here(config, tmp_path)

@@ -60,12 +60,12 @@ def verifiers(
     return openings(name, harness, text, seeds, timeout_s=timeout_s, teach=teach, num_lessons=lessons or 1)
 
   def player(rules: Any, tokenizer: Any) -> Callable[..., Any]:
-    from jaxrl_llm.rollouts.environments.hub.episodes import Episodes
+    from jaxrl_llm.rollouts.environments.hub.episodes import play_episodes
     from jaxrl_llm.rollouts.environments.hub.hub import open_hub
 
     def play(engine: Any, job: Any) -> Any:
       options = dict(timeout_s=timeout_s, at_once=min(sessions or job.at_once, job.at_once) if job.at_once else sessions)
-      return Episodes(open_hub(name, harness, text), engine, job, rules=rules, tokenizer=tokenizer, **options)
+      return play_episodes(open_hub(name, harness, text), engine, job, rules=rules, tokenizer=tokenizer, **options)
 
     return play
 

@@ -14,41 +14,19 @@ from jaxrl_llm.evaluation.held_out import DrawFn
 from jaxrl_llm.learner.programs import Programs, pictures_at_once, records_routes, room_in_rows
 from jaxrl_llm.models import ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
-from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.gallery import Gallery
-from jaxrl_llm.rollouts.jobs import Draws, Job, PlayFn, salt_of, sequence_seeds
+from jaxrl_llm.rollouts.jobs import Draws, Examples, Plan, PlayFn
 from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes, make_samplers, room_in_prompts
-from jaxrl_llm.rollouts.singles import Singles
+from jaxrl_llm.rollouts.singles import play_singles
 from jaxrl_llm.rollouts.sweeps import SweepQueue, Sweeps
-from jaxrl_llm.rollouts.turns import Turns
+from jaxrl_llm.rollouts.turns import play_turns
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Params, Rollouts
-
-
-class Plan(NamedTuple):
-  """How the batches of one purpose are drawn: training rollouts, or evaluations.
-
-  Attributes:
-    play: Player of a batch.
-    draws: Settings of the turns.
-    group_size: Number of samples per prompt (G).
-    at_once: Number of conversations that the engine keeps; None for all.
-  """
-
-  play: PlayFn
-  draws: Draws
-  group_size: int
-  at_once: int | None = None
-
-  def job(self, examples: rollout.Examples, key: PRNGKeyArray) -> Job:
-    """Returns the batch with this key."""
-    seeds = sequence_seeds(key, len(examples) * self.group_size)
-    return Job(examples, self.group_size, seeds, salt_of(key), self.draws, at_once=self.at_once, key=key)
 
 
 class Drawing(NamedTuple):
@@ -94,7 +72,7 @@ class Drawing(NamedTuple):
       version: Number of RL steps that they were trained for.
     """
 
-    def draw(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
+    def draw(examples: Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
       job = self.evaluate.job(examples, key)
       playing = self.queue.play(self.evaluate.play, job, params, version)
       drawn, _ = gather(playing, job, self.tokenizer, prompt_buckets=self.prompt_buckets)
@@ -244,9 +222,9 @@ def player_of(rules: Rules | None, tokenizer: Tokenizer) -> PlayFn:
     tokenizer: The task's tokenizer.
   """
   if rules is None:
-    return partial(Singles, tokenizer=tokenizer)
+    return partial(play_singles, tokenizer=tokenizer)
   if rules.environment.player is None:
-    return partial(Turns, rules=rules, tokenizer=tokenizer)
+    return partial(play_turns, rules=rules, tokenizer=tokenizer)
   return rules.environment.player(rules, tokenizer)
 
 

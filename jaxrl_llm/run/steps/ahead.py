@@ -1,15 +1,48 @@
-"""The rollouts that a run has begun: those of the step that learns next, and of later ones."""
+"""The rollouts that a run has begun: those of the step that learns next, and of later ones.
+
+Without lag, the rollouts of an RL step are drawn with the step's own weights: the sampler waits for
+the learner, and the learner for the sampler. With a lag of η, the rollouts of a step are begun η
+steps earlier, with the weights of that step, and drawn while the learner grades and learns. For
+η = 1:
+
+  learner:          | learn 0 | learn 1 | learn 2 | save |         | learn 3 | ...
+  sampler: | draw 0 | draw 1  | draw 2  |         |      | draw 3  | draw 4  | ...
+  weights:     θ0       θ0        θ1                         θ3        θ3
+
+No rollouts are in flight across a checkpoint. It therefore holds all that the next step depends on,
+and a resumed run draws the same rollouts as an unbroken one. The price is that the learner waits
+for one batch after each checkpoint.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.rollouts import lag, rollout
+from ml_collections import ConfigDict
+
+from jaxrl_llm.rollouts.arrivals import DrawnBatch
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.run.steps.sample import InFlight, launch, move_weights, publish, wait
 
 
+def saves(config: ConfigDict, step: int) -> bool:
+  """Returns whether an RL step, counted from 0, ends with a checkpoint."""
+  return step + 1 == config.num_steps or (step + 1) % config.checkpoint.every == 0
+
+
+def horizon(config: ConfigDict, step: int) -> int:
+  """Returns the first RL step that may not be begun yet at the start of a step; both count from 0.
+
+  Example:
+    >>> config = ConfigDict({"num_steps": 9, "checkpoint": {"every": 4}, "rollout": {"staleness": 2}})
+    >>> [horizon(config, step) for step in range(9)]
+    [3, 4, 4, 4, 7, 8, 8, 8, 9]
+  """
+  last = next(later for later in range(step, config.num_steps) if saves(config, later))
+  return min(step + config.rollout.staleness, last) + 1
+
+
 class Ahead:
-  """Begins rollouts as early as the lag allows, and waits for those of a step; see `rollouts.lag`.
+  """Begins rollouts as early as the lag allows, and waits for those of a step.
 
   Args:
     run: RL run.
@@ -28,27 +61,27 @@ class Ahead:
     """Whether nothing is begun, so that a checkpoint holds all that the next step depends on."""
     return not self._open
 
-  def take(self, step: int, *, between: Callable[[], None]) -> tuple[rollout.DrawnBatch, dict[str, Any]]:
+  def take(self, step: int, *, between: Callable[[], None]) -> tuple[DrawnBatch, dict[str, Any]]:
     """Returns the rollouts of a step, and metrics, once all is begun that may be begun by then.
 
     Args:
       step: RL step, from 0.
       between: Function called while this waits. If it raises, the rollouts are given up.
     """
-    run, horizon = self._run, lag.horizon(self._run.config, step)
+    run, last = self._run, horizon(self._run.config, step)
     if self._queue.joins:
       publish(run, between=between)  # What is in progress may go on with them.
-    elif self._next < horizon:
+    elif self._next < last:
       # `launch` would do it as well, within the time of the rollouts.
       move_weights(run)
     run.phases.begin("rollout")
-    self._begin(step + 1 if self._one_by_one else horizon)
+    self._begin(step + 1 if self._one_by_one else last)
     drawn, metrics = wait(run, self._open.pop(step), between=between)
-    self._begin(horizon)
+    self._begin(last)
     return drawn, metrics
 
-  def _begin(self, horizon: int) -> None:
-    """Begins the rollouts of all steps before `horizon`."""
-    for step in range(self._next, horizon):
+  def _begin(self, end: int) -> None:
+    """Begins the rollouts of all steps before `end`."""
+    for step in range(self._next, end):
       self._open[step] = launch(self._run, step)
-    self._next = max(self._next, horizon)
+    self._next = max(self._next, end)

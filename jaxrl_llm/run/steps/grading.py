@@ -12,7 +12,8 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.evaluation import held_out
 from jaxrl_llm.rewards.at_random import with_draws
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import dynamic_sampling, rollout
+from jaxrl_llm.rollouts import dynamic_sampling
+from jaxrl_llm.rollouts.arrivals import DrawnBatch
 from jaxrl_llm.run.setup.start import Run
 
 
@@ -20,7 +21,7 @@ class NegativeRewardError(ValueError):
   """A response earned less than 0, and the estimator of the advantages has no meaning for that."""
 
 
-def assess(run: Run, drawn: rollout.DrawnBatch) -> batch_lib.Batch:
+def assess(run: Run, drawn: DrawnBatch) -> batch_lib.Batch:
   """Returns the batch of drawn rollouts with their rewards and with what is learned from.
 
   Raises:

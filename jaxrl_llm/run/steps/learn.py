@@ -20,7 +20,8 @@ from jaxrl_llm.learner.programs import step_options, teaches_itself
 from jaxrl_llm.objectives.penalties import adapted_coef, adapted_entropy_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories, versions
-from jaxrl_llm.rollouts.rollout import Examples, written_mask
+from jaxrl_llm.rollouts.batch import written_mask
+from jaxrl_llm.rollouts.jobs import Examples
 from jaxrl_llm.run.setup.saved_state import CRITIC, copy
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.run.steps.grading import with_signal

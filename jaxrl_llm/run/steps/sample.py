@@ -10,8 +10,8 @@ import numpy as np
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.evaluation import held_out, write_samples
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import carried, dynamic_sampling, rollout, versions
-from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
+from jaxrl_llm.rollouts import carried, dynamic_sampling, versions
+from jaxrl_llm.rollouts.arrivals import DrawnBatch, drawn_of, wait_for
 from jaxrl_llm.rollouts.jobs import Job, Playing, sequence_seeds
 from jaxrl_llm.rollouts.weight_sync import check_version
 from jaxrl_llm.run.setup.saved_state import EVAL, ROLLOUT, TEST_SET
@@ -97,7 +97,7 @@ class StaleError(RuntimeError):
   """Rollouts are older than the run allows, so nothing is learned from them."""
 
 
-def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[rollout.DrawnBatch, dict[str, float]]:
+def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[DrawnBatch, dict[str, float]]:
   """Waits for the rollouts that an RL step learns from; the others are carried into the next step.
 
   `between` is called whenever the host has work to do while rollouts are in flight. If it raises,
@@ -118,12 +118,12 @@ def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: N
   return drawn._replace(rollouts=rollouts), metrics | {"rollout/staleness": step - oldest}
 
 
-def arrive(run: Run, current: InFlight, *, between: Callable[[], None]) -> tuple[rollout.DrawnBatch, dict[str, float]]:
+def arrive(run: Run, current: InFlight, *, between: Callable[[], None]) -> tuple[DrawnBatch, dict[str, float]]:
   """Waits for rollouts, and grades those that arrive before the others."""
   drawing, job, groups = run.experiment.drawing, current.job, current.groups
   gathered = wait_for(current.playing, job, rewards=run.experiment.rewards, call=run.grader, between=between)
-  gathered = drawing.queue.take(gathered, current.step, current.draw)
-  rows, own = np.arange(len(job.seeds)), drawing.queue.metrics()
+  gathered, own = drawing.queue.take(gathered, current.step, current.draw)
+  rows = np.arange(len(job.seeds))
   if groups is not None:
     rows, run.carried = carried.take(groups, gathered.played, num_groups=job.enough)
     own |= carried.metrics(groups, gathered.played, rows, step=current.step)

@@ -10,7 +10,7 @@ from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Layout, Trajectory
 from jaxrl_llm.learner.teacher_programs import Scores, read_by_teacher
-from jaxrl_llm.rollouts.rollout import Examples
+from jaxrl_llm.rollouts.jobs import Examples
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.types import Metrics, Params, TrainBatch
 

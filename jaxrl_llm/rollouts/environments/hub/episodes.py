@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_llm.decoding.engine.requests import Engine
@@ -11,13 +10,15 @@ from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.drafts import Drafts
 from jaxrl_llm.rollouts.environments.hub.conversation import ProgramConversation
 from jaxrl_llm.rollouts.environments.hub.hub import Hub, abandon
-from jaxrl_llm.rollouts.jobs import Conversation, Job
+from jaxrl_llm.rollouts.jobs import Job
 from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.text_types import Tokenizer
 
 
-class Episodes:
-  """A batch of conversations that are being played: a `Playing`, begun at once.
+def play_episodes(
+  hub: Hub, engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer, timeout_s: float, at_once: int | None
+) -> Drafts:
+  """Begins all conversations of a batch.
 
   Args:
     hub: Environment.
@@ -28,33 +29,26 @@ class Episodes:
     timeout_s: Limit on the time between two turns, in seconds.
     at_once: Largest number of conversations at once; None for all.
   """
+  return _Episodes(hub, engine, job, rules, tokenizer, timeout_s, at_once).drafts
 
-  def __init__(self, hub: Hub, engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer, timeout_s: float, at_once: int | None):
+
+class _Episodes:
+  """The conversations of a batch with their programs, which run in the event loop of the hub."""
+
+  def __init__(self, hub: Hub, engine: Engine, job: Job, rules: Rules, tokenizer: Tokenizer, timeout_s: float, at_once: int | None):
     self._hub, self._job, self._timeout_s = hub, job, timeout_s
-    self._drafts = Drafts(engine, job)
+    self.drafts = Drafts(engine, job, closed=lambda: self._all.cancel())
     common = dict(rules=rules, tokenizer=tokenizer)
-    self._conversations = [ProgramConversation(draft, self._drafts, **common) for draft in self._drafts.all if not draft.ended]
+    self._conversations = [ProgramConversation(draft, self.drafts, **common) for draft in self.drafts.all if not draft.ended]
     self._all = asyncio.run_coroutine_threadsafe(self._play(at_once), hub.loop)
     threading.Thread(target=self._watch, name="verifiers: watch", daemon=True).start()
-
-  def __iter__(self) -> Iterator[list[Conversation]]:
-    return iter(self._drafts)
-
-  def wait(self) -> None:
-    """Waits until nothing is drawn any more."""
-    self._drafts.over.wait()
-
-  def close(self) -> None:
-    """Gives up the conversations that have not finished."""
-    self._drafts.close()
-    self._all.cancel()
 
   async def _play(self, at_once: int | None) -> None:
     gate = asyncio.Semaphore(at_once or max(len(self._conversations), 1))
 
     async def play(conversation: ProgramConversation, index: int) -> None:
       async with gate:
-        if conversation.draft.ended or (not conversation.draft.begun.turns and self._drafts.park(conversation.draft)):
+        if conversation.draft.ended or (not conversation.draft.begun.turns and self.drafts.park(conversation.draft)):
           return
         try:
           episode = await self._hub.play(conversation, index, self._timeout_s)
@@ -65,7 +59,7 @@ class Episodes:
       if conversation.draft.ended:
         return
       if conversation.broken is not None:
-        self._drafts.fail(conversation.broken)
+        self.drafts.fail(conversation.broken)
       else:
         self._end(conversation, episode)
 
@@ -76,16 +70,16 @@ class Episodes:
   def _end(self, conversation: ProgramConversation, episode: Any) -> None:
     """Notes that a conversation has ended."""
     try:
-      self._drafts.end(conversation.draft, conversation.judge(episode))
+      self.drafts.end(conversation.draft, conversation.judge(episode))
     # The caller must not wait for ever.
     except Exception as error:
-      self._drafts.fail(error)
+      self.drafts.fail(error)
 
   def _watch(self) -> None:
     """Gives up all conversations if the environment holds up the event loop for too long."""
     period = min(1.0, self._timeout_s / 4)
     silence = Silence(period)
-    while not self._drafts.over.wait(period):
+    while not self.drafts.over.wait(period):
       late = silence.after(time.monotonic(), self._hub.beat)
       if late > self._timeout_s + 1 or self._all.done():
         abandon(self._hub)
