@@ -12,8 +12,8 @@ from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.main import main
-from jaxrl_llm.rollouts.drafts import Drafts
 from jaxrl_llm.rollouts import drawing_queue, schedule
+from jaxrl_llm.rollouts.drafts import Drafts
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
 from jaxrl_llm.run.steps import learn, sample
 from tests.marks import few
