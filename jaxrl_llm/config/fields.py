@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 
 from jaxrl_llm.config.conditions import (  # isort: skip
-  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CONTAINER, ENVIRONMENT, FILE_OF_PAIRS, KEPT_WARM_START, KL_IN_REWARD, PRESET, PROGRAMS, REWARD_MODEL,
-  SAMPLERS, SERVICE, SHOTS, SPIKES, TRACE, Condition,
+  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CHECKPOINT_TEACHER, CONTAINER, DIVERGENCE, ENVIRONMENT, FILE_OF_PAIRS, KEPT_WARM_START, KL_IN_REWARD,
+  LAG, PRESET, PRIVILEGED, PROGRAMS, REWARD_MODEL, SAMPLERS, SELF_TEACHER, SERVICE, SHOTS, SPIKES, TEACHER, TEACHERS, TRACE, Condition,
 )  # fmt: skip
 from jaxrl_llm.config.values import (  # isort: skip
   ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
@@ -163,22 +163,22 @@ FIELDS: dict[str, Field] = {
     "A checkpoint: the workdir of a run, WORKDIR@STEP, a Hugging Face folder, a .gguf file, or package:NAME; or 'self', the policy."),
   "teacher.paths": Field(None, texts("one or more NAME=PATH, as in ('math=runs/a', 'code=runs/b')", least=1, accepts=names_path),
     "Several teachers instead of one, as NAME=PATH; each scores the samples of problems that have its name in teacher.column."),
-  "teacher.column": Field(None, COLUMN, "Column of the problems with the name of their teacher, for teacher.paths."),
+  "teacher.column": Field(None, COLUMN, "Column of the problems with the name of their teacher.", TEACHERS),
   "teacher.privileged": Field(None, LINES,
-    "Prompt that the teacher reads in place of the policy's, with columns in braces, such as '{prompt}The answer is {answer}.\\n'."),
+    "Prompt that the teacher reads in place of the policy's, with columns in braces: '{prompt}The answer is {answer}.\\n'.", TEACHER),
   "teacher.frozen": Field(None, SWITCH,
-    "With path 'self': whether the teacher stays as the policy is when RL begins, a second copy of the weights. None: False."),
-  "teacher.row_tokens": Field(None, COUNT, "Slots of a row of the teacher's pass with teacher.privileged. None: chosen from the data."),
-  "teacher.row_buckets": Field(None, COUNTS, "Numbers of those rows; the smallest that fits is used. None: chosen from the data."),
+    "Whether the teacher stays as the policy is when RL begins, a second copy of the weights. None: False.", SELF_TEACHER),
+  "teacher.row_tokens": Field(None, COUNT, "Slots of a row of the teacher's own pass. None: chosen from the data.", PRIVILEGED),
+  "teacher.row_buckets": Field(None, COUNTS, "Numbers of those rows; the smallest that fits is used. None: from the data.", PRIVILEGED),
   "teacher.opd_coef": Field(0.0, NOT_NEGATIVE,
-    "Advantage of a sampled token per nat by which the teacher finds it likelier than the policy that drew it (on-policy distillation)."),
+    "Advantage of a sampled token per nat by which the teacher finds it likelier than its policy did (on-policy distillation).", TEACHER),
   "teacher.gkd_coef": Field(0.0, NOT_NEGATIVE,
-    "Loss per nat of divergence from the teacher over the whole vocabulary, at the tokens that the policy drew."),
+    "Loss per nat of divergence from the teacher over the whole vocabulary, at the tokens that the policy drew.", TEACHER),
   "teacher.gkd_beta": Field(None, UNIT,
-    "That divergence: 0 is the forward KL, 1 the reverse KL, in between the generalised Jensen-Shannon divergence. None: 1."),
+    "That divergence: 0 is the forward KL, 1 the reverse KL, in between the generalised Jensen-Shannon divergence. None: 1.", DIVERGENCE),
   "teacher.temperature": Field(1.0, ABOVE_ZERO,
-    "Divisor of the teacher's logits, and with gkd_coef of the policy's beside them; with opd_coef, rollout.temperature."),
-  "teacher.dtype": Field(None, DTYPE, "Type of the teacher's weights and products. None: model.dtype."),
+    "Divisor of the teacher's logits, and with gkd_coef of the policy's beside them; with opd_coef, rollout.temperature.", TEACHER),
+  "teacher.dtype": Field(None, DTYPE, "Type of the teacher's weights and products. None: model.dtype.", CHECKPOINT_TEACHER),
 
   "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights.", PRESET),
   "model.path": Field(None, TEXT, "A checkpoint: a folder in Hugging Face's format, a .gguf file, or package:NAME."),
@@ -359,7 +359,7 @@ FIELDS: dict[str, Field] = {
     "they finish. auto: the loop for conversations where it can, and with update_in_flight or samplers; else the drain."),
   "rollout.update_in_flight": Field(None, one_of("wait", "keep", "recompute"),
     "What new weights do to responses in progress: wait for their end, or go on with their keys and values, kept or recomputed. None: they "
-    "wait for whole batches, so that each is drawn by the weights that it was begun with."),
+    "wait for whole batches, so that each is drawn by the weights that it was begun with.", LAG),
   "rollout.samplers": Field(0, NATURAL,
     "Processes that draw (python -m jaxrl_llm.cli.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
     "0: this process draws."),
@@ -385,7 +385,7 @@ FIELDS: dict[str, Field] = {
     "Leave responses whose advantages are all zero out of the updates: the same loss and gradient for less work. "
     "Token metrics then cover only the other responses."),
   "learner.echo_coef": Field(0.0, NOT_NEGATIVE,
-    "Weight of the cross-entropy of an environment's replies (ECHO), in the mean over the tokens of all replies; 0: none."),
+    "Weight of the cross-entropy of an environment's replies (ECHO), in the mean over the tokens of all replies; 0: none.", ENVIRONMENT),
   "learner.row_buckets": Field(None, COUNTS,
     "Rows of a packed mini-batch, which takes the smallest number that holds its sequences."),
   "learner.old_logprobs": Field("sampler", one_of("sampler", "learner", "interpolated"),
