@@ -64,7 +64,8 @@ def by_engine(run: Run) -> Callable[[Examples, jax.Array], dict[str, float]]:
 
   def draw(examples: Examples, key: jax.Array) -> dict[str, float]:
     job = drawing.train.job(examples, key)
-    playing = drawing.queue.play(drawing.train.play, job, sampler_params(run), run.record.rl_steps)
+    drawing.queue.publish(sampler_params(run), run.record.rl_steps)
+    playing = drawing.queue.begin(drawing.train.play, job)
     drawn, metrics = gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)
     return metrics | {"tokens": float(drawn.rollouts.mask.sum()), "computed": metrics["conversation/computed_tokens"]}
 

@@ -109,23 +109,28 @@ class DrawingQueue:
       raise as_engine_error(error) from error
     self._version = version
 
-  def begin(self, play: PlayFn, job: Job, step: int, draw: int = 0) -> Playing:
-    """Begins the rollouts of a step, with the weights that were published last, or later ones."""
-    known = self.schedule.known(step, draw)
+  def begin(self, play: PlayFn, job: Job, step: int | None = None, draw: int = 0) -> Playing:
+    """Begins a batch with the weights that were published last, or later ones.
+
+    Args:
+      play: Player of the batch.
+      job: The batch.
+      step: RL step that learns from it; None for no training batch, which is drawn before all else
+        that waits and is not taken.
+      draw: Number of the batch among those of the step.
+    """
+    known = None if step is None else self.schedule.known(step, draw)
     if self._engine is None or self._version is None:
       raise ValueError(f"step {step}: nothing can be drawn before weights are published")
-    noted = _Noted(self._engine, order=step, oldest=self._version, known=known, seeds=job.seeds, rereads=self.waits)
+    order = -1 if step is None else step
+    noted = _Noted(self._engine, order=order, oldest=self._version, known=known, seeds=job.seeds, rereads=self.waits)
     # What is held back must not keep others from being asked for.
     playing = play(noted, job if known is None else job._replace(at_once=None))
-    self._open[step, draw] = noted, playing
+    if step is None:
+      self._last = playing
+    else:
+      self._open[step, draw] = noted, playing
     return playing
-
-  def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
-    """Begins what is no training batch, before all else that waits; publishes its weights first."""
-    self.publish(params, version)
-    assert self._engine is not None
-    self._last = play(_Noted(self._engine, order=-1, oldest=version, known=None, seeds=(), rereads=self.waits), job)
-    return self._last
 
   def take(self, gathered: Gathered, step: int, draw: int = 0) -> tuple[Gathered, dict[str, float]]:
     """Ends a complete batch; notes which weights drew it in the schedule and its conversations.

@@ -83,16 +83,11 @@ class SweepQueue:
     del version, between
     self._params = params
 
-  def begin(self, play: PlayFn, job: Job, step: int, draw: int = 0) -> Playing:
-    """Begins the rollouts of a step with the weights that were published last."""
+  def begin(self, play: PlayFn, job: Job, step: int | None = None, draw: int = 0) -> Playing:
+    """Begins a batch with the weights that were published last, which it takes."""
     del step, draw
     playing, self._params = play(self._params, job), None  # They may be donated now.
     return playing
-
-  def play(self, play: PlayFn, job: Job, params: Params, version: int) -> Playing:
-    """Begins what is no training batch."""
-    del version
-    return play(params, job)
 
   def take(self, gathered: Gathered, step: int, draw: int = 0) -> tuple[Gathered, dict[str, float]]:
     """Returns a complete batch as it is, and no measures."""

@@ -138,7 +138,8 @@ def test_rollouts_come_from_the_weights_of_an_earlier_step(lagging):
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
       drawing = built.drawing
       job = drawing.train.job(examples, key)
-      playing = drawing.queue.play(drawing.train.play, job, params, version)
+      drawing.queue.publish(params, version)
+      playing = drawing.queue.begin(drawing.train.play, job)
       drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=drawing.prompt_buckets)
       batch = batch_lib.assess(drawn.rollouts, drawn.responses, examples, rewards=built.rewards)
       batch = batch._replace(advantages=np.zeros(drawn.rollouts.mask.shape), signal=np.zeros(len(examples), bool))

@@ -168,7 +168,7 @@ def test_requests_of_a_batch_have_seeds_of_their_own(queue):
   queue.begin(play, job_of(), 5)
   assert [x.seed for x in queue.engines[0].asked] == [turn_seed(3, 0), turn_seed(4, 0)]
   assert [(x.order, x.oldest) for x in queue.engines[0].asked] == [(5, 2)] * 2
-  queue.play(play, job_of(8), None, 2)
+  queue.begin(play, job_of(8))
   assert queue.engines[0].asked[-1].order == -1
 
 
@@ -196,6 +196,6 @@ def test_new_weights_wait_for_all_whole_batches_that_are_open(first, later):
   queue.publish(None, 0)
   for step in (first, later):
     queue.begin(lambda engine, job, step=step: Slow(step), job_of(), step)
-  queue.play(lambda engine, job: Slow(2), job_of(), None, 0)
+  queue.begin(lambda engine, job: Slow(2), job_of())
   queue.publish(None, 1)
   assert updates == [(1, [0, 1, 2])]

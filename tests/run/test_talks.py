@@ -74,7 +74,8 @@ def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
       for step, version in enumerate([0, 0, 1, 3, 3]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
         job = drawing.train.job(next(prompts), key)
-        playing = drawing.queue.play(drawing.train.play, job, jax.tree.map(np.asarray, weights[version]), version)
+        drawing.queue.publish(jax.tree.map(np.asarray, weights[version]), version)
+        playing = drawing.queue.begin(drawing.train.play, job)
         drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=built.config.rollout.prompt_buckets)
         batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=built.rewards)
         batch = batch._replace(advantages=np.zeros(drawn.rollouts.tokens.shape, np.float32), signal=np.zeros(1, bool))

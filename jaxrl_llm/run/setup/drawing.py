@@ -74,7 +74,8 @@ class Drawing(NamedTuple):
 
     def draw(examples: Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
       job = self.evaluate.job(examples, key)
-      playing = self.queue.play(self.evaluate.play, job, params, version)
+      self.queue.publish(params, version)
+      playing = self.queue.begin(self.evaluate.play, job)
       drawn, _ = gather(playing, job, self.tokenizer, prompt_buckets=self.prompt_buckets)
       return drawn.rollouts, drawn.responses
 
