@@ -217,14 +217,17 @@ def test_other_weights_wait_for_conversations_in_flight(engine_of):
   play = lambda environment: lambda engine, job: begin(engine, environment, job)
   engine = DrawingQueue(lambda params, version: engine_of(version=version), waits=True)
   with engine:
-    first = engine.play(play(waits), JOB, model_params, 1)
+    engine.publish(model_params, 1)
+    first = engine.begin(play(waits), JOB)
     timer = threading.Timer(0.2, released.set)
     timer.start()
-    second = engine.play(play(COUNTING), JOB, model_params, 2)
+    engine.publish(model_params, 2)
+    second = engine.begin(play(COUNTING), JOB)
     assert released.is_set()
     assert np.array_equal(drawn(first)[0].rollouts.tokens, reference.rollouts.tokens)
     drawn(second)
-  talks = engine.play(play(COUNTING), JOB, model_params, 3)
+  engine.publish(model_params, 3)
+  talks = engine.begin(play(COUNTING), JOB)
   engine.close()
   talks.wait()
 
@@ -282,7 +285,8 @@ def test_the_engine_of_a_queue_compiles_nothing_twice():
 
   with DrawingQueue(make, waits=True) as engine:
     for version in (0, 0, 1):
-      drawn(engine.play(lambda engine, job: begin(engine, job=job), JOB, params, version))
+      engine.publish(params, version)
+      drawn(engine.begin(lambda engine, job: begin(engine, job=job), JOB))
   assert made == [0]
 
 
