@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
       print(text)
       return 0
     request = request_lib.parse(argv)
-    from jaxrl_llm.evaluation.held_out import NoRewardError
+    from jaxrl_llm.rewards.outcome import NoRewardError
     from jaxrl_llm.rollouts.jobs import EngineError
     from jaxrl_llm.run.jobs.evaluate import evaluation  # Late: bad input is refused without JAX.
     from jaxrl_llm.run.setup.out_of_memory import OutOfMemoryError

@@ -166,7 +166,7 @@ def train_in(
   from jaxrl_llm import train  # Imported late: bad input is refused before JAX is imported.
   from jaxrl_llm.decoding.engine.requests import ReplayLost
   from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
-  from jaxrl_llm.evaluation.held_out import NoRewardError
+  from jaxrl_llm.rewards.outcome import NoRewardError
   from jaxrl_llm.rollouts.jobs import EngineError
   from jaxrl_llm.rollouts.schedule import ReplayDiffersError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
@@ -326,7 +326,7 @@ def pilot(config: ConfigDict) -> int:
   import jax
 
   from jaxrl_llm.devices import compilation_cache, xla_flags
-  from jaxrl_llm.evaluation.held_out import NoRewardError
+  from jaxrl_llm.rewards.outcome import NoRewardError
   from jaxrl_llm.rollouts.jobs import EngineError
   from jaxrl_llm.run.jobs.pilot import describe_pilot
   from jaxrl_llm.run.setup.out_of_memory import OutOfMemoryError

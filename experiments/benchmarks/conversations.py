@@ -30,7 +30,7 @@ from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.rollouts.jobs import Examples
 from jaxrl_llm.rollouts.sweeps import Sweeps
 from jaxrl_llm.run.setup.start import Run, start_run
-from jaxrl_llm.run.steps.sample import move_weights, sampler_params
+from jaxrl_llm.run.steps.sample import move_weights
 from jaxrl_llm.types import Params, Rollouts
 
 
@@ -51,7 +51,7 @@ def by_sampler(run: Run) -> Callable[[Examples, jax.Array], dict[str, float]]:
       return drawn
 
     job = drawing.train.job(examples, key)
-    playing = Sweeps(sampler_params(run), job, sample=sample, tokenizer=drawing.tokenizer, rules=drawing.rules, **placing)
+    playing = Sweeps(move_weights(run), job, sample=sample, tokenizer=drawing.tokenizer, rules=drawing.rules, **placing)
     drawn, metrics = gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)
     return metrics | {"tokens": float(drawn.rollouts.mask.sum()), "computed": float(computed)}
 
@@ -64,7 +64,7 @@ def by_engine(run: Run) -> Callable[[Examples, jax.Array], dict[str, float]]:
 
   def draw(examples: Examples, key: jax.Array) -> dict[str, float]:
     job = drawing.train.job(examples, key)
-    drawing.queue.publish(sampler_params(run), run.record.rl_steps)
+    drawing.queue.publish(move_weights(run), run.record.rl_steps)
     playing = drawing.queue.begin(drawing.train.play, job)
     drawn, metrics = gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)
     return metrics | {"tokens": float(drawn.rollouts.mask.sum()), "computed": metrics["conversation/computed_tokens"]}

@@ -10,7 +10,7 @@ from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
 from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job
 from jaxrl_llm.types import StopReason
 from tests.rollouts.players import Handing, completions
-from tests.rollouts.test_rollout import EXAMPLES, TERMS, make_rollouts
+from tests.rollouts.test_batch import EXAMPLES, TERMS, make_rollouts
 
 TOKENIZER = ByteTokenizer()
 JOB = Job(EXAMPLES, 2, range(4), "", Draws(4, 5, stop_ids=(TOKENIZER.eos_id,)))

@@ -199,7 +199,7 @@ TOOLS = {"warm_start.num_steps": 4, "num_steps": 2, "eval.every": 2, "log.tensor
 def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     # The decoding engine draws everything: the sampler's programs never compile.
-    patch.setattr(sweeps, "dispatch", lambda *args, **options: pytest.fail("the batch sampler was called"))
+    patch.setattr(sweeps, "_dispatch", lambda *args, **options: pytest.fail("the batch sampler was called"))
     summary = run_here(tiny_config("tools", TOOLS), tmp_path / "run")
   assert summary["status"] == "finished"
   assert {"samples.jsonl", "report.html", "checkpoints"} <= {path.name for path in (tmp_path / "run").iterdir()}

@@ -12,7 +12,7 @@ from jaxrl_llm.rollouts import cutoff, jobs, trajectories, versions
 from jaxrl_llm.rollouts.jobs import Conversation, Draws
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
-from tests.rollouts.test_rollout import TOKENIZER
+from tests.rollouts.test_batch import TOKENIZER
 
 EXAMPLES = [{"prompt": "12", "answer": "", "level": 1}]
 DRAWS = Draws(max_new_tokens=6, prompt_tokens=8)

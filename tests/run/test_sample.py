@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxrl_llm.evaluation.held_out import NoRewardError
 from jaxrl_llm.rewards import WeightedReward, call_here
+from jaxrl_llm.rewards.outcome import NoRewardError
 from jaxrl_llm.rollouts.arrivals import DrawnBatch
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.run.steps import sample

@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxrl_llm.evaluation.answers import Answer, answer_reader
-from jaxrl_llm.evaluation.held_out.failures import refuse_failures
 from jaxrl_llm.evaluation.intervals import bootstrap_interval
 from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
 from jaxrl_llm.evaluation.repeated import avg_at_n, pass_at_k
 from jaxrl_llm.evaluation.summary import Summary, estimate, short_name, summarise
 from jaxrl_llm.rewards import Graded, WeightedReward
+from jaxrl_llm.rewards.outcome import refuse_failures
 from jaxrl_llm.text_types import Completion
 
 Problems = Sequence[Mapping[str, Any]]

@@ -9,8 +9,8 @@ from jaxtyping import Bool
 
 from jaxrl_llm.advantages.estimators import ESTIMATORS
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.evaluation import held_out
 from jaxrl_llm.rewards.at_random import with_draws
+from jaxrl_llm.rewards.outcome import refuse_failures
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import dynamic_sampling
 from jaxrl_llm.rollouts.arrivals import DrawnBatch
@@ -36,7 +36,7 @@ def assess(run: Run, drawn: DrawnBatch) -> batch_lib.Batch:
   if section.at_random is not None:
     batch = rewarded_at_random(run, batch)
   limit, graded = section.max_failed_fraction, batch.graded
-  held_out.refuse_failures("rewards", graded.failed, graded.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
+  refuse_failures("rewards", graded.failed, graded.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
   if run.config.task.curriculum is not None:
     verdicts = np.clip(graded.parts[run.experiment.rewards[0].name], 0, 1)
     run.prompts.observe(batch.examples, np.where(graded.valid, verdicts, np.nan).tolist())

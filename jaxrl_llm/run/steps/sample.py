@@ -40,29 +40,22 @@ class InFlight(NamedTuple):
   groups: carried.Groups | None = None
 
 
-def move_weights(run: Run) -> None:
-  """Moves the policy's weights to the sampler's devices, unless they are already there.
-
-  It does nothing if sampler and learner share devices.
-  """
+def move_weights(run: Run) -> Params:
+  """Returns the policy's weights on the sampler's devices, and moves them unless they are there."""
   sync, held, version = run.experiment.drawing.sync, run.on_sampler, run.record.rl_steps
-  if sync is None or (held is not None and held.version == version):
-    return
-  frozen, run.on_sampler = held and held.frozen, None
-  # Frees their memory before the new weights arrive, unless rollouts in flight still use them.
-  del held
-  run.on_sampler = sync.move(run.state.params, frozen, version)
-
-
-def sampler_params(run: Run) -> Params:
-  """Returns the policy's weights on the sampler's devices."""
-  return run.state.params if run.experiment.drawing.sync is None else run.on_sampler.params
+  if sync is None:
+    return run.state.params
+  if held is None or held.version != version:
+    frozen, run.on_sampler = held and held.frozen, None
+    # Frees their memory before the new weights arrive, unless rollouts in flight still use them.
+    del held
+    run.on_sampler = sync.move(run.state.params, frozen, version)
+  return run.on_sampler.params
 
 
 def publish(run: Run, *, between: Callable[[], None] = lambda: None) -> None:
   """Gives what draws the policy's weights, unless it has them."""
-  move_weights(run)
-  run.experiment.drawing.queue.publish(sampler_params(run), run.record.rl_steps, between=between)
+  run.experiment.drawing.queue.publish(move_weights(run), run.record.rl_steps, between=between)
 
 
 def launch(run: Run, step: int, *, draw: int = 0) -> InFlight:
@@ -156,9 +149,8 @@ def evaluate(run: Run, step: int) -> float:
   """Measures the held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
   config, experiment = run.config, run.experiment
   run.phases.begin("eval", step)
-  move_weights(run)
   evaluated = held_out.evaluate_policy(
-    experiment.drawing.samples(sampler_params(run), run.record.rl_steps),
+    experiment.drawing.samples(move_weights(run), run.record.rl_steps),
     [experiment.task.test[i] for i in held_out.choose(len(experiment.task.test), config.eval.num_prompts, seed=TEST_SET)],
     jax.random.fold_in(jax.random.fold_in(run.key, EVAL), step),
     batch_prompts=config.eval.batch_prompts,

@@ -9,10 +9,8 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation import Answer, avg_at_n, bootstrap_interval, read_samples, write_samples
 from jaxrl_llm.evaluation.held_out import (
   Evaluated,
-  NoRewardError,
   eval_metrics,
   evaluate_policy,
-  refuse_failures,
   regrade,
   sample_rows,
 )
@@ -20,6 +18,7 @@ from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.thumbnails import thumbnail
 from jaxrl_llm.rewards import Outcome, WeightedReward, answer_key, call_here, final_answer, grade
+from jaxrl_llm.rewards.outcome import NoRewardError, refuse_failures
 from jaxrl_llm.text_types import Completion, Turn
 from jaxrl_llm.types import Rollouts
 from tests.rollouts.players import swept, with_reasons

@@ -20,7 +20,7 @@ from jaxrl_llm.tasks import Task
 from jaxrl_llm.types import StopReason
 from tests.rewards.rubric.fake import Reply, completion, rubric, scores, serving, written
 from tests.rollouts.players import Handing, completions
-from tests.rollouts.test_rollout import EXAMPLES, make_rollouts
+from tests.rollouts.test_batch import EXAMPLES, make_rollouts
 from tests.runs import call, flags, rows, run_here, tiny_config
 
 KEY = "sk-Secret-0123456789"

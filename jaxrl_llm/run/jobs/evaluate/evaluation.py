@@ -16,6 +16,7 @@ from jaxrl_llm.evaluation import MetricName, answer_reader, held_out, parse_metr
 from jaxrl_llm.evaluation.held_out import Evaluated
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
+from jaxrl_llm.rewards.outcome import NoRewardError
 from jaxrl_llm.run.jobs.evaluate.request import EvaluationRequest
 from jaxrl_llm.run.jobs.evaluate.restored import restore
 from jaxrl_llm.run.setup.data import load_task
@@ -117,7 +118,7 @@ def _regrade(request: EvaluationRequest, config: ConfigDict, command: str) -> di
   try:
     with make_grader(config, [verifier]) as grader:
       evaluated = held_out.regrade(rows, verifier=verifier, call=grader)
-  except held_out.NoRewardError:
+  except NoRewardError:
     raise
   except ValueError as error:
     raise UsageError(f"--regrade={request.regraded}: {' '.join(str(error).splitlines())}") from error
