@@ -10,7 +10,6 @@ import pytest
 
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.decoding.engine.make import make_engine
-from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.rewards import WeightedReward
@@ -44,8 +43,8 @@ def engine_of():
   def make(slots=SIZE, version=0):
     model, params = built()
     options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=TOKENIZER, version=version)
-    programs, pool = programs_of(slots), CachePool(slots, CONTEXT, least=CHUNK)
-    engines.append(DecodingEngine(model, programs, programs.weights(params), pool, EngineLimits(CONTEXT, 64), **options))
+    programs = programs_of(slots)
+    engines.append(DecodingEngine(model, programs, programs.weights(params), EngineLimits(CONTEXT, 64), **options))
     return engines[-1]
 
   yield make

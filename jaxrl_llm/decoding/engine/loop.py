@@ -26,7 +26,6 @@ from jaxrl_llm.decoding.engine.in_hand import OpenRequest, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, Rows, no_rows
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
-from jaxrl_llm.decoding.engine.routes import Routes
 from jaxrl_llm.models import Model
 from jaxrl_llm.types import Params
 
@@ -60,15 +59,17 @@ class DecodingEngine:
   """
 
   def __init__(
-    self, model: Model, programs: EnginePrograms, weights: PyTree, pool: CachePool, limits: EngineLimits, *, slots: int, chunk: int,
-    spans: int, tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", routes: Routes | None = None,
-    records_kept: bool = False,
+    self, model: Model, programs: EnginePrograms, weights: PyTree, limits: EngineLimits, *, slots: int, chunk: int, spans: int,
+    tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", records_routes: bool = False, records_kept: bool = False,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
-    self._programs, self._pool, self._chunk, self._spans = programs, pool, chunk, spans
+    self._programs, self._pool, self._chunk, self._spans = programs, CachePool(slots, limits.context, least=chunk), chunk, spans
     self._weights, self._cache, self._version = weights, programs.make_cache(), version
-    self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS), routes, records_kept
+    self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS), None, records_kept
+    if records_routes:  # Of every column of every row, -1 where none are known.
+      config = model.config
+      self._routes = np.full((slots, limits.context, config.num_layers, config.experts.top_k), -1, np.int16)
     self._in_flight, self._stretches, self._ids_of_stops = in_flight, 0, {}
     # Turns of the loop, programs that were run, and the last turn that ran none.
     self._turns, self._computed, self._idled = 0, 0, 0
@@ -330,7 +331,7 @@ class DecodingEngine:
         opened.cached, opened.copies = self._pool.copied(opened.place), False
         opened.fills = self._missing(opened) > 0
         if self._routes is not None:
-          self._routes.copy(opened.place.source, opened.place.row, opened.cached)
+          self._routes[opened.place.row, : opened.cached] = self._routes[opened.place.source, : opened.cached]
       self._cache = self._programs.copy(self._cache, sources, targets)
 
   def _prefill(self) -> None:
@@ -359,7 +360,7 @@ class DecodingEngine:
       self._cache, routes = self._programs.prefills[num_spans](self._weights, self._cache, tokens, starts, counts, rows)
       if self._routes is not None:
         for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
-          self._routes.write(row, start, of_span[:count])
+          self._routes[row, start : start + count] = of_span[:count]
 
   def _num_spans(self, waiting: Sequence[OpenRequest]) -> int:
     """Returns the number of spans of the program that computes the prompts of some requests."""
@@ -418,7 +419,8 @@ class DecodingEngine:
     for opened, column in zip(stretch.rows, stretch.columns, strict=True):
       count, row = int(counts[column]), opened.place.row
       if self._routes is not None:
-        self._routes.write(row, int(self._rows.columns[row]), drawn.routes[:count, column])
+        start = int(self._rows.columns[row])
+        self._routes[row, start : start + count] = drawn.routes[:count, column]
       if opened.kept is not None:
         bits = np.unpackbits(drawn.kept[:count, column], axis=1, count=self._vocab_size)
         opened.kept += [np.flatnonzero(of_token).tolist() for of_token in bits]
@@ -490,6 +492,5 @@ class DecodingEngine:
     """Returns the routes of a request's tokens but the last, which was not fed."""
     if self._routes is None:
       return None
-    if opened.place is None or opened.copies:
-      return self._routes.read(0, 0)
-    return self._routes.read(opened.place.row, int(self._pool.lengths[opened.place.row]))
+    row, count = (0, 0) if opened.place is None or opened.copies else (opened.place.row, int(self._pool.lengths[opened.place.row]))
+    return self._routes[row, :count].copy()

@@ -3,10 +3,8 @@
 from typing import Any
 
 from jaxrl_llm.decoding.engine.loop import IN_FLIGHT, STOP_IDS, DecodingEngine, Tokenizer
-from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
-from jaxrl_llm.decoding.engine.routes import Routes
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import CACHE_DTYPES, Model
 from jaxrl_llm.types import Params
@@ -88,15 +86,8 @@ def make_twins(
   if records_routes and model.config.experts is None:
     raise ValueError("records_routes: found True, expected False: the model has no experts")
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
-  options = dict(cache_dtype=dtype, records_routes=records_routes, records_kept=records_kept, twins=count)
-  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, **options, **sizes)
-  weights = programs.weights(params)
-
-  def make() -> DecodingEngine:
-    pool, routes = CachePool(slots, context, least=chunk), None
-    if records_routes:
-      routes = Routes(slots, context, (model.config.num_layers, model.config.experts.top_k))
-    options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, routes=routes, records_kept=records_kept)
-    return DecodingEngine(model, programs, weights, pool, EngineLimits(context, max_requests), **options, **sizes)
-
-  return [make() for _ in range(count)]
+  sizes |= dict(records_routes=records_routes, records_kept=records_kept)
+  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, cache_dtype=dtype, twins=count, **sizes)
+  weights, limits = programs.weights(params), EngineLimits(context, max_requests)
+  options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, **sizes)
+  return [DecodingEngine(model, programs, weights, limits, **options) for _ in range(count)]

@@ -6,10 +6,8 @@ import jax
 import numpy as np
 
 from jaxrl_llm.decoding.engine.loop import STOP_IDS, DecodingEngine
-from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
-from jaxrl_llm.decoding.engine.routes import Routes
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 
@@ -57,8 +55,8 @@ def logits_of(kind):
 def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records_kept=False, in_flight="keep", programs=None):
   """Makes an engine with an empty cache and weights of version 0, by default of shared programs."""
   model, params, _ = built(kind)
-  routes = Routes(slots, CONTEXT, (model.config.num_layers, model.config.experts.top_k)) if records_routes else None
-  pool, limits = CachePool(slots, CONTEXT, least=CHUNK), EngineLimits(CONTEXT, max_requests)
-  options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=ByteTokenizer(), version=0, routes=routes, records_kept=records_kept)
   programs = programs or programs_of(kind, slots, records_routes, records_kept)
-  return DecodingEngine(model, programs, programs.weights(params), pool, limits, in_flight=in_flight, **options)
+  return DecodingEngine(
+    model, programs, programs.weights(params), EngineLimits(CONTEXT, max_requests), slots=slots, chunk=CHUNK, spans=SPANS,
+    tokenizer=ByteTokenizer(), version=0, in_flight=in_flight, records_routes=records_routes, records_kept=records_kept,
+  )  # fmt: skip
