@@ -198,9 +198,9 @@ def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: t
       note("the learner is not there yet")
     else:
       try:
-        welcome = gate.knock(args.learner or learner.address, learner.secret, **hello)
+        connection, timeout_s = gate.knock(args.learner or learner.address, learner.secret, **hello)
         note("joined")
-        end = serve(sampler.engine, welcome.connection, sampler.weights, timeout_s=welcome.timeout_s, leave=leave, note=note)
+        end = serve(sampler.engine, connection, sampler.weights, timeout_s=timeout_s, leave=leave, note=note)
         note({"closed": "the learner has closed", "left": "left", "lost": "the learner is lost"}[end])
         until = time.monotonic() + args.timeout_s
       except gate.JoinRefused as error:

@@ -19,7 +19,7 @@ from typing import Any
 from jaxrl_llm.decoding.apart.remote import RemoteEngine, SamplerLost
 from jaxrl_llm.decoding.apart.weights import Snapshot
 from jaxrl_llm.decoding.engine.checks import check_request
-from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineLimits, Handle, Piece, Pulse, Pulsing, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.types import Params
 
 _ROUNDS = 2  # Open requests per row of an engine, beyond which others wait here.
@@ -64,13 +64,11 @@ class _Member:
 
   Attributes:
     engine: The engine.
-    slots: Number of its rows.
     open: Number of its open requests.
     seen: Pulse of the engine when it was last asked for.
   """
 
-  engine: Engine
-  slots: int
+  engine: RemoteEngine
   open: int = 0
   seen: Pulse = _NO_PULSE
 
@@ -100,12 +98,12 @@ class Crew:
   """
 
   def __init__(
-    self, limits: EngineLimits, *, vocab_size: int | None = None, dtype: str | None = None, note: Callable[[str], None] | None = None
+    self, limits: EngineLimits, *, vocab_size: int | None = None, dtype: str | None = None, note: Callable[[str], None] = lambda line: None
   ):
     self.limits, self.redone, self.lost = limits, 0, 0
-    self._vocab_size, self._dtype, self._note = vocab_size or _ANY_ID, dtype, note or (lambda line: None)
+    self._vocab_size, self._dtype, self._note = vocab_size or _ANY_ID, dtype, note
     self._changed = threading.Condition(threading.RLock())
-    self._members: dict[Engine, _Member] = {}
+    self._members: dict[RemoteEngine, _Member] = {}
     self._homes: OrderedDict[tuple[str, str], _Member] = OrderedDict()
     self._waiting: list[tuple[int, int, _Open]] = []
     self._arrivals, self._num_open, self._is_closed = itertools.count(), 0, False
@@ -114,12 +112,11 @@ class Crew:
 
   # Engines.
 
-  def join(self, engine: Engine, *, slots: int = 1) -> None:
+  def join(self, engine: RemoteEngine) -> None:
     """Gives an engine the newest weights, and then requests.
 
     Args:
       engine: Newcomer, which now belongs to the crew.
-      slots: Number of its rows.
 
     Raises:
       SamplerLost: If it is lost before it has the weights.
@@ -130,18 +127,18 @@ class Crew:
         newest = self._snapshot
         if newest is given or attempt == _TRIES:
           if newest is not given:
-            _give(engine, newest)
+            engine.give(newest)
           self._refuse_if_closed()
-          if isinstance(engine, RemoteEngine) and engine.is_lost:
+          if engine.is_lost:
             raise SamplerLost(engine.why_lost)
-          self._members[engine] = _Member(engine, slots)
+          self._members[engine] = _Member(engine)
           self._changed.notify_all()
           break
-      _give(engine, newest).result()
+      engine.give(newest).result()
       given = newest
     self._dispatch()
 
-  def lose(self, engine: Engine) -> None:
+  def lose(self, engine: RemoteEngine) -> None:
     """Gives an engine no more requests; those that it has are drawn again when they fail."""
     with self._changed:
       if self._members.pop(engine, None) is not None and not self._is_closed:
@@ -234,8 +231,8 @@ class Crew:
     if at_home is not None and at_home.engine in self._members:
       candidates = [at_home] if at_home.open < at_home.engine.limits.requests else []
     else:
-      fits = lambda member: member.open < min(rounds * member.slots, member.engine.limits.requests)
-      candidates = sorted(filter(fits, self._members.values()), key=lambda member: member.open / member.slots)
+      fits = lambda member: member.open < min(rounds * member.engine.slots, member.engine.limits.requests)
+      candidates = sorted(filter(fits, self._members.values()), key=lambda member: member.open / member.engine.slots)
     on_piece = None if opened.on_piece is None else partial(self._pass_on, opened, opened.attempt)
     for member in candidates:
       try:
@@ -301,29 +298,29 @@ class Crew:
   # Weights, and the end.
 
   def update(self, params: Params, version: int) -> None:
-    """Gives engines new weights, in the background to those in other processes; see `Engine`."""
+    """Gives engines new weights in the background; see `Engine`."""
     snapshot = Snapshot(params, version, dtype=self._dtype, earlier=self._snapshot)
     with self._changed:
       self._refuse_if_closed()
       self._snapshot = snapshot
-      for member in list(self._members.values()):
+      for engine in list(self._members):
         try:
-          if isinstance(member.engine, RemoteEngine):
-            member.engine.give(snapshot)
-          else:
-            member.engine.update(params, version)
+          engine.give(snapshot)
         except SamplerLost:
-          self.lose(member.engine)
+          self.lose(engine)
     self._dispatch()
 
   def metrics(self) -> dict[str, float]:
     """Returns numbers about the engines; fractions are those of the time since the last call."""
     with self._changed:
-      members = list(self._members.values())
-      idle = list(self.idle().values())
-      moves = [move for member in members if (move := getattr(member.engine, "moved", None)) is not None]
+      idle, moves = [], [engine.moved for engine in self._members if engine.moved is not None]
+      for member in self._members.values():
+        pulse, before = member.engine.pulse(), member.seen
+        spent = pulse.age_s - before.age_s
+        idle.append(min((pulse.idle_s - before.idle_s) / spent, 1.0) if spent > 0 else 0.0)
+        member.seen = pulse
       return {
-        "samplers/alive": float(len(members)),
+        "samplers/alive": float(len(self._members)),
         "samplers/lost": float(self.lost),
         "samplers/redone": float(self.redone),
         "samplers/waiting": float(len(self._waiting)),
@@ -332,25 +329,6 @@ class Crew:
         "samplers/weights_s": max((move.seconds for move in moves), default=0.0),
         "samplers/weights_bytes": float(sum(move.num_bytes for move in moves)),
       }
-
-  def pulse(self) -> Pulse:
-    """Returns what the engines have done so far: sums, but the mean of their idle times."""
-    with self._changed:
-      pulses = [member.engine.pulse() for member in self._members.values() if isinstance(member.engine, Pulsing)]
-      idle_s = sum(own.idle_s for own in pulses) / max(len(pulses), 1)
-      return Pulse(self._num_open, sum(own.calls for own in pulses), idle_s, max((own.age_s for own in pulses), default=0.0))
-
-  def idle(self) -> dict[str, float]:
-    """Returns for each engine in another process the fraction of time in which it had no work."""
-    fractions = {}
-    with self._changed:
-      for member in self._members.values():
-        if isinstance(member.engine, RemoteEngine):
-          pulse, before = member.engine.pulse(), member.seen
-          spent = pulse.age_s - before.age_s
-          fractions[member.engine.name] = min((pulse.idle_s - before.idle_s) / spent, 1.0) if spent > 0 else 0.0
-          member.seen = pulse
-    return fractions
 
   def on_close(self, callback: Callable[[], None]) -> None:
     """Has a function called first when the crew is closed."""
@@ -369,22 +347,13 @@ class Crew:
     self._on_close.close()
     with self._changed:
       self._is_closed = True
-      members, self._members = list(self._members.values()), {}
+      engines, self._members = list(self._members), {}
       waiting, self._waiting = self._waiting, []
       self._changed.notify_all()
     for _, _, opened in waiting:
       self._finish(opened, self._aborted())
-    closing = [threading.Thread(target=member.engine.close, daemon=True) for member in members]
+    closing = [threading.Thread(target=engine.close, daemon=True) for engine in engines]
     for thread in closing:
       thread.start()
     for thread in closing:
       thread.join()
-
-
-def _give(engine: Engine, snapshot: Snapshot) -> "Future":
-  if isinstance(engine, RemoteEngine):
-    return engine.give(snapshot)
-  engine.update(snapshot.params(), snapshot.version)
-  done: Future = Future()
-  done.set_result(None)
-  return done

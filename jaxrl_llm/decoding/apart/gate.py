@@ -7,10 +7,10 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm import __version__
 from jaxrl_llm.decoding.apart import wire
@@ -35,64 +35,27 @@ class JoinRefused(Exception):
   """The learner does not take this sampler. One line."""
 
 
-class Welcome(NamedTuple):
-  """What a sampler learns when it is taken.
-
-  Attributes:
-    connection: Connection to the learner.
-    timeout_s: Time of silence after which one side is lost for the other.
-  """
-
-  connection: Connection
-  timeout_s: float
-
-
-def fingerprint(config: Mapping[str, Any]) -> str:
-  """Returns a digest of a resolved config, the same for the one that a workdir's `config.json` has.
-
-  Example:
-    >>> fingerprint({"a": (1, 2)}) == fingerprint({"a": [1, 2]}), fingerprint({"a": 1}) == fingerprint({"a": 2})
-    (True, False)
-  """
-  return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def fingerprint_of(workdir: Path) -> str:
-  """Returns the fingerprint of the run in a workdir.
+  """Returns a digest of the resolved config of the run in a workdir.
 
   Raises:
     ValueError: If there is no run. One line.
   """
   try:
-    return fingerprint(json.loads((workdir / "config.json").read_text()))
+    config = json.loads((workdir / "config.json").read_text())
   except (OSError, ValueError) as error:
     raise ValueError(f"{workdir / 'config.json'}: it cannot be read ({one_line(error)})") from error
+  return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Gate:
-  """A port on which samplers join a crew.
-
-  Args:
-    crew: Crew that they join.
-    secret: Secret that they must know.
-    fingerprint: Fingerprint of the config that they must have; see `fingerprint`.
-    timeout_s: Time of silence after which a sampler is lost.
-    host: Address to listen on.
-    port: Port; 0 takes a free one.
-    dtype: Dtype to which weights are cast before they travel; None keeps theirs.
-    note: Function that gets lines for the log.
-
-  Attributes:
-    address: Host and port that it listens on.
-  """
+class _Gate:
+  """A port on which samplers join a crew; see `open_crew` for its arguments."""
 
   def __init__(
-    self, crew: Crew, secret: bytes, *, fingerprint: str, timeout_s: float, host: str = "127.0.0.1", port: int = 0,
-    dtype: str | None = None, note: Callable[[str], None] | None = None,
-  ):  # fmt: skip
-    self._crew, self._secret, self._fingerprint, self._timeout_s, self._dtype = crew, secret, fingerprint, timeout_s, dtype
-    self._note = note or (lambda line: None)
-    self._listener = wire.listen(host, port)
+    self, crew: Crew, secret: bytes, *, fingerprint: str, timeout_s: float, host: str, note: Callable[[str], None]
+  ):
+    self._crew, self._secret, self._fingerprint, self._timeout_s, self._note = crew, secret, fingerprint, timeout_s, note
+    self._listener = socket.create_server((host, 0), backlog=64)
     self.address: tuple[str, int] = self._listener.getsockname()[:2]
     self._room, self._is_closed, self._num_strangers = threading.BoundedSemaphore(_AT_ONCE), False, 0
     self._thread = threading.Thread(target=self._accept, name="gate of samplers", daemon=True)
@@ -119,31 +82,27 @@ class Gate:
         if not self._num_strangers & (self._num_strangers - 1):  # A flood of them leaves few lines.
           self._note(f"a stranger at {peer} is refused, the {self._num_strangers}. so far: {error}")
         return
-      patience = threading.Timer(_HELLO_S, wire.hang_up, [connection])
-      patience.daemon = True
-      patience.start()
       try:
-        hello = wire.receive(connection)
-        wrong = self._wrong(hello)
-        name = f"sampler {shown(hello.fields.get('name'))} at {peer}"
-        if wrong is None:
-          limits, slots = EngineLimits(*hello.fields["limits"]), int(hello.fields["slots"])
-          vocab_size = int(hello.fields["vocab_size"])
-        wire.send(connection, Frame("refused", {"line": wrong}) if wrong else Frame("welcome", {"timeout_s": self._timeout_s}))
+        with wire.patience(connection, _HELLO_S):
+          hello = wire.receive(connection)
+          wrong = self._wrong(hello)
+          name = f"sampler {shown(hello.fields.get('name'))} at {peer}"
+          if wrong is None:
+            limits, slots = EngineLimits(*hello.fields["limits"]), int(hello.fields["slots"])
+            vocab_size = int(hello.fields["vocab_size"])
+          wire.send(connection, Frame("refused", {"line": wrong}) if wrong else Frame("welcome", {"timeout_s": self._timeout_s}))
       except (EOFError, OSError, WireError, KeyError, TypeError, ValueError) as error:
         connection.close()
         self._note(f"a sampler at {peer} is refused: {one_line(error)}")
         return
-      finally:
-        patience.cancel()
       if wrong is not None:
         connection.close()
         self._note(f"{name} is refused: {wrong}")
         return
-    options = dict(vocab_size=vocab_size, slots=slots, timeout_s=self._timeout_s, name=name, dtype=self._dtype)
+    options = dict(vocab_size=vocab_size, slots=slots, timeout_s=self._timeout_s, name=name)
     engine = RemoteEngine(connection, limits, note=self._note, on_lost=self._crew.lose, **options)
     try:
-      self._crew.join(engine, slots=slots)
+      self._crew.join(engine)
     except (RuntimeError, SamplerLost) as error:
       if not engine.is_lost:
         self._note(f"{name} cannot join: {one_line(error, typed=False)}")
@@ -176,7 +135,7 @@ class Gate:
 
 def knock(
   address: tuple[str, int], secret: bytes, *, fingerprint: str, limits: EngineLimits, slots: int, vocab_size: int, name: str
-) -> Welcome:
+) -> tuple[Connection, float]:
   """Asks a learner to be taken as a sampler, whose engine is ready.
 
   Args:
@@ -187,6 +146,10 @@ def knock(
     slots: Number of its rows.
     vocab_size: Number of ids of its model.
     name: Name for messages.
+
+  Returns:
+    The connection to the learner, and the time of silence after which one side is lost for the
+    other, in seconds.
 
   Raises:
     OSError: If nothing listens there.
@@ -209,7 +172,7 @@ def knock(
   if answer.kind != "welcome":
     connection.close()
     raise JoinRefused(str(answer.fields.get("line")))
-  return Welcome(connection, float(answer.fields["timeout_s"]))
+  return connection, float(answer.fields["timeout_s"])
 
 
 class Learner(NamedTuple):
@@ -250,8 +213,8 @@ def write_learner(workdir: Path, learner: Learner) -> None:
 
 
 def open_crew(
-  workdir: Path, *, limits: EngineLimits, timeout_s: float = 60.0, host: str = "127.0.0.1", port: int = 0, fingerprint: str | None = None,
-  vocab_size: int | None = None, dtype: str | None = None, note: Callable[[str], None] | None = None,
+  workdir: Path, *, limits: EngineLimits, timeout_s: float = 60.0, host: str = "127.0.0.1", fingerprint: str | None = None,
+  vocab_size: int | None = None, dtype: str | None = None, note: Callable[[str], None] = lambda line: None,
 ) -> Crew:  # fmt: skip
   """Opens a crew of samplers that find it by the workdir; `close`, or a block's end, closes it.
 
@@ -261,7 +224,6 @@ def open_crew(
     timeout_s: Time of silence, or without a new token for open requests, after which a sampler is
       lost.
     host: Address to listen on; loopback lets in processes of this machine alone.
-    port: Port; 0 takes a free one.
     fingerprint: Fingerprint of the run's config; None is that of `config.json` in the workdir.
     vocab_size: Number of ids; None leaves the check to the samplers.
     dtype: Dtype to which weights are cast before they travel; None keeps theirs.
@@ -275,7 +237,7 @@ def open_crew(
     raise ValueError(f"timeout_s: found {timeout_s}, expected at least {_LEAST_S:g} seconds")
   own, secret = fingerprint_of(workdir) if fingerprint is None else fingerprint, secrets.token_bytes(32)
   crew = Crew(limits, vocab_size=vocab_size, dtype=dtype, note=note)
-  gate = Gate(crew, secret, fingerprint=own, timeout_s=timeout_s, host=host, port=port, dtype=dtype, note=note)
+  gate = _Gate(crew, secret, fingerprint=own, timeout_s=timeout_s, host=host, note=note)
   crew.on_close(gate.close)
   learner = Learner((socket.gethostname() if gate.address[0] in ("0.0.0.0", "::") else gate.address[0], gate.address[1]), secret)
   try:

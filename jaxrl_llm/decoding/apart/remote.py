@@ -70,7 +70,6 @@ class RemoteEngine:
     slots: Number of its rows.
     timeout_s: Time of silence, or without a new token for open requests, after which it is lost.
     name: Name for messages.
-    dtype: Dtype to which weights are cast before they travel; None keeps theirs.
     note: Function that gets lines for the log.
     on_lost: Function that gets the engine when it is lost, before its requests fail. It must return
       soon.
@@ -87,13 +86,13 @@ class RemoteEngine:
 
   def __init__(
     self, connection: Connection, limits: EngineLimits, *, vocab_size: int, slots: int, timeout_s: float, name: str = "sampler",
-    dtype: str | None = None, note: Callable[[str], None] | None = None, on_lost: "Callable[[RemoteEngine], None] | None" = None,
+    note: Callable[[str], None] = lambda line: None, on_lost: "Callable[[RemoteEngine], None] | None" = None,
   ):  # fmt: skip
     self.limits, self.slots, self.name = limits, slots, name
     self.moved: Moved | None = None
     self._pulse = Pulse(0, -1, 0.0, 0.0)
-    self._connection, self._vocab_size, self._timeout_s, self._dtype = connection, vocab_size, timeout_s, dtype
-    self._note, self._on_lost = note or (lambda line: None), on_lost or (lambda engine: None)
+    self._connection, self._vocab_size, self._timeout_s = connection, vocab_size, timeout_s
+    self._note, self._on_lost = note, on_lost or (lambda engine: None)
     self._numbers, self._outbox, self._answers = itertools.count(), queue.SimpleQueue(), queue.SimpleQueue()
     self._lock = threading.Lock()
     self._open: dict[int, _Open] = {}
@@ -130,7 +129,7 @@ class RemoteEngine:
 
   def update(self, params: Params, version: int) -> None:
     """Takes new weights, and sends them in the background; see `Engine`."""
-    self.give(Snapshot(params, version, dtype=self._dtype))
+    self.give(Snapshot(params, version))
 
   def give(self, snapshot: Snapshot) -> "Future[Moved]":
     """Sends weights in the background.

@@ -13,16 +13,12 @@ from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.remote import BEAT_S, ERRORS
 from jaxrl_llm.decoding.apart.weights import HeldWeights, Offer, WeightsRefused
 from jaxrl_llm.decoding.apart.wire import Frame, WireError
-from jaxrl_llm.decoding.engine.requests import Engine, Handle, Piece, Pulse, Pulsing
+from jaxrl_llm.decoding.engine.requests import Engine, Handle
 from jaxrl_llm.messages import one_line
 
 _LOOK_S = 0.1  # Time after which the thread that reads looks around.
 _FLUSH_S = 5.0  # Time for the last messages.
 _ABORT_S = 60.0  # Time for an engine to end aborted requests.
-
-ENDS = ("closed", "left", "lost")
-"""Ways in which `serve` ends: the learner has closed the engine, this process was told to leave, or
-the learner is gone."""
 
 
 def serve(
@@ -32,12 +28,12 @@ def serve(
   *,
   timeout_s: float,
   leave: threading.Event | None = None,
-  note: Callable[[str], None] | None = None,
+  note: Callable[[str], None] = lambda line: None,
 ) -> str:
   """Draws for a learner until one of them ends it; no request is open afterwards.
 
   Args:
-    engine: Engine that draws.
+    engine: Engine that draws, a `Pulsing` one.
     connection: Connection to a `RemoteEngine`; closed in the end.
     weights: Weights that the engine has, for the learner to complete. They can be used for the next
       connection, so that only what has changed travels.
@@ -46,13 +42,14 @@ def serve(
     note: Function that gets lines for the log.
 
   Returns:
-    Member of `ENDS`.
+    "closed" if the learner has closed the engine, "left" if this process was told to leave, "lost"
+    if the learner is gone.
 
   Raises:
     Exception: What broke the engine, after the learner has been told.
     WeightsRefused: If the learner's weights belong to another model, or arrived wrong twice.
   """
-  return _Serving(engine, connection, weights, timeout_s, leave or threading.Event(), note or (lambda line: None)).run()
+  return _Serving(engine, connection, weights, timeout_s, leave or threading.Event(), note).run()
 
 
 class _Serving:
@@ -64,10 +61,9 @@ class _Serving:
     self._leave, self._note = leave, note
     self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     self._lock = threading.Lock()
-    self._open: dict[int, Handle | None] = {}
+    self._open: dict[int, Handle] = {}
     self._broken: BaseException | None = None
-    self._pieces, self._idle_s, self._idle_since = 0, 0.0, time.monotonic()
-    self._began = self._pulse()
+    self._began = engine.pulse()
     self._reading_since: float | None = None
     self._lacked: list[str] = []
     self._is_second = False
@@ -138,7 +134,12 @@ class _Serving:
   def _commit(self, version: int) -> None:
     wrong = self._weights.wrong(self._lacked)
     if not wrong:
-      self._update(version)
+      try:
+        self._engine.update(self._weights.take(), version)
+      except Exception as error:
+        self._broken = error
+        return
+      self._outbox.put(Frame("updated", {"version": version}))
       return
     line = f"{next(iter(wrong.values()))}; {len(wrong)} of {len(self._lacked)} weights arrived wrong"
     if self._is_second:
@@ -147,22 +148,11 @@ class _Serving:
     self._note(line)
     self._outbox.put(Frame("again", {"names": list(wrong), "line": line}))
 
-  def _update(self, version: int) -> None:
-    try:
-      self._engine.update(self._weights.take(), version)
-    except Exception as error:
-      self._broken = error
-      return
-    self._outbox.put(Frame("updated", {"version": version}))
-
   def _submit(self, frame: Frame) -> None:
     number, request = int(frame.fields["id"]), wire.request_of(frame)
-    with self._lock:
-      if not self._open:
-        self._idle_s += time.monotonic() - self._idle_since
-      self._open[number] = None
+    pass_on = lambda piece: self._outbox.put(wire.piece_frame(number, piece))
     try:
-      handle = self._engine.submit(request, partial(self._drew, number, bool(frame.fields["pieces"])))
+      handle = self._engine.submit(request, pass_on if frame.fields["pieces"] else None)
     except Exception as error:
       self._fail(number, error)
       return
@@ -172,36 +162,24 @@ class _Serving:
 
   # Called by the engine's thread.
 
-  def _drew(self, number: int, is_wanted: bool, piece: Piece) -> None:
-    self._pieces += 1
-    if is_wanted:
-      self._outbox.put(wire.piece_frame(number, piece))
-
   def _end(self, number: int, future: "Future[Any]") -> None:
+    with self._lock:
+      self._open.pop(number, None)
     if (error := future.exception()) is not None:
       self._fail(number, error)
-      return
-    self._pieces += 1
-    self._close(number)
-    self._outbox.put(wire.completion_frame(number, future.result()))
+    else:
+      self._outbox.put(wire.completion_frame(number, future.result()))
 
   def _fail(self, number: int, error: BaseException) -> None:
-    self._close(number)
     kind = next((name for name, kind in ERRORS.items() if isinstance(error, kind)), None)
     if kind is None:
       self._broken = error
     else:
       self._outbox.put(Frame("failed", {"id": number, "error": kind, "line": one_line(error, typed=False, limit=1000)}))
 
-  def _close(self, number: int) -> None:
-    with self._lock:
-      self._open.pop(number, None)
-      if not self._open:
-        self._idle_since = time.monotonic()
-
   def _abort_all(self, end: str) -> None:
     with self._lock:
-      handles = [handle for handle in self._open.values() if handle is not None]
+      handles = list(self._open.values())
     for handle in handles:
       handle.abort()
     until = time.monotonic() + _ABORT_S
@@ -235,15 +213,6 @@ class _Serving:
       wire.hang_up(self._connection)
 
   def _beat(self) -> Frame:
-    pulse = self._pulse()
+    pulse = self._engine.pulse()
     calls, idle_s, age_s = (now - then for now, then in zip(pulse[1:], self._began[1:], strict=True))
     return Frame("beat", pulse._replace(calls=calls, idle_s=idle_s, age_s=age_s)._asdict())
-
-  def _pulse(self) -> Pulse:
-    """Returns the pulse of the engine, or, if it has none, what its requests show."""
-    if isinstance(self._engine, Pulsing):
-      return self._engine.pulse()
-    with self._lock:
-      now = time.monotonic()
-      idle_s = self._idle_s + (0.0 if self._open else now - self._idle_since)
-      return Pulse(len(self._open), self._pieces, idle_s, now)

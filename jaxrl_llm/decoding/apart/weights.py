@@ -80,18 +80,15 @@ class Snapshot:
   def __init__(self, params: Params, version: int, *, dtype: str | None = None, earlier: "Snapshot | None" = None):
     self.version = version
     copies, sums = copies_and_sums(params, dtype)
-    self._tree, self._names = jax.tree.structure(copies), names_of(copies)
-    self._leaves: dict[str, Array] = dict(zip(self._names, jax.tree.leaves(copies), strict=True))
+    self._leaves: dict[str, Array] = dict(zip(names_of(copies), jax.tree.leaves(copies), strict=True))
     self._host: dict[str, np.ndarray] = {}
-    self._kinds = {name: (x.dtype.name, tuple(x.shape)) for name, x in self._leaves.items()}
-    self._sums, self._offer, self._error = sums, None, None
-    self._changed = threading.Condition()
-    threading.Thread(target=self._copy, args=[earlier], name="weights to the host", daemon=True).start()
+    self._offer, self._error, self._changed = None, None, threading.Condition()
+    threading.Thread(target=self._copy, args=[sums, earlier], name="weights to the host", daemon=True).start()
 
-  def _copy(self, earlier: "Snapshot | None") -> None:
+  def _copy(self, sums: Sequence[Array], earlier: "Snapshot | None") -> None:
     try:
-      sums = [tuple(np.asarray(own).tolist()) for own in self._sums]
-      offer = [Offer(name, *self._kinds[name], own) for name, own in zip(self._names, sums, strict=True)]
+      sums_of = zip(self._leaves.items(), sums, strict=True)
+      offer = [Offer(name, x.dtype.name, tuple(x.shape), tuple(np.asarray(own).tolist())) for (name, x), own in sums_of]
       before = {} if earlier is None else earlier.copied()
       with self._changed:
         self._offer = offer
@@ -126,10 +123,6 @@ class Snapshot:
       if self._error is not None:
         raise self._error
       return get()
-
-  def params(self) -> Params:
-    """Waits for the whole tree on the host."""
-    return jax.tree.unflatten(self._tree, [self.leaf(name) for name in self._names])
 
 
 def pieces(x: np.ndarray, size: int = PIECE_BYTES) -> Iterator[tuple[int, UInt8[np.ndarray, " n"]]]:

@@ -138,7 +138,7 @@ def request_of(frame: Frame) -> Request:
     fields = dict(frame.fields["request"])
     for name in ("stop_ids", "stops"):
       fields[name] = tuple(fields[name])
-    return Request(frame.arrays["tokens"].tolist(), **fields | {"parts": pairs(fields["parts"])})
+    return Request(frame.arrays["tokens"].tolist(), **fields | {"parts": _pairs(fields["parts"])})
 
 
 def piece_frame(number: int, piece: Piece) -> Frame:
@@ -180,17 +180,11 @@ def completion_of(frame: Frame) -> Decoded:
     if "kept" in arrays:
       ends = np.cumsum(arrays["kept_counts"])[:-1]
       kept = [own.tolist() for own in np.split(arrays["kept"], ends)] if len(arrays["kept_counts"]) else []
-    fields |= dict(parts=pairs(fields["parts"]), routes=None if routes is None else routes.astype(np.int16), kept=kept)
+    fields |= dict(parts=_pairs(fields["parts"]), routes=None if routes is None else routes.astype(np.int16), kept=kept)
     return Decoded(arrays["tokens"].tolist(), arrays["logprobs"].tolist(), **fields)
 
 
-def pairs(listed: Any) -> tuple[tuple[int, int], ...]:
-  """Returns pairs of numbers as JSON lists them.
-
-  Example:
-    >>> pairs([[3, 10], [4, 2]])
-    ((3, 10), (4, 2))
-  """
+def _pairs(listed: Any) -> tuple[tuple[int, int], ...]:
   return tuple((int(version), int(count)) for version, count in listed)
 
 
@@ -243,13 +237,16 @@ def hang_up(connection: Connection) -> None:
     other.shutdown(socket.SHUT_RDWR)
 
 
-def listen(host: str, port: int = 0) -> socket.socket:
-  """Returns a socket that listens; port 0 takes a free one.
-
-  Raises:
-    OSError: If the address cannot be used.
-  """
-  return socket.create_server((host, port), backlog=64)
+@contextlib.contextmanager
+def patience(connection: Connection, seconds: float) -> Iterator[None]:
+  """Breaks a connection whose block does not end in time."""
+  timer = threading.Timer(seconds, hang_up, [connection])
+  timer.daemon = True
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()
 
 
 def accept(accepted: socket.socket, secret: bytes, *, seconds: float = 10.0) -> Connection:
@@ -286,18 +283,14 @@ def _prove(own: socket.socket, secret: bytes, steps: tuple, seconds: float) -> C
   with contextlib.suppress(OSError):
     own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
   connection = Connection(own.detach())
-  patience = threading.Timer(seconds, hang_up, [connection])
-  patience.daemon = True
-  patience.start()
   try:
-    for step in steps:
-      step(connection, secret)
+    with patience(connection, seconds):
+      for step in steps:
+        step(connection, secret)
   except AuthenticationError as error:
     connection.close()
     raise WireError("the other side has another secret") from error
   except (AssertionError, EOFError, OSError, ValueError) as error:
     connection.close()
     raise WireError(f"the other side did not prove that it knows the secret ({one_line(error)})") from error
-  finally:
-    patience.cancel()
   return connection

@@ -8,10 +8,10 @@ from multiprocessing.connection import Pipe
 import jax
 import numpy as np
 
-from jaxrl_llm.decoding.apart.remote import RemoteEngine
+from jaxrl_llm.decoding.apart.remote import RemoteEngine, SamplerLost
 from jaxrl_llm.decoding.apart.served import serve
 from jaxrl_llm.decoding.apart.weights import HeldWeights
-from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull
 
 LIMITS, VOCAB, WAIT = EngineLimits(64, 100), 1000, 60
 PARAMS = {"layers": {"up": np.arange(12, dtype=np.float32).reshape(3, 4)}, "scale": np.float32([1, 2])}
@@ -29,7 +29,7 @@ class Steady:
 
   def __init__(self, pace_s=0.0, limits=LIMITS):
     self.limits, self.pace_s, self.is_frozen = limits, pace_s, False
-    self.updates, self.asked, self.num_aborted, self.error = [], [], 0, None
+    self.updates, self.asked, self.num_aborted, self.num_drawn, self.error = [], [], 0, 0, None
 
   def submit(self, request, on_piece=None):
     if request.max_tokens > 50:
@@ -53,6 +53,7 @@ class Steady:
       if self.error is not None:
         future.set_exception(self.error)
         return
+      self.num_drawn += 1
       if on_piece is not None:
         on_piece(Piece(tokens[i : i + 1], logprobs[i : i + 1]))
     future.set_result(Decoded(tokens, logprobs, reason, 1, len(tokens), version, ((version, len(tokens)),)))
@@ -60,8 +61,64 @@ class Steady:
   def update(self, params, version):
     self.updates.append((jax.tree.map(np.asarray, params), version))
 
+  def pulse(self):
+    return Pulse(0, self.num_drawn, 0.0, time.monotonic())
+
   def close(self):
     pass
+
+
+class Slow(RemoteEngine):
+  """A remote engine without a process, which draws only when it is told to."""
+
+  def __init__(self, most=100, slots=4):
+    self.limits, self.slots, self.moved = EngineLimits(64, most), slots, None
+    self.open, self.versions, self.closed = [], [], False
+    self._lost, self._pulse = None, Pulse(0, 0, 0.0, 0.0)
+
+  def submit(self, request, on_piece=None):
+    if self.is_lost:
+      raise self._lost
+    if len(self.open) >= self.limits.requests:
+      raise QueueFull("full")
+    future = Future()
+    self.open.append((request, on_piece, future))
+
+    def abort():
+      if not future.done():
+        self.open = [item for item in self.open if item[2] is not future]
+        future.set_result(Decoded([], [], "aborted", 0, 0, 0))
+
+    return Handle(future, abort)
+
+  def piece(self, tokens, number=0):
+    self.open[number][1](Piece(tokens, [-1.0] * len(tokens)))
+
+  def end(self, tokens=(1, 2)):
+    request, _, future = self.open.pop(0)
+    future.set_result(Decoded(list(tokens), [-1.0] * len(tokens), "stop", 0, 0, 0))
+    return request
+
+  def lose(self):
+    self._lost, opened, self.open = SamplerLost("lost"), self.open, []
+    for _, _, future in opened:
+      future.set_exception(self._lost)
+
+  def give(self, snapshot):
+    self.versions.append(snapshot.version)
+    given = Future()
+    given.set_result(None)
+    return given
+
+  def close(self):
+    self.closed = True
+    for _, _, future in self.open:
+      future.set_result(Decoded([], [], "aborted", 0, 0, 0))
+
+
+def loads(engines):
+  """Returns the numbers of open requests."""
+  return [len(engine.open) for engine in engines]
 
 
 class Link:

@@ -5,83 +5,34 @@ import socket
 import stat
 import threading
 import time
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.apart import gate, wire
 from jaxrl_llm.decoding.apart.crew import Crew
-from jaxrl_llm.decoding.apart.remote import SamplerLost
 from jaxrl_llm.decoding.apart.wire import WireError
-from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, QueueFull, ReplayLost, Request
-from tests.decoding.apart.links import LIMITS, PARAMS, VOCAB, WAIT, Link, Steady, drawn, threads
+from jaxrl_llm.decoding.engine.requests import EngineLimits, Piece, QueueFull, ReplayLost, Request
+from tests.decoding.apart.links import LIMITS, PARAMS, VOCAB, WAIT, Link, Slow, Steady, drawn, loads, threads
 
 
-class Slow:
-  """Engine that draws only when it is told to, and can be lost."""
-
-  def __init__(self, most=100):
-    self.limits, self.open, self.versions, self.is_lost, self.closed = EngineLimits(64, most), [], [], False, False
-
-  def submit(self, request, on_piece=None):
-    if self.is_lost:
-      raise SamplerLost("lost")
-    if len(self.open) >= self.limits.requests:
-      raise QueueFull("full")
-    future = Future()
-    self.open.append((request, on_piece, future))
-
-    def abort():
-      if not future.done():
-        self.open = [item for item in self.open if item[2] is not future]
-        future.set_result(Decoded([], [], "aborted", 0, 0, 0))
-
-    return Handle(future, abort)
-
-  def piece(self, tokens, number=0):
-    self.open[number][1](Piece(tokens, [-1.0] * len(tokens)))
-
-  def end(self, tokens=(1, 2)):
-    request, _, future = self.open.pop(0)
-    future.set_result(Decoded(list(tokens), [-1.0] * len(tokens), "stop", 0, 0, 0))
-    return request
-
-  def lose(self):
-    self.is_lost, opened, self.open = True, self.open, []
-    for _, _, future in opened:
-      future.set_exception(SamplerLost("lost"))
-
-  def update(self, params, version):
-    self.versions.append(version)
-
-  def close(self):
-    self.closed = True
-    for _, _, future in self.open:
-      future.set_result(Decoded([], [], "aborted", 0, 0, 0))
-
-
-def crew_of(count=2, slots=4, most=100, requests=100):
-  crew, engines = Crew(EngineLimits(64, requests), vocab_size=VOCAB), [Slow(most) for _ in range(count)]
+def crew_of(count=2, slots=4, requests=100):
+  crew, engines = Crew(EngineLimits(64, requests), vocab_size=VOCAB), [Slow(slots=slots) for _ in range(count)]
   crew.update(PARAMS, 0)
   for engine in engines:
-    crew.join(engine, slots=slots)
+    crew.join(engine)
   return crew, engines
-
-
-def loads(engines):
-  return [len(engine.open) for engine in engines]
 
 
 def test_requests_wait_for_engines_and_newcomers_get_weights_first():
   crew, _ = crew_of(count=0)
   handles = [crew.submit(Request([i], 2, order=-i)) for i in range(6)]
-  engine, other = Slow(), Slow()
-  crew.join(engine, slots=2)
+  engine, other = Slow(slots=2), Slow(slots=2)
+  crew.join(engine)
   # Two requests per row, those of the lowest order first.
   assert engine.versions == [0] and [item[0].tokens for item in engine.open] == [[5], [4], [3], [2]]
   crew.update(PARAMS, 1)
-  crew.join(other, slots=2)
+  crew.join(other)
   assert engine.versions == [0, 1] and other.versions == [1] and loads([engine, other]) == [4, 2]
   engine.end()
   while engine.open or other.open:
@@ -109,7 +60,8 @@ def test_turns_stay_where_their_conversation_is_and_strangers_go_where_least_is_
   assert crew.redone == 11 and crew.lost == 1 and not crew._waiting
 
 
-def test_what_is_lost_is_drawn_again_and_no_token_comes_twice():
+def lost_after_three_tokens():
+  """Returns a crew, a request's handle and pieces so far, and the engine that draws it again."""
   crew, engines = crew_of()
   got = []
   handle = crew.submit(Request([1], 9), got.append)
@@ -118,6 +70,11 @@ def test_what_is_lost_is_drawn_again_and_no_token_comes_twice():
   old = first.open[0][1]
   first.lose()
   old(Piece([9], [-1.0]))  # Too late.
+  return crew, handle, got, second
+
+
+def test_what_is_lost_is_drawn_again_and_no_token_comes_twice():
+  crew, handle, got, second = lost_after_three_tokens()
   second.piece([1, 2])
   second.piece([3, 4])
   second.end([1, 2, 3, 4])
@@ -126,12 +83,7 @@ def test_what_is_lost_is_drawn_again_and_no_token_comes_twice():
 
 
 def test_pieces_stop_where_newer_weights_draw_other_tokens():
-  crew, engines = crew_of()
-  got = []
-  handle = crew.submit(Request([1], 9), got.append)
-  first, second = engines if engines[0].open else engines[::-1]
-  first.piece([1, 2, 3])
-  first.lose()
+  _, handle, got, second = lost_after_three_tokens()
   second.piece([1, 7])
   second.piece([8, 9])
   second.end([1, 7, 8, 9])
@@ -146,13 +98,13 @@ def test_a_replay_is_drawn_again_with_its_first_weights_or_not_at_all():
   crew.update(PARAMS, 1)
   assert len(engines[0].open) == 2
   engines[0].lose()
-  crew.join(second := Slow(), slots=4)
+  crew.join(second := Slow())
   assert len(second.open) == 2 and crew.redone == 2
   crew.update(PARAMS, 2)
   second.lose()
   with pytest.raises(ReplayLost, match="^parts: found version 1, expected 2"):
     waits.completion.result(WAIT)
-  crew.join(third := Slow(), slots=4)
+  crew.join(third := Slow())
   third.end()
   assert early.completion.result(WAIT).tokens == [1, 2]
 
@@ -201,10 +153,10 @@ def test_repeated_requests_do_not_wait_behind_one_that_keeps_its_row():
 def test_requests_outlive_engines_that_are_lost_at_random():
   crew, lost = Crew(LIMITS, vocab_size=VOCAB), []
   crew.update(PARAMS, 0)
-  link = lambda: Link(Steady(pace_s=0.004), on_lost=crew.lose, params=PARAMS)
+  link = lambda: Link(Steady(pace_s=0.004), on_lost=crew.lose, slots=2)
   links = [link() for _ in range(3)]
   for own in links:
-    crew.join(own.remote, slots=2)
+    crew.join(own.remote)
   asked = [Request([i], 20, seed=i, owner=f"{i % 7}") for i in range(40)]
   pieces = [[] for _ in asked]
   handles = [crew.submit(x, own.append) for x, own in zip(asked, pieces, strict=True)]
@@ -214,7 +166,7 @@ def test_requests_outlive_engines_that_are_lost_at_random():
     wire.hang_up(links[0].served)
     lost.append(links.pop(0))
     links.append(link())
-    crew.join(links[-1].remote, slots=2)
+    crew.join(links[-1].remote)
   for x, handle, own in zip(asked, handles, pieces, strict=True):
     got = handle.completion.result(WAIT)
     assert (got.tokens, got.logprobs) == drawn(x)

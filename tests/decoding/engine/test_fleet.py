@@ -2,7 +2,6 @@
 
 import functools
 import threading
-from concurrent.futures import Future
 
 import jax
 import numpy as np
@@ -10,12 +9,13 @@ import pytest
 
 from jaxrl_llm.decoding.engine.fleet import Fleet, Whereabouts, make_engines
 from jaxrl_llm.decoding.engine.make import make_engine
-from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import EngineLimits, QueueFull, Request
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings
 from jaxrl_llm.models import make_model, preset
+from tests.decoding.apart.links import Slow, loads
+from tests.decoding.engine.engines import VOCAB, complete
 from tests.marks import few
 
-VOCAB, WAIT = 264, 120
 SIZES = dict(context=96, max_requests=24, chunk=8, spans=4, steps=4)
 MESHES = {"rows": dict(data=2, fsdp=2), "rows and heads": dict(data=1, expert=2, tensor=2), "heads": dict(data=1, tensor=2)}
 
@@ -40,96 +40,52 @@ def requests(start):
   return [Request(x, 8, seed=100 * start + 10 * i + j) for i, x in enumerate(prompts) for j in range(3)]
 
 
-def complete(engine, asked):
-  return [handle.completion.result(WAIT) for handle in [engine.submit(x) for x in asked]]
-
-
 def continued(asked, results):
   return [Request([*x.tokens, *y.tokens, 5, 6], 8, seed=x.seed + 1) for x, y in zip(asked, results, strict=True)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "axes"), few([("nano", "rows"), ("nano-moe", "rows and heads"), ("nano", "heads")], 1))
-def test_several_devices_draw_the_tokens_of_one(kind, axes):
-  """Turns after turns, with new weights in between."""
-  model, params = weights(kind, 0)
-  one = make_engine(model, params, slots=12, **SIZES)
-  several = make_engines(*on_mesh(kind, 0, MESHES[axes]), slots=48, **SIZES)
-  assert isinstance(several, Fleet) == (axes != "heads")
+def assert_draws_as_one(several, kind, later):
+  """Asserts that engines draw what one draws, turns after turns, with `later` weights in between."""
+  one = make_engine(*weights(kind, 0), slots=12, **SIZES)
   first = requests(0)
-  results = complete(one, first)
-  asked = [first, continued(first, results), requests(1)]
-  for number, batch in enumerate(asked):
+  results = complete(one, *first)
+  for number, batch in enumerate([first, continued(first, results), requests(1)]):
     if number == 2:
       one.update(weights(kind, 1)[1], 1)
-      several.update(on_mesh(kind, 1, MESHES[axes])[1], 1)
-    for expected, got in zip(complete(one, batch), complete(several, batch), strict=True):
+      several.update(later, 1)
+    for expected, got in zip(complete(one, *batch), complete(several, *batch), strict=True):
       assert got.tokens == expected.tokens and got.version == number // 2
       np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
       # Each engine has room for all that comes back to it.
       assert got.cached_tokens > 20 or number != 1
   one.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "axes"), few([("nano", "rows"), ("nano-moe", "rows and heads"), ("nano", "heads")], 1))
+def test_several_devices_draw_the_tokens_of_one(kind, axes):
+  several = make_engines(*on_mesh(kind, 0, MESHES[axes]), slots=48, **SIZES)
+  assert isinstance(several, Fleet) == (axes != "heads")
+  assert_draws_as_one(several, kind, on_mesh(kind, 1, MESHES[axes])[1])
   several.close()
 
 
 def test_cores_of_a_cpu_share_programs_and_weights_and_draw_the_tokens_of_one():
-  """Turns after turns, with new weights in between."""
-  model, params = weights("nano", 0)
-  one = make_engine(model, params, slots=12, **SIZES)
-  several = make_engines(model, params, slots=128, num_cores=3, **SIZES)
-  first = requests(0)
-  results = complete(one, first)
-  for number, batch in enumerate([first, continued(first, results), requests(1)]):
-    if number == 2:
-      one.update(weights("nano", 1)[1], 1)
-      several.update(weights("nano", 1)[1], 1)
-    for expected, got in zip(complete(one, batch), complete(several, batch), strict=True):
-      assert got.tokens == expected.tokens and got.version == number // 2
-      np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
-      assert got.cached_tokens > 20 or number != 1
+  several = make_engines(*weights("nano", 0), slots=128, num_cores=3, **SIZES)
+  assert_draws_as_one(several, "nano", weights("nano", 1)[1])
   twins = several._engines
   assert len(twins) == 2 and twins[0]._programs is twins[1]._programs and twins[0]._weights is twins[1]._weights
   assert all(twin.pulse().calls > 8 for twin in twins) and several.limits.requests == SIZES["max_requests"]
-  one.close()
   several.close()
-
-
-class Slow:
-  """Engine that ends a request only when it is told to."""
-
-  def __init__(self, most):
-    self.limits, self.open, self.closed = EngineLimits(64, most), [], False
-
-  def submit(self, request, on_piece=None):
-    del on_piece
-    if len(self.open) >= self.limits.requests:
-      raise QueueFull("full")
-    self.open.append((request, Future()))
-    return Handle(self.open[-1][1], lambda: None)
-
-  def end(self, tokens=(1, 2)):
-    request, future = self.open.pop(0)
-    future.set_result(Decoded(list(tokens), [0.0] * len(tokens), "stop", 0, 0, 0))
-    return request
-
-  def update(self, params, version):
-    pass
-
-  def close(self):
-    self.closed = True
 
 
 def fleet(count=3, most=4, slots=8):
   engines = [Slow(most) for _ in range(count)]
-  return engines, Fleet(engines, lambda params, version: [engine.update(params, version) for engine in engines], slots=slots)
+  return engines, Fleet(engines, lambda params, version: None, slots=slots)
 
 
 def prompt(number):
   return [number] * 32
-
-
-def loads(engines):
-  return [len(engine.open) for engine in engines]
 
 
 def test_strangers_go_where_least_is_to_do():
