@@ -1,12 +1,13 @@
 """Refusals of requests that can never be served, each in one line that names the field."""
 
-import math
 from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Integer
 
 from jaxrl_llm.decoding.engine.requests import Request
+from jaxrl_llm.decoding.sampler.filters import check_filter
+from jaxrl_llm.decoding.sampler.stops import check_texts
 
 
 def check_request(request: Request, *, vocab_size: int, context: int) -> Integer[np.ndarray, " n"]:
@@ -43,20 +44,11 @@ def check_request(request: Request, *, vocab_size: int, context: int) -> Integer
     )
   if not 0 <= request.drawn < len(tokens):
     raise ValueError(f"drawn: found {request.drawn}, expected 0 to {len(tokens) - 1}: a prompt of {len(tokens)} tokens")
-  if not (math.isfinite(request.temperature) and request.temperature >= 0):
-    raise ValueError(f"temperature: found {request.temperature}, expected 0 (the likeliest token) or a number above 0")
-  if request.top_k < 0:
-    raise ValueError(f"top_k: found {request.top_k}, expected 0 (keep all) or a positive number of tokens")
-  if not 0 < request.top_p <= 1:
-    raise ValueError(f"top_p: found {request.top_p}, expected a number in (0, 1]")
+  check_filter(request.temperature, request.top_k, request.top_p)
   if not -(1 << 63) <= request.seed < 1 << 64:
     raise ValueError(f"seed: found {request.seed}, expected an integer of 64 bits")
   _ids("stop_ids", request.stop_ids, vocab_size)
-  for stop in request.stops:
-    if not isinstance(stop, str) or not stop:
-      raise ValueError(f"stops: found {stop!r}, expected texts of at least one character")
-    if any("\ud800" <= character <= "\udfff" for character in stop):
-      raise ValueError(f"stops: found {stop!r} with a lone surrogate, which UTF-8 cannot encode; remove it")
+  check_texts("stops", request.stops)
   return tokens
 
 

@@ -474,7 +474,7 @@ class DecodingEngine:
     return count, True
 
   def _finish(self, opened: OpenRequest, outcome: str | Exception) -> None:
-    """Ends a request, by a member of `REASONS` or an error of its own, and frees its row."""
+    """Ends a request, for a reason of `Decoded` or with an error of its own, and frees its row."""
     routes = self._routes_of(opened)
     if opened.place is not None:
       self._leave_row(opened)

@@ -118,12 +118,12 @@ class Uncompiled(NamedTuple):
   """The programs of `EnginePrograms` before they are compiled.
 
   Attributes:
-    weights, make_cache, prefills, copy, stretches: Programs of these names.
-    compiled: First two programs, compiled because the others depend on where their results lie.
+    weights, prefills, copy, stretches: Programs of these names.
+    compiled: `weights` and `make_cache`, compiled because the others depend on where their results
+      lie.
   """
 
   weights: Program
-  make_cache: Program
   prefills: Mapping[int, Program]
   copy: Program
   stretches: Mapping[int, Program]
@@ -212,15 +212,14 @@ def uncompiled_programs(
   make_weights = of_weights.compiled()
   weights = _abstract(jax.eval_shape(weights_of, params), make_weights.output_shardings)
   # A mesh of one device need not be the first one.
-  of_cache = program(make_cache, **({} if model.mesh is None or model.mesh.size > 1 else dict(out_shardings=replicated(model.mesh))))
-  allocate = of_cache.compiled()
+  own_device = {} if model.mesh is None or model.mesh.size > 1 else dict(out_shardings=replicated(model.mesh))
+  allocate = program(make_cache, **own_device).compiled()
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
   of_spans = lambda count: [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((count, chunk), (count,), (count,), (count,))]
   platform = platform_of(model.mesh)
   recorded = dict(records_routes=records_routes, records_kept=records_kept)
   draws = lambda count: partial(_stretch, model, _nothing(model, (steps, count), **recorded))
-  abstract_rows = lambda count: no_rows(count, num_stop_ids)
 
   def stretch(weights, cache, rows, places):
     weights = whole(weights)
@@ -233,11 +232,10 @@ def uncompiled_programs(
   drawing = dict(donate_argnums=1, **keep(None))
   return Uncompiled(
     of_weights,
-    of_cache,
     {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in span_counts(spans, platform)},
     program(copy_rows, cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
     {
-      width: program(stretch, weights, cache, abstract_rows(width), places(width), **drawing)
+      width: program(stretch, weights, cache, no_rows(width, num_stop_ids), places(width), **drawing)
       for width in stretch_widths(slots, platform, twins)
     },
     (make_weights, allocate),

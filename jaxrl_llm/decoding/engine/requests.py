@@ -9,9 +9,6 @@ from jaxtyping import Int16
 
 from jaxrl_llm.types import Params
 
-REASONS = ("stop", "length", "aborted")
-"""Reasons that a completion ended: a stop token or stop string, its budget, or the caller."""
-
 
 class Request(NamedTuple):
   """One completion to draw.
@@ -78,7 +75,8 @@ class Decoded(NamedTuple):
   Attributes:
     tokens: Ids, with the stop token if there is one.
     logprobs: Log-probability of each id under the distribution that it was drawn from.
-    reason: Member of `REASONS`.
+    reason: "stop" after a stop token or stop string, "length" at the budget, "aborted" by the
+      caller.
     cached_tokens: Number of prompt tokens whose keys and values were already on the device.
     computed_tokens: Number of tokens that passed through the model for this request.
     version: Version of the weights that drew the first token.

@@ -17,6 +17,20 @@ REMOVED = -1e30
 _BITS_BELOW_TWO = 30
 
 
+def check_filter(temperature: float, top_k: int, top_p: float, *, section: str = "") -> None:
+  """Checks settings of `make_filter`.
+
+  Raises:
+    ValueError: If a setting is out of range. One line, which names it behind `section`.
+  """
+  if not (math.isfinite(temperature) and temperature >= 0):
+    raise ValueError(f"{section}temperature: found {temperature}, expected 0 (the likeliest token) or a number above 0")
+  if top_k < 0:
+    raise ValueError(f"{section}top_k: found {top_k}, expected 0 (keep all) or a positive number of tokens")
+  if not 0 < top_p <= 1:
+    raise ValueError(f"{section}top_p: found {top_p}, expected a number in (0, 1]")
+
+
 def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> FilterFn:
   """Makes the function that maps logits to those of the sampling distribution.
 
@@ -48,12 +62,7 @@ def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0)
     The choice of kept tokens consists of comparisons and has no gradient. The gradient flows
     through the kept logits.
   """
-  if not (math.isfinite(temperature) and temperature >= 0):
-    raise ValueError(f"rollout.temperature: found {temperature}, expected 0 (the likeliest token) or a number above 0")
-  if top_k < 0:
-    raise ValueError(f"rollout.top_k: found {top_k}, expected 0 (keep all) or a positive number of tokens")
-  if not 0 < top_p <= 1:
-    raise ValueError(f"rollout.top_p: found {top_p}, expected a number in (0, 1]")
+  check_filter(temperature, top_k, top_p, section="rollout.")
 
   def filter_logits(
     logits: Float[Array, "*batch V"], keep: Int[Array, "*batch"] | None = None, temperatures: Float[Array, "*batch"] | None = None

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from jaxrl_llm.decoding.sampler import exchange
 from jaxrl_llm.decoding.sampler import loop as loop_lib
 from jaxrl_llm.decoding.sampler.begin import begin
-from jaxrl_llm.decoding.sampler.filters import make_filter
+from jaxrl_llm.decoding.sampler.filters import check_filter
 from jaxrl_llm.decoding.sampler.requests import Requests, check_requests
 from jaxrl_llm.decoding.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, num_blocks
 from jaxrl_llm.types import Params, Rollouts, Shown
@@ -103,8 +103,7 @@ def make_settings(model: Decoder, *, record_routing: bool = False, **settings: A
   """
   route_shape = (model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None
   given = Settings(**settings, route_shape=route_shape)
-  # This call only checks the filter's settings.
-  make_filter(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)
+  check_filter(given.temperature, given.top_k, given.top_p, section="rollout.")
   blocks = default_blocks(given.max_new_tokens) if given.cache_blocks is None else tuple(given.cache_blocks)
   for name in ("group_size", "max_new_tokens"):
     if getattr(given, name) < 1:

@@ -3,7 +3,7 @@
 Matching text instead would need the host to decode it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -105,14 +105,21 @@ def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] 
 def _checked_strings(strings: Any) -> list[bytes]:
   if isinstance(strings, str | bytes):
     raise ValueError(f"rollout.stop_strings: found {strings!r}, expected a sequence of texts; write ({strings!r},)")
-  for string in strings:
-    if not isinstance(string, str) or not string:
-      raise ValueError(f"rollout.stop_strings: found {string!r}, expected texts of at least one character")
-    if any("\ud800" <= character <= "\udfff" for character in string):
-      raise ValueError(
-        f"rollout.stop_strings: found {string!r} with a lone surrogate, which UTF-8 cannot encode; remove it"
-      )
+  check_texts("rollout.stop_strings", strings)
   return [string.encode() for string in strings]
+
+
+def check_texts(name: str, texts: Iterable[Any]) -> None:
+  """Checks texts that are to end a response.
+
+  Raises:
+    ValueError: If one is empty, no text, or cannot be encoded. One line, which begins with `name`.
+  """
+  for text in texts:
+    if not isinstance(text, str) or not text:
+      raise ValueError(f"{name}: found {text!r}, expected texts of at least one character")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+      raise ValueError(f"{name}: found {text!r} with a lone surrogate, which UTF-8 cannot encode; remove it")
 
 
 def _checked_sequences(sequences: Any, num_ids: int) -> list[tuple[int, ...]]:
