@@ -158,20 +158,18 @@ def knock(
   """
   connection = wire.connect(address, secret, seconds=_HELLO_S)
   fields = dict(fingerprint=fingerprint, limits=list(limits), slots=slots, vocab_size=vocab_size, name=name)
-  try:
-    wire.send(connection, Frame("hello", {"protocol": PROTOCOL, "package": __version__, **fields}))
-    if not connection.poll(_HELLO_S):
-      raise WireError(f"the learner has not answered within {_HELLO_S:g} s")
-    answer = wire.receive(connection)
-  except (EOFError, OSError) as error:
-    connection.close()
-    raise WireError(f"the learner has hung up ({one_line(error)})") from error
-  except WireError:
-    connection.close()
-    raise
-  if answer.kind != "welcome":
-    connection.close()
-    raise JoinRefused(str(answer.fields.get("line")))
+  with contextlib.ExitStack() as on_error:
+    on_error.callback(connection.close)
+    try:
+      wire.send(connection, Frame("hello", {"protocol": PROTOCOL, "package": __version__, **fields}))
+      if not connection.poll(_HELLO_S):
+        raise WireError(f"the learner has not answered within {_HELLO_S:g} s")
+      answer = wire.receive(connection)
+    except (EOFError, OSError) as error:
+      raise WireError(f"the learner has hung up ({one_line(error)})") from error
+    if answer.kind != "welcome":
+      raise JoinRefused(str(answer.fields.get("line")))
+    on_error.pop_all()
   return connection, float(answer.fields["timeout_s"])
 
 
