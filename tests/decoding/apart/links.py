@@ -152,6 +152,13 @@ class Link:
     assert not self.thread.is_alive()
 
 
+def wait_until(is_true):
+  until = time.monotonic() + WAIT
+  while not is_true() and time.monotonic() < until:
+    time.sleep(0.01)
+  assert is_true()
+
+
 def threads():
   """Returns the threads of links that are left a while after their end."""
   names = ("remote engine", "served engine", "gate of samplers", "weights to the host")

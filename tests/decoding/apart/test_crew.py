@@ -4,16 +4,16 @@ import json
 import socket
 import stat
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.apart import gate, wire
 from jaxrl_llm.decoding.apart.crew import Crew
+from jaxrl_llm.decoding.apart.served import serve
 from jaxrl_llm.decoding.apart.wire import WireError
 from jaxrl_llm.decoding.engine.requests import EngineLimits, Piece, QueueFull, ReplayLost, Request
-from tests.decoding.apart.links import LIMITS, PARAMS, VOCAB, WAIT, Link, Slow, Steady, drawn, loads, threads
+from tests.decoding.apart.links import LIMITS, PARAMS, VOCAB, WAIT, Link, Slow, Steady, drawn, loads, threads, wait_until
 
 
 def crew_of(count=2, slots=4, requests=100):
@@ -187,23 +187,14 @@ def knock(workdir, secret=None, fingerprint="f", limits=LIMITS, **others):
   return gate.knock(learner.address, secret or learner.secret, fingerprint=fingerprint, **sizes)
 
 
-def wait_until(is_true):
-  until = time.monotonic() + WAIT
-  while not is_true() and time.monotonic() < until:
-    time.sleep(0.01)
-  assert is_true()
-
-
 def test_only_samplers_of_this_run_get_in_and_garbage_disturbs_nobody(tmp_path):
   lines = []
   with gate.open_crew(tmp_path, fingerprint="f", limits=LIMITS, timeout_s=5.0, note=lines.append) as crew:
     assert stat.S_IMODE((tmp_path / gate.FILE).stat().st_mode) == 0o600
     assert json.loads((tmp_path / gate.FILE).read_text())["host"] == "127.0.0.1"
     crew.update(PARAMS, 0)
-    link = Link.__new__(Link)
-    link.engine, link.leave, link.end, link.lines = Steady(pace_s=0.01), threading.Event(), [], []
-    link.held, link.served = Link.template(PARAMS), knock(tmp_path).connection
-    thread = threading.Thread(target=link._serve)
+    engine, (connection, _), end = Steady(pace_s=0.01), knock(tmp_path), []
+    thread = threading.Thread(target=lambda: end.append(serve(engine, connection, Link.template(PARAMS), timeout_s=WAIT)))
     thread.start()
     assert crew.wait_for(1, WAIT) == 1
     handles = [crew.submit(Request([i], 30, seed=i)) for i in range(8)]
@@ -225,8 +216,8 @@ def test_only_samplers_of_this_run_get_in_and_garbage_disturbs_nobody(tmp_path):
     wait_until(lambda: any("is refused: context: found 32" in line for line in lines))
     assert crew.wait_for(2, 0) == 1
   thread.join(WAIT)
-  assert link.end == ["closed"] and not (tmp_path / gate.FILE).exists()
-  np.testing.assert_array_equal(link.engine.updates[0][0]["scale"], PARAMS["scale"])
+  assert end == ["closed"] and not (tmp_path / gate.FILE).exists()
+  np.testing.assert_array_equal(engine.updates[0][0]["scale"], PARAMS["scale"])
   assert threads() == []
 
 

@@ -13,7 +13,7 @@ from jaxrl_llm.decoding.apart.remote import SamplerLost
 from jaxrl_llm.decoding.apart.weights import Snapshot, WeightsRefused
 from jaxrl_llm.decoding.apart.wire import Frame
 from jaxrl_llm.decoding.engine.requests import EngineLimits, QueueFull, ReplayLost, Request
-from tests.decoding.apart.links import PARAMS, WAIT, Link, Steady, drawn, threads
+from tests.decoding.apart.links import PARAMS, WAIT, Link, Steady, drawn, threads, wait_until
 
 
 @pytest.fixture
@@ -139,8 +139,7 @@ def test_a_lost_sampler_fails_its_requests_and_all_later_ones(link_of):
   link = link_of(on_lost=lost.append)
   link.engine.is_frozen = True
   handle = link.remote.submit(Request([1], 3))
-  while not link.engine.asked:
-    time.sleep(0.01)
+  wait_until(lambda: link.engine.asked)
   wire.hang_up(link.served)
   with pytest.raises(SamplerLost, match="^sampler: the connection is broken"):
     handle.completion.result(WAIT)
@@ -169,17 +168,14 @@ def test_a_silent_sampler_is_lost(link_of, monkeypatch):
   sent = wire.send
   silent = lambda connection, frame: connection is link.served or sent(connection, frame)
   monkeypatch.setattr("jaxrl_llm.decoding.apart.served.wire.send", silent)
-  start = time.monotonic()
-  while not link.remote.is_lost and time.monotonic() - start < WAIT:
-    time.sleep(0.05)
+  wait_until(lambda: link.remote.is_lost)
   assert "not heard of for 0.5 s" in link.remote.why_lost
 
 
 def test_a_sampler_leaves_when_it_is_told_to(link_of):
   link = link_of(Steady(pace_s=0.2))
   handle = link.remote.submit(Request([1], 50))
-  while not link.engine.asked:
-    time.sleep(0.01)
+  wait_until(lambda: link.engine.asked)
   link.leave.set()
   with pytest.raises(SamplerLost, match="it leaves"):
     handle.completion.result(WAIT)
@@ -191,8 +187,7 @@ def test_closing_aborts_and_keeps_what_was_drawn(link_of):
   link = link_of(Steady(pace_s=0.02))
   drew = []
   handle = link.remote.submit(Request([1], 50), drew.append)
-  while not drew:
-    time.sleep(0.01)
+  wait_until(lambda: drew)
   link.remote.close()
   got = handle.completion.result(WAIT)
   assert got.reason == "aborted" and got.tokens == drawn(Request([1], 50))[0][: len(got.tokens)] and got.tokens

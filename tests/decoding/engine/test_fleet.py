@@ -1,7 +1,7 @@
 """Tests of engines that share the requests: on several devices, the tokens of one."""
 
 import functools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -45,7 +45,7 @@ def continued(asked, results):
 
 
 def assert_draws_as_one(several, kind, later):
-  """Asserts that engines draw what one draws, turns after turns, with `later` weights in between."""
+  """Asserts that engines draw what one draws, turns after turns, at last with `later` weights."""
   one = make_engine(*weights(kind, 0), slots=12, **SIZES)
   first = requests(0)
   results = complete(one, *first)
@@ -149,11 +149,8 @@ def test_a_full_queue_is_refused_only_if_all_are_full():
 
 def test_requests_of_many_threads_are_counted():
   engines, several = fleet(count=2, most=1000)
-  threads = [threading.Thread(target=lambda i=i: [several.submit(Request(prompt(i), 1)) for _ in range(20)]) for i in range(8)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
+  with ThreadPoolExecutor(8) as threads:
+    list(threads.map(lambda i: [several.submit(Request(prompt(i), 1)) for _ in range(20)], range(8)))
   assert sum(loads(engines)) == sum(several._open) == 160 and several._open == loads(engines)
   while engines[0].open:
     engines[0].end()
