@@ -38,18 +38,27 @@ def prompt(seed, length):
   return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def logprobs_of(kind, tokens, params=None):
-  """Returns the log-probability of each token but the first under the model itself."""
-  size, padded = len(tokens), np.pad(np.array([tokens]), ((0, 0), (0, CONTEXT - len(tokens))))
-  segments = (np.arange(CONTEXT) < size).astype(int)[None]
-  logits = logits_of(kind)(built(kind)[1] if params is None else params, padded, np.arange(CONTEXT)[None], segments)
-  logprobs = np.asarray(jax.nn.log_softmax(logits))[0]
-  return logprobs[np.arange(size - 1), tokens[1:]]
-
-
 @functools.cache
-def logits_of(kind):
-  return jax.jit(built(kind)[0].logits)
+def jitted(kind, method):
+  return jax.jit(getattr(built(kind)[0], method))
+
+
+def outputs_of(kind, tokens, method, params=None):
+  """Returns what a method of the model computes for tokens, padded to the context."""
+  here = np.arange(CONTEXT)[None]
+  padded = np.pad(np.array([tokens]), ((0, 0), (0, CONTEXT - len(tokens))))
+  return jitted(kind, method)(built(kind)[1] if params is None else params, padded, here, (here < len(tokens)).astype(int))
+
+
+def logprobs_of(kind, tokens, drawn, params=None):
+  """Returns the log-probability of each drawn token under the model itself."""
+  logprobs = np.asarray(jax.nn.log_softmax(outputs_of(kind, [*tokens, *drawn], "logits", params)))[0]
+  return logprobs[len(tokens) - 1 + np.arange(len(drawn)), np.asarray(drawn, int)]
+
+
+def assert_as_the_model(request, result, kind="dense", params=None):
+  """Asserts that log-probabilities are those of the model itself."""
+  np.testing.assert_allclose(result.logprobs, logprobs_of(kind, request.tokens, result.tokens, params), atol=1e-5)
 
 
 def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records_kept=False, in_flight="keep", programs=None):

@@ -1,9 +1,9 @@
 """Tests of the decoding engine: what it draws, what it computes, and how requests end."""
 
-import functools
 import itertools
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,15 @@ from jaxrl_llm.devices.compilation import CompileCounter
 from jaxrl_llm.models import make_model, preset
 from tests.decoding.engine.engines import (
   CHUNK,
-  CONTEXT,
   PRESETS,
   STEPS,
   VOCAB,
   WAIT,
+  assert_as_the_model,
   built,
   complete,
-  logits_of,
   logprobs_of,
+  outputs_of,
   programs_of,
   prompt,
 )
@@ -61,14 +61,8 @@ def test_logprobs_are_those_of_the_learner(engine_of, kind):
   results = complete(engine, *first)
   further = [Request([*x.tokens, *result.tokens, *prompt(9, 3)], 10, seed=9) for x, result in zip(first, results, strict=True)]
   for request, result in zip([*first, *further], results + complete(engine, *further), strict=True):
-    known = logprobs_of(kind, [*request.tokens, *result.tokens])[len(request.tokens) - 1 :]
-    np.testing.assert_allclose(result.logprobs, known, atol=1e-5)
+    assert_as_the_model(request, result, kind)
     assert len(result.tokens) == 10 and result.reason == "length"
-
-
-@functools.cache
-def forward_of(kind):
-  return jax.jit(built(kind)[0].forward)
 
 
 def test_routes_are_those_of_the_learner(engine_of):
@@ -81,9 +75,8 @@ def test_routes_are_those_of_the_learner(engine_of):
   further = [Request([*x.tokens, *result.tokens, *prompt(9, 3)], 10, seed=9) for x, result in zip(first, results, strict=True)]
   for request, result in zip([*first, stopped, *further], results + complete(engine, stopped, *further), strict=True):
     tokens = [*request.tokens, *result.tokens]
-    padded, segments = np.pad(np.array([tokens]), ((0, 0), (0, CONTEXT - len(tokens)))), (np.arange(CONTEXT) < len(tokens)).astype(int)
-    routing = forward_of("mixture")(built("mixture")[1], padded, np.arange(CONTEXT)[None], segments[None]).routing
-    np.testing.assert_array_equal(np.sort(result.routes), np.sort(np.asarray(routing)[0, : len(tokens) - 1]))
+    routing = np.asarray(outputs_of("mixture", tokens, "forward").routing)
+    np.testing.assert_array_equal(np.sort(result.routes), np.sort(routing[0, : len(tokens) - 1]))
   assert any(result.cached_tokens for result in results)
 
 
@@ -93,9 +86,7 @@ def test_kept_ids_are_those_that_the_filters_leave(engine_of):
   *results, unfiltered = complete(engine_of(records_kept=True), *requests)
   assert unfiltered.kept is None
   for request, own, result in zip(requests[:-1], settings, results, strict=False):
-    tokens, start = [*request.tokens, *result.tokens], len(request.tokens)
-    padded, segments = np.pad(np.array([tokens]), ((0, 0), (0, CONTEXT - len(tokens)))), (np.arange(CONTEXT) < len(tokens)).astype(int)
-    logits = logits_of("dense")(built("dense")[1], padded, np.arange(CONTEXT)[None], segments[None])[0, start - 1 : len(tokens) - 1]
+    logits = outputs_of("dense", [*request.tokens, *result.tokens], "logits")[0, len(request.tokens) - 1 :][: len(result.tokens)]
     expected = make_filter(**own)(logits) > REMOVED
     assert result.kept == [np.flatnonzero(row).tolist() for row in np.asarray(expected)]
     assert all(token in kept for token, kept in zip(result.tokens, result.kept, strict=True))
@@ -120,18 +111,15 @@ def test_draws_depend_on_the_seed_alone(engine_of):
   """Not on the order of arrival, the number of rows, what is cached, or who submits."""
   at_once = complete(engine_of(), *jobs())
   one_by_one = [complete(engine_of(slots=2), request)[0] for request in jobs()]
-  order, engine, threads, mixed = list(enumerate(jobs() * 2)), engine_of(slots=2), [], {}
+  order, engine, mixed = list(enumerate(jobs() * 2)), engine_of(slots=2), {}
   random.Random(0).shuffle(order)
 
   def client(part):
     for i, request in part:
       mixed[i] = complete(engine, request)[0]
 
-  for part in (order[k::5] for k in range(5)):
-    threads.append(threading.Thread(target=client, args=(part,)))
-    threads[-1].start()
-  for thread in threads:
-    thread.join(WAIT)
+  with ThreadPoolExecutor(5) as threads:
+    list(threads.map(client, (order[k::5] for k in range(5))))
   mixed = [mixed[i] for i in range(36)]
   assert sum(x.cached_tokens for x in mixed) > 100
   for others in (one_by_one, mixed[:18], mixed[18:]):
@@ -189,7 +177,7 @@ def test_requests_may_end_and_weights_may_come_while_a_stretch_is_drawn(narrow, 
   for i, result in enumerate(results):
     assert sum(count for _, count in result.parts) == len(result.tokens)
     first = next((count for version, count in result.parts if version == 0), 0)
-    known = [logprobs_of("dense", [*prompt(i, 9 + i), *result.tokens], x)[8 + i :] for x in (params, later)]
+    known = [logprobs_of("dense", prompt(i, 9 + i), result.tokens, x) for x in (params, later)]
     np.testing.assert_allclose(result.logprobs[:first], known[0][:first], atol=1e-5)
     if not first:
       np.testing.assert_allclose(result.logprobs, known[1], atol=1e-5)
@@ -203,10 +191,10 @@ def test_few_prompts_are_computed_by_the_smaller_program(engine_of):
   engine = engine_of(programs=programs._replace(prefills=counted))
   engine._span_counts = [2, 8]  # Whether or not they compute the same bits.
   calls.clear()
-  for asked, sizes in (([prompt(1, 10)], [2]), ([prompt(i, 30) for i in range(2, 5)], [8, 2, 2])):
-    for tokens, result in zip(asked, complete(engine, *(Request(tokens, 6, seed=1) for tokens in asked)), strict=True):
-      known = logprobs_of("dense", [*tokens, *result.tokens])[len(tokens) - 1 :]
-      np.testing.assert_allclose(result.logprobs, known, atol=1e-5)
+  for prompts, sizes in (([prompt(1, 10)], [2]), ([prompt(i, 30) for i in range(2, 5)], [8, 2, 2])):
+    asked = [Request(tokens, 6, seed=1) for tokens in prompts]
+    for request, result in zip(asked, complete(engine, *asked), strict=True):
+      assert_as_the_model(request, result)
     assert calls == sizes
     calls.clear()
 
@@ -250,7 +238,7 @@ def test_a_group_computes_its_prompt_once(engine_of, slots):
     assert sum(x.computed_tokens for x in results) == length - 1 + 8 * 9
     assert sum(x.cached_tokens for x in results) == 7 * (length - 1)
     for result in results:
-      np.testing.assert_allclose(result.logprobs, logprobs_of("dense", group[0].tokens + result.tokens)[length - 1 :], atol=1e-5)
+      assert_as_the_model(group[0], result)
 
 
 def test_what_others_have_drawn_changes_no_bit(engine_of):
@@ -295,12 +283,12 @@ def test_new_weights_take_effect_between_two_stretches(engine_of):
 
   result = engine.submit(Request(tokens, 40), on_piece).completion.result(WAIT)
   assert updated.is_set() and result.version == 0 and len(result.tokens) == 40
-  logprobs = logprobs_of("dense", [*tokens, *result.tokens])[29:]
+  logprobs = logprobs_of("dense", tokens, result.tokens)
   np.testing.assert_allclose(result.logprobs[: 3 * STEPS], logprobs[: 3 * STEPS], atol=1e-5)
   assert np.abs(result.logprobs - logprobs)[3 * STEPS :].max() > 1e-3
   later, again = (complete(engine, Request(tokens, 5))[0] for _ in range(2))
   assert (later.cached_tokens, again.cached_tokens) == (0, 29) and later.version == again.version == 1
-  np.testing.assert_allclose(later.logprobs, logprobs_of("dense", tokens + later.tokens, params)[29:], atol=1e-5)
+  assert_as_the_model(Request(tokens, 5), later, params=params)
   assert later.tokens == again.tokens
 
 
@@ -345,18 +333,14 @@ def test_clients_that_come_and_go_leave_nothing_behind(engine_of):
         with lock:
           whole.append((request, result))
 
-  threads = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join(WAIT)
+  with ThreadPoolExecutor(6) as threads:
+    list(threads.map(client, range(6)))
   engine.submit(Request([1], 1)).completion.result(WAIT)
   pool = engine._pool
   assert len(whole) == 6 * 33 and engine._num_open == 0 and not engine._running
   assert not pool._busy.any() and not pool._readers.any()
   for request, result in rng.sample(whole, 20):
-    known = logprobs_of("dense", [*request.tokens, *result.tokens])[len(request.tokens) - 1 :]
-    np.testing.assert_allclose(result.logprobs, known, atol=1e-5)
+    assert_as_the_model(request, result)
 
 
 def test_stop_ids_and_stop_strings_end_a_completion(engine_of):
@@ -416,7 +400,7 @@ def test_an_aborted_request_leaves_its_row_to_others(engine_of):
   results = [handle.completion.result(WAIT) for handle in (*handles, *waits)]
   assert [x.reason for x in results] == ["aborted", "length", "aborted", "length", "length"]
   assert 0 < len(results[0].tokens) < 200 and results[2].tokens == [] and results[2].computed_tokens == 0
-  np.testing.assert_allclose(results[0].logprobs, logprobs_of("dense", prompt(0, 9) + results[0].tokens)[8:], atol=1e-5)
+  assert_as_the_model(Request(prompt(0, 9), 200), results[0])
   assert complete(engine, Request(prompt(3, 9), 5, seed=3))[0].tokens == results[3].tokens
   waits[1].abort()
 
@@ -437,7 +421,7 @@ def test_an_aborted_prompt_gives_what_it_has_to_those_that_wait_for_it(engine_of
   results = [handle.completion.result(WAIT) for handle in (blocker, *group)]
   assert [x.reason for x in results[1:]] == ["aborted", "aborted", "length", "length"]
   assert sum(x.computed_tokens for x in results[3:]) == 199 + 8
-  np.testing.assert_allclose(results[4].logprobs, logprobs_of("dense", tokens + results[4].tokens)[199:], atol=1e-5)
+  assert_as_the_model(Request(tokens, 4), results[4])
 
 
 def test_a_full_queue_refuses_and_recovers(engine_of):
