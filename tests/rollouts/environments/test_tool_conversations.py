@@ -5,11 +5,9 @@ The measure is the whole conversation that a template writes at once.
 
 import asyncio
 import json
-from concurrent.futures import Future
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, opening_text, split_calls
 from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
@@ -20,6 +18,7 @@ from jaxrl_llm.rollouts.jobs import Draws, Job
 from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.tasks.pipeline import encode_reply
 from tests.pretrained.chats import REPLIES, SOURCES, TOOLS, write_folder
+from tests.rollouts.environments.scripted import Scripted
 
 ARGUMENTS = [{"word": 'a "b"\n  {c} é'}, {"word": "x", "pages": [1, {"y": 2}]}, {"word": "<b> & 'c'", "pages": []}]
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is it?"}]
@@ -28,27 +27,6 @@ ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 @pytest.fixture(params=SOURCES)
 def tokenizer(request, tmp_path):
   return load_tokenizer(write_folder(tmp_path / request.param, request.param))
-
-
-class Script:
-  """An engine that draws the given turns, one after the other."""
-
-  limits = EngineLimits(200_000, 1)
-
-  def __init__(self, turns):
-    self.turns, self.prompts = iter(turns), []
-
-  def submit(self, request, on_piece=None):
-    self.prompts.append(list(request.tokens))
-    ids, future = next(self.turns), Future()
-    future.set_result(Decoded(ids, [-1.0] * len(ids), "stop", 0, 0, 0))
-    return Handle(future, lambda: None)
-
-  def update(self, params, version):
-    pass
-
-  def close(self):
-    pass
 
 
 def say(i, arguments, tokenizer):
@@ -69,7 +47,8 @@ def test_a_conversation_turn_by_turn_is_that_which_the_template_writes_at_once(t
   assert "lookup" in opening_text(ASKED, TOOLS, tokenizer.chat_template)
   for start in range(0, len(REPLIES), len(ARGUMENTS)):
     replies = (REPLIES * 2)[start : start + len(ARGUMENTS)]
-    engine = Script([[*tokenizer.encode(text), tokenizer.eos_id] for text in (*(text for _, text in said), "It is that.")])
+    turns = iter([*(text for _, text in said), "It is that."])
+    engine = Scripted(lambda _, turns=turns: next(turns), tokenizer)
     drafts = Drafts(engine, Job([{}], 1, [1], "", Draws(100_000, 100_000, stop_ids=tokenizer.stop_ids)))
     talk = ProgramConversation(drafts.all[0], drafts, rules=Rules(Environment(None, None), max_turns=8), tokenizer=tokenizer)
     messages, known, new = list(ASKED), None, len(ASKED)

@@ -5,13 +5,11 @@ import importlib.util
 import json
 import math
 import sys
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
 from jaxrl_llm.config import check, command_line
-from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece
 from jaxrl_llm.messages import MissingPackageError
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_messages import following_ids, opening_ids, split_calls
@@ -24,6 +22,7 @@ from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.tasks.problem_set import Setup
 from jaxrl_llm.tasks.sets.environment import environment_task
 from jaxrl_llm.types import StopReason
+from tests.rollouts.environments.scripted import Scripted
 from tests.runs import ROOT, column, run_here, tiny_config
 
 TOKENIZER = ByteTokenizer()
@@ -79,33 +78,6 @@ __all__ = ["OurEnv", "OurTaskset"]
 '''
 
 
-class Scripted:
-  """An engine that draws what a function makes of the text so far, and notes its requests."""
-
-  limits = EngineLimits(4096, 64)
-
-  def __init__(self, say):
-    self.say, self.requests = say, []
-
-  def submit(self, request, on_piece=None):
-    self.requests.append(request)
-    before = request.tokens[: len(request.tokens) - request.drawn]
-    ids = [*TOKENIZER.encode(self.say(TOKENIZER.decode(before))), TOKENIZER.eos_id]
-    logprobs = np.random.default_rng(request.seed % 2**32).uniform(-3, 0, len(ids)).tolist()[request.drawn :]
-    kept, future = ids[request.drawn :][: request.max_tokens], Future()
-    ends = "stop" if len(kept) == len(ids) - request.drawn else "length"
-    if on_piece is not None:
-      on_piece(Piece(kept, logprobs[: len(kept)]))
-    future.set_result(Decoded(kept, logprobs[: len(kept)], ends, 1, len(kept), 0))
-    return Handle(future, lambda: None)
-
-  def update(self, params, version):
-    pass
-
-  def close(self):
-    pass
-
-
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
   """Installs an environment, and says how to name it."""
@@ -122,7 +94,7 @@ def package(tmp_path_factory):
 
 def play(settings, say=lambda text: "yes", *, num=1, group_size=2, timeout_s=20.0, max_turns=4, **draws):
   environment = make("verifiers:little-talk", reply_timeout_s=timeout_s, settings=settings)
-  rows, engine = environment.problems(range(num)), Scripted(say)
+  rows, engine = environment.problems(range(num)), Scripted(say, TOKENIZER)
   draws = Draws(**({"max_new_tokens": 64, "prompt_tokens": 64, "stop_ids": TOKENIZER.stop_ids} | draws))
   job = Job(rows, group_size, list(range(7, 7 + num * group_size)), "salt", draws)
   playing = environment.player(Rules(environment, max_turns=max_turns), TOKENIZER)(engine, job)
@@ -167,7 +139,7 @@ def test_conversations_that_are_cut_go_on_in_the_next_step(package):
   settings, say = package(*kinds), lambda text: "ab" * (len(text) % 9) + "yes" * (len(text) % 2)
   reference = play(settings, say, num=len(kinds), group_size=1, max_new_tokens=96)[0]
   environment = make("verifiers:little-talk", settings=settings)
-  rows, engine, learned, in_midst = environment.problems(range(len(kinds))), Scripted(say), [], 0
+  rows, engine, learned, in_midst = environment.problems(range(len(kinds))), Scripted(say, TOKENIZER), [], 0
   player = environment.player(Rules(environment), TOKENIZER)
   draws, carried, new = Draws(96, 64, stop_ids=TOKENIZER.stop_ids), carried_lib.NO_GROUPS, iter(rows)
   for step in range(5):
