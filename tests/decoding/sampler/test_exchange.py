@@ -1,9 +1,6 @@
 """Samples that move between shards: the tokens of one device, in fewer steps."""
 
 import functools
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,44 +13,23 @@ from jaxrl_llm.decoding.sampler.begin import begin
 from jaxrl_llm.decoding.sampler.sampler import make_settings
 from jaxrl_llm.decoding.sampler.state import Outputs
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.types import Rollouts, StopReason
+from tests.decoding.sampler import nano
+from tests.decoding.sampler.nano import PAD, Chain
 from tests.marks import few
 
-PAD, GROUP, BUDGET, PROMPTS, SHARDS = 256, 4, 12, 16, 8
+GROUP, BUDGET, PROMPTS, SHARDS = 4, 12, 16, 8
 N = PROMPTS * GROUP
-FAST = {"xla_backend_optimization_level": 0}
 SETTINGS = dict(group_size=GROUP, max_new_tokens=BUDGET, stop_ids=tuple(range(0, 264, 24)), pad_id=PAD, slots=16)
-CONFIGS = {
-  "dense": preset("nano", vocab_size=264),
-  "moe": preset("nano-moe", vocab_size=264)._replace(experts=Experts(8, 2, 16, layers=(1,))),
-}
-
-
-class Chain(NamedTuple):
-  """The part of `models.Model` that the sampler calls; its logits are a token's row of a table."""
-
-  prefill: Callable = lambda table, tokens, mask, dtype: (jnp.zeros(()), None)
-  decode: Callable = lambda table, tokens, positions, cache, **_: (table[tokens], cache + 1, None)
-  config: SimpleNamespace = SimpleNamespace(dtype="float32", experts=None)
-  mesh: jax.sharding.Mesh | None = None
-  grow: Callable = lambda cache, *_, **__: cache
-  resume: Callable = lambda table, tokens, mask, cache: cache
-  map_prompts: Callable = lambda function, cache: cache
-  decoding_weights: Callable = lambda table: table
 
 
 @functools.cache
 def built(kind, **axes):
   """Returns a model and its params, on one device or on a mesh with these axes."""
-  mesh, rng = mesh_lib.make_mesh(**axes) if axes else None, np.random.default_rng(0)
-  if kind == "chain":
-    table = jnp.asarray(rng.standard_normal((264, 264)), jnp.float32)
-    return Chain(mesh=mesh), table if mesh is None else jax.device_put(table, mesh_lib.replicated(mesh))
-  model = make_model(CONFIGS[kind], mesh=mesh)
-  scale = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.2 * rng.standard_normal(p.shape), jnp.float32)
-  params = jax.tree_util.tree_map_with_path(scale, jax.eval_shape(model.init, jax.random.key(0)))
-  return model, params if mesh is None else jax.device_put(params, mesh_lib.param_shardings(mesh, model.logical_axes, params))
+  if kind != "chain":
+    return nano.built(kind, **axes)
+  mesh, table = mesh_lib.make_mesh(**axes) if axes else None, np.random.default_rng(0).standard_normal((264, 264)).astype(np.float32)
+  return Chain(mesh=mesh), jnp.asarray(table) if mesh is None else jax.device_put(table, mesh_lib.replicated(mesh))
 
 
 def prompts_of(mesh, width=6):
@@ -75,7 +51,7 @@ def complete(settings):
 @functools.cache
 def sampler_of(kind, axes, **settings):
   model, _ = built(kind, **dict(axes))
-  return jax.jit(make_sampler(model, **complete(settings)), compiler_options=FAST)
+  return jax.jit(make_sampler(model, **complete(settings)))
 
 
 def sampled(kind, requests, seed=0, *, axes=(), **settings) -> Rollouts:
@@ -94,7 +70,7 @@ def steps_of(kind, requests, *, axes, **settings):
     inputs, loop = exchange.run(model, settings, inputs, loop)
     return loop.step, inputs.numbers[:, :-1]
 
-  step, numbers = jax.jit(run, compiler_options=FAST)(params, *prompts_of(model.mesh), jax.random.key(0), requests)
+  step, numbers = jax.jit(run)(params, *prompts_of(model.mesh), jax.random.key(0), requests)
   return int(step), np.asarray(numbers)
 
 
@@ -212,7 +188,7 @@ def test_devices_send_one_prompt(axes):
   prompts = prompts_of(model.mesh, width=129)
   args = (params, *prompts, jax.random.key(0), Requests(limits=uneven()))
   settings = make_settings(model, **SETTINGS)
-  text = sampler_of("dense", axes).lower(*args).compile(FAST).as_text()
+  text = sampler_of("dense", axes).lower(*args).compile().as_text()
   cache = jax.eval_shape(lambda *args: begin(model, settings, *args)[1].cache, *args)
   of_prompt = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.prompts)) // PROMPTS
   sent = [x.num_bytes for x in hlo.collectives(text, num_devices=8, unknown_trips=2) if x.times > 1]

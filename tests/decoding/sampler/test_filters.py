@@ -90,39 +90,24 @@ def test_kept_ids_survive_every_filter(logits, top_k, top_p, keep):
   np.testing.assert_array_equal(with_keep[others], without[others])
 
 
-def test_rows_are_filtered_independently(rng):
-  logits = rng.standard_normal((2, 3, NUM_TOKENS)).astype(np.float32)
-  keep = rng.integers(NUM_TOKENS, size=(2, 3)).astype(np.int32)
-  filter_logits = make_filter(temperature=0.5, top_k=4, top_p=0.7)
-  together = filter_logits(jnp.asarray(logits), jnp.asarray(keep))
-  for b in range(2):
-    for t in range(3):
-      alone = filter_logits(jnp.asarray(logits[b, t]), jnp.asarray(keep[b, t]))
-      np.testing.assert_allclose(together[b, t], alone, rtol=1e-6)
+TIED, TIES, UNTIED = (0.4, 0.2, 0.2, 0.1, 0.1), (0.4, 0.15, 0.15, 0.15, 0.15), (0.5, 0.3, 0.2)
 
 
-def test_all_ties_at_the_threshold_stay():
-  logits = jnp.log(jnp.array([0.4, 0.2, 0.2, 0.1, 0.1]))
-  assert np.flatnonzero(make_filter(top_k=2)(logits) > -1e9).tolist() == [0, 1, 2]
-  assert np.flatnonzero(make_filter(top_p=0.5)(logits) > -1e9).tolist() == [0, 1, 2]
-  assert np.flatnonzero(make_filter(top_p=0.85)(logits) > -1e9).tolist() == [0, 1, 2, 3, 4]
-  assert np.all(make_filter(top_k=1, top_p=0.01)(jnp.zeros(5)) == 0)
-
-
-def test_ties_of_the_kth_count_in_the_nucleus():
-  """Top-2 keeps all five.
-
-  With the mass of only two, the likeliest would have 0.4 / 0.55 and the others would be removed.
-  """
-  logits = jnp.log(jnp.array([0.4, 0.15, 0.15, 0.15, 0.15]))
-  assert np.sum(make_filter(top_k=2, top_p=0.6)(logits) > -1e9) == 5
-  assert np.sum(make_filter(top_k=2, top_p=0.39)(logits) > -1e9) == 1
-
-
-def test_temperature_comes_before_the_nucleus():
-  logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
-  assert np.sum(make_filter(top_p=0.6)(logits) > -1e9) == 2
-  assert np.sum(make_filter(top_p=0.6, temperature=0.25)(logits) > -1e9) == 1
+@pytest.mark.parametrize(
+  ("probs", "settings", "count"),
+  [
+    # All ties at the threshold stay.
+    (TIED, {"top_k": 2}, 3), (TIED, {"top_p": 0.5}, 3), (TIED, {"top_p": 0.85}, 5), ((0.2,) * 5, {"top_k": 1, "top_p": 0.01}, 5),
+    # Top-2 keeps all five. With the mass of only two, the likeliest would have 0.4 / 0.55 and the
+    # others would be removed.
+    (TIES, {"top_k": 2, "top_p": 0.6}, 5), (TIES, {"top_k": 2, "top_p": 0.39}, 1),
+    # The temperature comes before the nucleus.
+    (UNTIED, {"top_p": 0.6}, 2), (UNTIED, {"top_p": 0.6, "temperature": 0.25}, 1),
+  ],
+)  # fmt: skip
+def test_the_likeliest_tokens_stay(probs, settings, count):
+  kept = make_filter(**settings)(jnp.log(jnp.array(probs))) > -1e9
+  assert kept.tolist() == [i < count for i in range(len(probs))]
 
 
 def test_defaults_change_nothing():

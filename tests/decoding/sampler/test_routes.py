@@ -14,9 +14,9 @@ from jaxrl_llm.models import Experts, lower_precision, make_model, preset, routi
 from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.types import TrainBatch
 from tests.batches import pack_rows
+from tests.decoding.sampler.nano import PAD, prompts_of, weights_of
 
 CONFIG = preset("nano-moe", vocab_size=264)._replace(num_layers=3, experts=Experts(8, 2, 16, layers=(0, 2)))
-PAD, GROUP, BUDGET = 256, 2, 7
 STOPS = tuple(range(0, 264, 5))
 
 
@@ -24,17 +24,10 @@ STOPS = tuple(range(0, 264, 5))
 def drawn(dtype="float32"):
   """Returns the learner's model and params, rollouts of a sampler in some dtype, and the batch."""
   model, sampling = make_model(CONFIG), make_model(CONFIG._replace(dtype=dtype))
-  rng = np.random.default_rng(0)
-  draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.3 * rng.standard_normal(p.shape), jnp.float32)
-  params = jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
-  prompts, mask = np.full((4, 5), PAD, np.int32), np.zeros((4, 5), bool)
-  for row, length in enumerate((5, 2, 1, 4)):
-    prompts[row, 5 - length :], mask[row, 5 - length :] = rng.integers(256, size=length), True
-  sample = make_sampler(
-    sampling, record_routing=True,
-    group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD,
-  )  # fmt: skip
-  rollouts = jax.device_get(jax.jit(sample)(lower_precision(params, dtype), prompts, mask, jax.random.key(1)))
+  params = weights_of(model, 0.3)
+  sample = make_sampler(sampling, record_routing=True, group_size=2, max_new_tokens=7, stop_ids=STOPS, pad_id=PAD)
+  prompts = prompts_of((5, 2, 1, 4), 5)
+  rollouts = jax.device_get(jax.jit(sample)(lower_precision(params, dtype), *prompts, jax.random.key(1)))
   sequences = trajectories.trajectories(rollouts)
   batch = pack_rows(sequences, row_tokens=16, row_buckets=(8,))
   return model, params, rollouts, jax.tree.map(jnp.asarray, batch)

@@ -1,9 +1,6 @@
 """The decode loop: its draws, its records, its end, and changes that must not affect a draw."""
 
 import functools
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import chex
 import jax
@@ -14,49 +11,28 @@ import pytest
 from jaxrl_llm.decoding.sampler import make_filter, make_sampler
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.train_step import policy_outputs
-from jaxrl_llm.models import make_model, preset
-from jaxrl_llm.types import TrainBatch
-from tests.batches import logprobs_of
+from jaxrl_llm.rollouts.trajectories import trajectories
+from tests.batches import logprobs_of, pack_rows
+from tests.decoding.sampler.nano import LENGTHS, PAD, Chain, built, prompts_of
 from tests.marks import few
 
-PAD = 256
-NUM_SLOTS, BUDGET, GROUP = 6, 8, 2
+BUDGET, GROUP = 8, 2
 # About one token in six ends a response, so that lengths differ.
 STOPS = tuple(range(0, 264, 6))
-PROMPT_LENGTHS = (6, 3, 1, 4, 2, 6, 5, 3)
 
 
 @functools.cache
-def nano():
-  """Returns a model and weights whose distributions are neither flat nor a single token."""
-  model = make_model(preset("nano", vocab_size=264))
-  rng = np.random.default_rng(0)
-  draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.2 * rng.standard_normal(p.shape), jnp.float32)
-  return model, jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
+def sampler_of(**settings):
+  return jax.jit(make_sampler(built()[0], group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD, **settings))
 
 
-def make_prompts(lengths, num_slots):
-  rng = np.random.default_rng(1)
-  prompts, mask = np.full((len(lengths), num_slots), PAD, np.int32), np.zeros((len(lengths), num_slots), bool)
-  for row, length in enumerate(lengths):
-    prompts[row, num_slots - length :] = rng.integers(256, size=length)
-    mask[row, num_slots - length :] = True
-  return jnp.asarray(prompts), jnp.asarray(mask)
-
-
-@functools.cache
-def sampler_of(temperature=1.0, top_k=0, top_p=1.0, **more):
-  model, _ = nano()
-  settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **more}
-  sample = make_sampler(model, group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD, **settings)
-  # The programs run for milliseconds, so compilation dominates.
-  return jax.jit(sample, compiler_options={"xla_backend_optimization_level": 0})
+def sampled(prompts, mask, seed=0, **settings):
+  return jax.device_get(sampler_of(**settings)(built()[1], prompts, mask, jax.random.key(seed)))
 
 
 @functools.cache
 def rollouts_of(seed=0, **settings):
-  _, params = nano()
-  return jax.device_get(sampler_of(**settings)(params, *make_prompts(PROMPT_LENGTHS, NUM_SLOTS), jax.random.key(seed)))
+  return sampled(*prompts_of(), seed, **settings)
 
 
 def same_rollouts(a, b):
@@ -66,25 +42,11 @@ def same_rollouts(a, b):
   np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
-def learner_batch(rollouts):
-  """Lays out one sequence per row from slot 0, unlike the sampler."""
-  width = NUM_SLOTS + BUDGET
-  ints = np.zeros((3, len(rollouts.tokens), width), np.int32)
-  drawn, logprobs = np.zeros(ints.shape[1:], np.float32), np.zeros(ints.shape[1:], np.float32)
-  for row in range(len(rollouts.tokens)):
-    prompt, response = rollouts.prompts[row][rollouts.prompt_mask[row]], rollouts.tokens[row][rollouts.mask[row]]
-    start, stop = len(prompt), len(prompt) + len(response)
-    ints[0, row, :stop], ints[1, row, :stop], ints[2, row, :stop] = np.concatenate([prompt, response]), np.arange(stop), 1
-    drawn[row, start:stop], logprobs[row, start:stop] = 1, rollouts.logprobs[row][rollouts.mask[row]]
-  zeros = jnp.zeros(drawn.shape)
-  return TrainBatch(*map(jnp.asarray, ints), jnp.asarray(drawn), zeros, zeros, sampler_logprobs=jnp.asarray(logprobs))
-
-
 @pytest.mark.parametrize("settings", few([{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], 0))
 def test_logprobs_are_the_learners(settings):
-  model, params = nano()
+  model, params = built()
   rollouts = rollouts_of(**settings)
-  batch = learner_batch(rollouts)
+  batch = jax.tree.map(jnp.asarray, pack_rows(trajectories(rollouts), row_tokens=16, row_buckets=(16,)))
   logprobs = logprobs_of(jax.jit(model.logits))
   outputs = policy_outputs(logprobs, make_filter(**settings), params, batch)
   drawn = np.asarray(batch.mask) > 0
@@ -100,7 +62,7 @@ def test_a_response_ends_with_its_first_stop_token_or_at_the_budget():
   rollouts = rollouts_of()
   lengths = rollouts.mask.sum(axis=1)
   is_stop = np.isin(rollouts.tokens, STOPS)
-  assert rollouts.tokens.shape == (len(PROMPT_LENGTHS) * GROUP, BUDGET)
+  assert rollouts.tokens.shape == (len(LENGTHS) * GROUP, BUDGET)
   np.testing.assert_array_equal(rollouts.mask, np.arange(BUDGET) < lengths[:, None])
   for row, length in enumerate(lengths):
     assert 1 <= length <= BUDGET
@@ -116,7 +78,7 @@ def test_a_response_ends_with_its_first_stop_token_or_at_the_budget():
 
 def test_groups_are_consecutive_and_their_samples_differ():
   rollouts = rollouts_of()
-  prompts, mask = make_prompts(PROMPT_LENGTHS, NUM_SLOTS)
+  prompts, mask = prompts_of()
   np.testing.assert_array_equal(rollouts.prompts, np.repeat(prompts, GROUP, axis=0))
   np.testing.assert_array_equal(rollouts.prompt_mask, np.repeat(mask, GROUP, axis=0))
   groups = rollouts.tokens.reshape(-1, GROUP, BUDGET)
@@ -124,16 +86,14 @@ def test_groups_are_consecutive_and_their_samples_differ():
 
 
 def test_draws_follow_the_key_and_nothing_else():
-  _, params = nano()
-  again = jax.device_get(sampler_of()(params, *make_prompts(PROMPT_LENGTHS, NUM_SLOTS), jax.random.key(0)))
+  again = sampled(*prompts_of())
   chex.assert_trees_all_equal(again, rollouts_of())
   assert np.mean(rollouts_of(seed=1).tokens != again.tokens) > 0.5
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
-  _, params = nano()
-  prompts, mask = make_prompts(PROMPT_LENGTHS, NUM_SLOTS)
-  other = jax.device_get(sampler_of()(params, prompts.at[3].set(65), mask.at[3].set(True), jax.random.key(0)))
+  prompts, mask = prompts_of()
+  other = sampled(prompts.at[3].set(65), mask.at[3].set(True))
   changed = slice(3 * GROUP, 4 * GROUP)
   keep = lambda x: np.delete(x, changed, axis=0)
   same_rollouts(jax.tree.map(keep, other), jax.tree.map(keep, rollouts_of()))
@@ -141,38 +101,19 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 def test_the_prompt_bucket_changes_nothing():
-  _, params = nano()
-  prompts, mask = make_prompts(PROMPT_LENGTHS, NUM_SLOTS)
-  pad = ((0, 0), (5, 0))
-  wide = jnp.pad(prompts, pad, constant_values=PAD), jnp.pad(mask, pad)
-  same_rollouts(jax.device_get(sampler_of()(params, *wide, jax.random.key(0))), rollouts_of())
+  (prompts, mask), pad = prompts_of(), ((0, 0), (5, 0))
+  same_rollouts(sampled(jnp.pad(prompts, pad, constant_values=PAD), jnp.pad(mask, pad)), rollouts_of())
 
 
 @pytest.mark.slow
 def test_eight_devices_draw_what_one_draws():
-  model, params = nano()
-  mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
-  sharded = jax.device_put(params, mesh_lib.param_shardings(mesh, model.logical_axes, params))
-  prompts = mesh_lib.place_rows(mesh, make_prompts(PROMPT_LENGTHS, NUM_SLOTS))
-  rollouts = sampler_of()(sharded, *prompts, jax.random.key(0))
+  model, params = built(data=2, fsdp=2, tensor=2)
+  rollouts = sampler_of()(params, *mesh_lib.place_rows(model.mesh, prompts_of()), jax.random.key(0))
   assert len(rollouts.tokens.sharding.device_set) == 8
   same_rollouts(jax.device_get(rollouts), rollouts_of())
 
 
 # A fully known model: the logits after a token are that token's row of a table.
-
-
-class Stub(NamedTuple):
-  """The part of `models.Model` that the sampler calls."""
-
-  prefill: Callable
-  decode: Callable
-  config: SimpleNamespace = SimpleNamespace(dtype="float32", experts=None)
-  mesh: None = None
-  grow: Callable = lambda cache, rows, columns, dtype: cache
-  resume: None = None
-  map_prompts: None = None
-  decoding_weights: Callable = lambda params: params
 
 
 def stub_sampler(vocab, *, on_call=None, **settings):
@@ -188,7 +129,7 @@ def stub_sampler(vocab, *, on_call=None, **settings):
     return table[tokens], cache + 1, None
 
   grow = lambda cache, *_, **__: jnp.zeros((), int) if cache is None else cache
-  return jax.jit(make_sampler(Stub(prefill, decode, grow=grow), pad_id=vocab, **settings))
+  return jax.jit(make_sampler(Chain(prefill, decode, grow=grow), pad_id=vocab, **settings))
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_k": 3}, {"temperature": 2.0, "top_p": 0.7}])
