@@ -23,7 +23,7 @@ from experiments.benchmarks import grader_times
 from experiments.benchmarks.reporting import between, lines, spread, write_json
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import sandbox
-from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool, open_pool
+from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool
 from jaxrl_llm.text_types import Completion
 
 MATHS = Function("jaxrl_llm.rewards:make", {"name": "maths", "seconds": 30.0}, imports=("math_verify",), timeout_s=60.0)
@@ -126,7 +126,7 @@ def measure_hangs(*, count: int, workers: int, timeout_s: float) -> dict[str, fl
     workers: Number of workers of the pool.
     timeout_s: Deadline of a call, in seconds.
   """
-  with open_pool(
+  with WorkerPool(
     {"hang": Function("experiments.benchmarks.graders:sleep_forever")}, num_workers=workers, timeout_s=timeout_s
   ) as pool:
     seconds, timeouts = [], 0
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     return
   result = dict(workers=flags.workers, answers={}, hangs={}, programs={})
   started = time.perf_counter()
-  with open_pool({"maths": MATHS}, num_workers=flags.workers) as pool:
+  with WorkerPool({"maths": MATHS}, num_workers=flags.workers) as pool:
     result["open_seconds"] = time.perf_counter() - started
     for kind in KINDS:
       result["answers"][kind] = measure_answers(pool, kind, count=flags.count, repeats=flags.repeats)

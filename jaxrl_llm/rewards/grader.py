@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl_llm.rewards import REWARDS, Outcome, RewardSpec, WeightedReward, call_here
 from jaxrl_llm.rewards.rubric import Judgements
-from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool, open_pool
+from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool
 from jaxrl_llm.text_types import Completion
 
 
@@ -20,48 +20,29 @@ class Grader:
 
   Args:
     terms: Terms of the reward.
-    num_workers: Number of worker processes. None uses one per processor, and at least two.
-    timeout_s: Wall time limit of a call in a worker, in seconds.
-    max_chars: Number of characters sent to a worker, from the end of a response.
-    memory_gb: Address space limit of a worker, in GiB.
-    cache_size: Number of cached values.
     judgements: Folder for the judgements of judges, see `Judgements`; None keeps them in memory.
     process: Index of this process among those of the run.
+    limits: Settings of the pool, see `WorkerPool`.
 
   Raises:
     ValueError: If a function cannot be built, a limit is out of range, or a judge does not answer.
   """
 
-  def __init__(
-    self,
-    terms: Sequence[WeightedReward],
-    *,
-    num_workers: int | None = None,
-    timeout_s: float = 10.0,
-    max_chars: int = 20_000,
-    memory_gb: float = 4.0,
-    cache_size: int = 100_000,
-    judgements: Path | None = None,
-    process: int = 0,
-  ):
+  def __init__(self, terms: Sequence[WeightedReward], *, judgements: Path | None = None, process: int = 0, **limits: Any):
     self.pool: WorkerPool | None = None
     self.judgements: Judgements | None = None
-    limits = dict(num_workers=num_workers, timeout_s=timeout_s, max_chars=max_chars, memory_gb=memory_gb, cache_size=cache_size)
     flat = [route for term in terms for route in (term.routes or (term,))]
     self.services = [term.service for term in flat if term.service is not None]
     if functions := {term.name: _function(term.spec) for term in flat if not _stays_here(term)}:
-      self.pool = open_pool(functions, **limits)
+      self.pool = WorkerPool(functions, **limits)
     try:
-      self._open_services(judgements, process)
+      if self.services:
+        self.judgements = Judgements(judgements, process=process)
+      for service in self.services:
+        service.open(self.judgements)
     except BaseException:
       self.close()
       raise
-
-  def _open_services(self, folder: Path | None, process: int) -> None:
-    if self.services:
-      self.judgements = Judgements(folder, process=process)
-    for service in self.services:
-      service.open(self.judgements)
 
   def __call__(self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     if reward.routes:

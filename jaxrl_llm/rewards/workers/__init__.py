@@ -4,6 +4,6 @@ Whatever one response does to its process costs only that one sample.
 """
 
 from jaxrl_llm.rewards.workers.jobs import Function, WorkerJob
-from jaxrl_llm.rewards.workers.pool import WorkerPool, open_pool
+from jaxrl_llm.rewards.workers.pool import WorkerPool
 
-__all__ = ["Function", "WorkerJob", "WorkerPool", "open_pool"]
+__all__ = ["Function", "WorkerJob", "WorkerPool"]

@@ -17,8 +17,6 @@ class Function(NamedTuple):
     target: Import path `package.module:name`.
     settings: Keyword arguments for a factory at `target` that returns the reward function. None if
       `target` is the reward function itself.
-    cached: Whether equal completions of equal examples may share one value. False for a function
-      that draws random numbers or asks a service.
     timeout_s: Time limit of a call, in seconds. None uses the limit of the pool.
     imports: Modules that a worker loads before its first call, so that their import time does not
       count against the first deadline.
@@ -26,7 +24,6 @@ class Function(NamedTuple):
 
   target: str
   settings: Mapping[str, Any] | None = None
-  cached: bool = True
   timeout_s: float | None = None
   imports: tuple[str, ...] = ()
 
@@ -94,7 +91,7 @@ def make_tasks(
     # Plain tuples, which are unpickled without looking up a class.
     turns = tuple(tuple(turn) for turn in completion.turns)
     key = None
-    if shared and function.cached:
+    if shared:
       parts = text.encode("utf-8", "surrogatepass"), ids, repr(turns).encode("utf-8", "surrogatepass") if turns else b"", digest
       sizes = repr((indices[name], completion.num_tokens, completion.stopped, *map(len, parts))).encode()
       key = hashlib.blake2b(b"".join((sizes, *parts)), digest_size=16).digest()

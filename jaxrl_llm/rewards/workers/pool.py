@@ -1,7 +1,4 @@
-"""The pool of workers, which maps jobs to outcomes in order.
-
-A job that takes its worker down fails alone, and the worker is replaced.
-"""
+"""The pool of workers, which maps jobs to outcomes in order."""
 
 import math
 import selectors
@@ -29,17 +26,64 @@ _END_SECONDS = 10.0
 
 
 class WorkerPool:
-  """A pool of killable worker processes, made and described by `open_pool`.
+  """A pool of killable worker processes, which are started and have built the functions.
+
+  - Each worker is a spawned process that shares no state with this one. It has a session and a
+    memory limit of its own and, if the kernel allows it, a PID namespace.
+  - The output of a worker is dropped. No worker outlives this process, however it ends.
+  - A call that takes its worker down, or exceeds the time limit as measured in this process, has an
+    outcome without a value. The worker is replaced, and the rest of its jobs run in other workers.
+  - A worker retires if a call leaves a thread or a process behind. Start anything that has to last
+    in the factory of the reward function, not in its calls.
 
   It is a context manager, and `close` may be called twice.
 
+  Args:
+    functions: Reward functions by name.
+    num_workers: Number of worker processes. None uses one per processor that this process may use,
+      and at least two.
+    timeout_s: Time limit of one call, in seconds. Building the functions does not count.
+    max_chars: Number of characters sent to a function, from the end of a response. Token ids and
+      counts remain complete.
+    memory_gb: Address space limit of a worker, in GiB. None sets no limit.
+    cache_size: Number of cached values, the most recently used. With 0, equal jobs share no value
+      either.
+
   Attributes:
     num_replaced: Number of workers that were killed, lost or retired since the pool was opened.
+
+  Raises:
+    ValueError: If a setting is out of range, or a function cannot be built. One line.
+
+  Example:
+    >>> from jaxrl_llm.text_types import Completion
+    >>> with WorkerPool({"form": Function("jaxrl_llm.rewards:answer_form")}, num_workers=1) as pool:
+    ...   pool.call([WorkerJob("form", Completion("#### 12", (), 5, True), {})])
+    [Outcome(value=1.0, cause=None, detail='')]
   """
 
   def __init__(
-    self, functions: Mapping[str, Function], num_workers: int, timeout_s: float, max_chars: int, memory_gb: float | None, cache_size: int
+    self,
+    functions: Mapping[str, Function],
+    *,
+    num_workers: int | None = None,
+    timeout_s: float = 10.0,
+    max_chars: int = 20_000,
+    memory_gb: float | None = 4.0,
+    cache_size: int = 100_000,
   ):
+    if num_workers is None:
+      num_workers = max(2, cores.num_cores())
+    for name, value, least in (("num_workers", num_workers, 1), ("max_chars", max_chars, 1), ("cache_size", cache_size, 0)):
+      if value < least:
+        raise ValueError(f"pool of workers: found {name}={value}, expected at least {least}")
+    own = [(f"timeout_s of {name!r}", function.timeout_s) for name, function in functions.items()]
+    for name, value in (("timeout_s", timeout_s), ("memory_gb", memory_gb), *own):
+      if value is not None and not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"pool of workers: found {name}={value}, expected more than 0")
+    for name, function in functions.items():
+      if not all(function.target.partition(":")):
+        raise ValueError(f"reward function {name!r}: found {function.target!r}, expected 'package.module:name'")
     self._functions = dict(functions)
     self._num_workers, self._timeout_s, self._max_chars, self._memory_gb = num_workers, timeout_s, max_chars, memory_gb
     self._cache: OrderedDict[bytes, float] = OrderedDict()
@@ -50,6 +94,13 @@ class WorkerPool:
     self._ended: list[Worker] = []
     self._base = self._failed_starts = self.num_replaced = 0
     self._closed = False
+    try:
+      self._wait_until_ready()
+    except BaseException as error:
+      self.close()
+      if isinstance(error, RuntimeError):
+        raise ValueError(str(error)) from None
+      raise
 
   def __enter__(self) -> "WorkerPool":
     return self
@@ -252,65 +303,3 @@ class WorkerPool:
     self._workers.remove(worker)
     self._ended.append(worker)
     self.num_replaced += not self._closed
-
-
-def open_pool(
-  functions: Mapping[str, Function],
-  *,
-  num_workers: int | None = None,
-  timeout_s: float = 10.0,
-  max_chars: int = 20_000,
-  memory_gb: float | None = 4.0,
-  cache_size: int = 100_000,
-) -> WorkerPool:
-  """Starts the workers and waits until all have built the functions.
-
-  - Each worker is a spawned process that shares no state with this one. It has a session and a
-    memory limit of its own and, if the kernel allows it, a PID namespace.
-  - The output of a worker is dropped. No worker outlives this process, however it ends.
-  - A call that takes its worker down, or exceeds the time limit as measured in this process, has an
-    outcome without a value. The worker is replaced, and the rest of its jobs run in other workers.
-  - A worker retires if a call leaves a thread or a process behind. Start anything that has to last
-    in the factory of the reward function, not in its calls.
-
-  Args:
-    functions: Reward functions by name.
-    num_workers: Number of worker processes. None uses one per processor that this process may use,
-      and at least two.
-    timeout_s: Time limit of one call, in seconds. Building the functions does not count.
-    max_chars: Number of characters sent to a function, from the end of a response. Token ids and
-      counts remain complete.
-    memory_gb: Address space limit of a worker, in GiB. None sets no limit.
-    cache_size: Number of cached values, the most recently used. With 0, equal jobs share no value
-      either.
-
-  Raises:
-    ValueError: If a setting is out of range, or a function cannot be built. One line.
-
-  Example:
-    >>> from jaxrl_llm.text_types import Completion
-    >>> with open_pool({"form": Function("jaxrl_llm.rewards:answer_form")}, num_workers=1) as pool:
-    ...   pool.call([WorkerJob("form", Completion("#### 12", (), 5, True), {})])
-    [Outcome(value=1.0, cause=None, detail='')]
-  """
-  if num_workers is None:
-    num_workers = max(2, cores.num_cores())
-  for name, value, least in (("num_workers", num_workers, 1), ("max_chars", max_chars, 1), ("cache_size", cache_size, 0)):
-    if value < least:
-      raise ValueError(f"pool of workers: found {name}={value}, expected at least {least}")
-  limits = [("timeout_s", timeout_s), ("memory_gb", memory_gb), *((f"timeout_s of {name!r}", x.timeout_s) for name, x in functions.items())]
-  for name, value in limits:
-    if value is not None and not (value > 0 and math.isfinite(value)):
-      raise ValueError(f"pool of workers: found {name}={value}, expected more than 0")
-  for name, function in functions.items():
-    if not all(function.target.partition(":")):
-      raise ValueError(f"reward function {name!r}: found {function.target!r}, expected 'package.module:name'")
-  pool = WorkerPool(functions, num_workers, timeout_s, max_chars, memory_gb, cache_size)
-  try:
-    pool._wait_until_ready()
-  except BaseException as error:
-    pool.close()
-    if isinstance(error, RuntimeError):
-      raise ValueError(str(error)) from None
-    raise
-  return pool

@@ -114,8 +114,7 @@ def start_worker(functions: Sequence[tuple[str, Any, tuple[str, ...]]], *, memor
 
 def send(worker: Worker, message: Any) -> None:
   """Queues a message and writes as much as the pipe takes now; `flush` writes the rest."""
-  data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-  worker.outbox += len(data).to_bytes(8, "little") + data
+  worker.outbox += pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
   flush(worker)
 
 

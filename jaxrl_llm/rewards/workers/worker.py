@@ -11,13 +11,14 @@ import contextlib
 import importlib
 import os
 import pickle
+import pkgutil
 import signal
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 # The protocol between the pool and a worker. Only the parent reports the last two causes.
 CAUSES = ("", "raised", "wrong_type", "not_finite", "timeout", "memory", "died", "flooded")
@@ -26,24 +27,6 @@ FRAME = struct.Struct("<QdBBH")
 READY = 2**64 - 1  # Job number of the frame that reports that the functions are built.
 MAX_DETAIL_CHARS = 300
 LARGEST = 3.4028234663852886e38  # Largest float32, the type to which rewards are converted.
-
-
-def build_function(target: str, settings: Mapping[str, Any] | None) -> Callable[..., Any]:
-  """Imports the reward function at `package.module:name`, or calls the factory there.
-
-  Args:
-    target: Import path of the function or factory.
-    settings: Keyword arguments of the factory. None if `target` is the reward function itself.
-
-  Example:
-    >>> build_function("math:hypot", None)(3, 4)
-    5.0
-  """
-  module, _, path = target.partition(":")
-  loaded = importlib.import_module(module)
-  for name in path.split("."):
-    loaded = getattr(loaded, name)
-  return loaded if settings is None else loaded(**settings)
 
 
 def judge(value: Any) -> tuple[float, str, str]:
@@ -128,19 +111,11 @@ def _has_children() -> bool:
   return True
 
 
-def _read(fd: int, size: int) -> bytes:
-  parts = []
-  while size:
-    part = os.read(fd, min(size, 1 << 20))
-    if not part:
-      os._exit(0)  # The parent has no more jobs.
-    parts.append(part)
-    size -= len(part)
-  return b"".join(parts)
-
-
-def _message(fd: int) -> Any:
-  return pickle.loads(_read(fd, int.from_bytes(_read(fd, 8), "little")))
+def _message(jobs: BinaryIO) -> Any:
+  try:
+    return pickle.load(jobs)
+  except EOFError:
+    os._exit(0)  # The parent has no more jobs.
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -162,17 +137,19 @@ def _lower_limits(memory_bytes: int | None) -> None:
 def serve(jobs_fd: int, results_fd: int) -> None:
   """Builds the reward functions, reports it, and answers jobs until the pipe is closed.
 
-  The first two messages hold the setup and the functions. Messages are length-prefixed pickles, and
-  answers are frames.
+  The first two messages hold the setup and the functions. Messages are pickles, and answers are
+  frames.
   """
-  setup = _message(jobs_fd)
+  jobs = os.fdopen(jobs_fd, "rb", closefd=False)
+  setup = _message(jobs)
   sys.path[:] = setup["path"]
   functions, target = [], ""
   try:
     types = importlib.import_module("jaxrl_llm.text_types")
     _lower_limits(setup["memory_bytes"])
-    for target, settings, imports in _message(jobs_fd):
-      functions.append(build_function(target, settings))
+    for target, settings, imports in _message(jobs):
+      function = pkgutil.resolve_name(target)
+      functions.append(function if settings is None else function(**settings))
       for name in imports:
         importlib.import_module(name)
   except BaseException as error:
@@ -182,7 +159,7 @@ def serve(jobs_fd: int, results_fd: int) -> None:
   pipes = [os.fstat(fd).st_ino for fd in (jobs_fd, results_fd)]
   had_children, num_threads = _has_children(), len(sys._current_frames())
   while True:
-    for number, index, *job in _message(jobs_fd):
+    for number, index, *job in _message(jobs):
       value, cause, detail = call(functions[index], job, types)
       # An alarm left behind by the function would hit the next job.
       signal.setitimer(signal.ITIMER_REAL, 0)

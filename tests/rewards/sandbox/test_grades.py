@@ -21,12 +21,12 @@ from jaxrl_llm.rewards.sandbox import (
 from jaxrl_llm.rewards.sandbox.asker import free_names, verdict
 from jaxrl_llm.rewards.sandbox.callee import answer
 from jaxrl_llm.rewards.sandbox.literals import Unsendable, decode, encode
-from jaxrl_llm.rewards.workers import Function, WorkerJob, open_pool
+from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool
 from jaxrl_llm.text_types import Completion
 
 _REASON = probe(Sandbox("namespaces"))
 needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")
-LOCAL = Sandbox("namespaces", SandboxLimits(timeout_s=8.0))
+LOCAL = Sandbox("namespaces", SandboxLimits(timeout_s=20.0))
 
 HUMAN_EVAL = {
   "kind": "check",
@@ -223,7 +223,7 @@ def test_code_is_graded_in_the_pool_of_workers():
   settings = {"backend": "namespaces", "timeout_s": 0.5}
   functions = {"code": Function("jaxrl_llm.rewards.sandbox:code_tests", settings, timeout_s=20.0)}
   example = {"tests": json.dumps(CALL)}
-  with open_pool(functions, num_workers=1) as pool:
+  with WorkerPool(functions, num_workers=1) as pool:
     sources = ["def add(xs, y): return [x + y for x in xs]", "def add(xs, y): return []", "while True: pass", "import os; os.kill(-1, 9)"]
     outcomes = pool.call([WorkerJob("code", completion(source), example) for source in sources])
     assert [x.value for x in outcomes] == [1.0, 0.0, 0.0, 0.0], outcomes

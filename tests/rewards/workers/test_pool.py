@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.rewards import CAUSES, Outcome
-from jaxrl_llm.rewards.workers import Function, WorkerJob, open_pool, process
+from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool, process
 from jaxrl_llm.rewards.workers import worker as protocol
 from jaxrl_llm.text_types import Completion, Turn
 from tests.marks import few
+from tests.rewards.processes import becomes_true, ps_lines
 from tests.rewards.workers import hostile
 
 HERE = "tests.rewards.workers.hostile"
@@ -25,24 +26,8 @@ FUNCTIONS = {
 }
 TIMEOUT_S = 0.8
 
-# Cause of the failure of each deed; None if it does not fail.
-COSTS = {
-  "fine": None, "nap": None, "true": None, "numpy": None, "zero_dimensional": None, "start_program": None,
-  "stay": None, "leave_process": None, "leave_alarm": None,
-  "sleep": "timeout", "hold_gil": "timeout", "block_signals": "timeout", "stop": "timeout", "shout": "timeout", "fork": "timeout",
-  "fork_away": "timeout", "run_away": "timeout", "stop_guardians": "timeout",
-  "exit": "died", "segfault": "died", "abort": "died", "close": "died", "close_jobs": "died",
-  "allocate": "memory",
-  "nan": "not_finite", "infinite": "not_finite", "too_large": "not_finite", "huge_integer": "not_finite",
-  "none": "wrong_type", "text": "wrong_type", "array": "wrong_type", "complex": "wrong_type", "unpicklable": "wrong_type",
-  "raise": "raised", "unshowable": "raised", "interrupt": "raised", "system_exit": "raised", "base_exception": "raised",
-  "recursion": "raised",
-  "write_to_all_pipes": "flooded",
-}  # fmt: skip
+COSTS = {deed: cost for deed, (_, cost) in hostile.DEEDS.items() if cost != hostile.UNSURE}
 KILLS = ("timeout", "died", "flooded")
-# In a PID namespace, the inner guardian is the first process and cannot be killed from inside.
-# Without one, it dies.
-UNSURE = ("kill_group", "kill_parents", "kill_guardian")
 
 
 def completion(text, tokens=(1, 2)):
@@ -55,7 +40,7 @@ def job(text, function="act", **example):
 
 @pytest.fixture(scope="module")
 def pool():
-  with open_pool(FUNCTIONS, num_workers=2, timeout_s=TIMEOUT_S, max_chars=100, memory_gb=4.0) as opened:
+  with WorkerPool(FUNCTIONS, num_workers=2, timeout_s=TIMEOUT_S, max_chars=100, memory_gb=4.0) as opened:
     yield opened
 
 
@@ -72,30 +57,20 @@ def parents_below(pool_pid):
 
 def settled_pids():
   """Returns `worker_pids` once each outer guardian has two processes below it."""
-  until = time.monotonic() + 10
-  while time.monotonic() < until:
+
+  def are_whole():
     parents = parents_below(os.getpid())
-    if len(parents) == 3 * sum(parent == os.getpid() for parent in parents.values()):
-      break
-    time.sleep(0.05)
-  return set(parents)
+    return len(parents) == 3 * sum(parent == os.getpid() for parent in parents.values())
 
-
-def ps_lines(*columns):
-  return subprocess.run(["ps", "-e", "-ww", *columns], capture_output=True, text=True, check=True).stdout.splitlines()
+  becomes_true(are_whole, 10)
+  return worker_pids()
 
 
 def are_gone(pids, within_s=5.0):
-  until = time.monotonic() + within_s
-  while time.monotonic() < until:
-    if not pids & worker_pids():  # A zombie process has no arguments.
-      return True
-    time.sleep(0.02)
-  return False
+  return becomes_true(lambda: not pids & worker_pids(), within_s)  # A zombie process has no arguments.
 
 
-def test_every_deed_has_a_cost():
-  assert set(COSTS) | set(UNSURE) == set(hostile.DEEDS)
+def test_the_deeds_have_all_costs():
   assert set(CAUSES) == {cost for cost in COSTS.values() if cost}
 
 
@@ -118,7 +93,7 @@ def test_a_deed_costs_its_own_sample(pool, deed):
     assert pool.num_replaced == replaced + 1
 
 
-@pytest.mark.parametrize("deed", UNSURE)
+@pytest.mark.parametrize("deed", sorted(hostile.DEEDS.keys() - COSTS))
 def test_a_deed_that_may_or_may_not_be_possible_costs_no_other_sample(pool, deed):
   outcomes = pool.call([job("fine before"), job(deed), job("fine after")])
   assert [x.value for x in outcomes] == [0.5, None, 0.5]
@@ -127,7 +102,7 @@ def test_a_deed_that_may_or_may_not_be_possible_costs_no_other_sample(pool, deed
 
 def test_processes_of_a_killed_worker_are_gone():
   others = settled_pids()
-  with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
+  with WorkerPool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
     before = settled_pids() - others
     assert len(before) == 3  # Two guardians and the worker.
     assert pool.call([job("fork_away")])[0].cause == "timeout"
@@ -154,7 +129,7 @@ def test_a_worker_that_left_something_running_retires_with_its_value(pool):
 @pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.exhaustive)])
 def test_hangs_in_a_row_leave_the_pool_at_full_size(count):
   timeout_s, longest = 0.05, 0.0
-  with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=timeout_s) as pool:
+  with WorkerPool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=timeout_s) as pool:
     for i in range(count):
       started = time.monotonic()
       # The same job each time, since failures are not cached.
@@ -168,7 +143,7 @@ def test_hangs_in_a_row_leave_the_pool_at_full_size(count):
 
 def test_the_deadline_applies_to_each_call_and_depends_on_the_function():
   functions = {"act": FUNCTIONS["act"], "slow": Function(f"{HERE}:act", timeout_s=30.0)}
-  with open_pool(functions, num_workers=1, timeout_s=0.2) as pool:
+  with WorkerPool(functions, num_workers=1, timeout_s=0.2) as pool:
     started = time.monotonic()
     assert pool.call([job("sleep")])[0].cause == "timeout"
     assert 0.2 <= time.monotonic() - started < 2.2
@@ -208,8 +183,8 @@ def test_examples_are_not_shared_between_calls(pool):
 
 
 def test_equal_jobs_share_a_value_and_never_a_failure():
-  functions = {"times": FUNCTIONS["times_called"], "drawn": FUNCTIONS["times_called"]._replace(cached=False), "act": FUNCTIONS["act"]}
-  with open_pool(functions, num_workers=1, timeout_s=TIMEOUT_S, cache_size=3) as pool:
+  functions = {"times": FUNCTIONS["times_called"], "act": FUNCTIONS["act"]}
+  with WorkerPool(functions, num_workers=1, timeout_s=TIMEOUT_S, cache_size=3) as pool:
     assert [x.value for x in pool.call([job("a", "times")] * 3 + [job("b", "times")])] == [1, 1, 1, 2]
     assert [x.value for x in pool.call([job("b", "times"), job("a", "times"), job("c", "times")])] == [2, 1, 3]
     # Another example, which evicts "b" from the cache.
@@ -217,14 +192,13 @@ def test_equal_jobs_share_a_value_and_never_a_failure():
     assert [x.value for x in pool.call([job("a", "times"), job("b", "times")])] == [1, 5]
     different = [completion("a")._replace(**{name: value}) for name, value in dict(token_ids=(9,), num_tokens=9, stopped=False).items()]
     assert [x.value for x in pool.call([WorkerJob("times", x, {}) for x in different])] == [6, 7, 8]
-    assert [x.value for x in pool.call([job("a", "drawn")] * 3)] == [9, 10, 11]
     replaced = pool.num_replaced
     assert [x.cause for x in pool.call([job("exit")] * 3)] == ["died"] * 3
     assert pool.num_replaced == replaced + 3
 
 
 def test_a_pool_without_a_cache_calls_every_time():
-  with open_pool({"times": FUNCTIONS["times_called"]}, num_workers=1, cache_size=0) as pool:
+  with WorkerPool({"times": FUNCTIONS["times_called"]}, num_workers=1, cache_size=0) as pool:
     assert [x.value for x in pool.call([job("a", "times")] * 3)] == [1, 2, 3]
 
 
@@ -235,22 +209,15 @@ def test_workers_load_no_jax_and_hold_no_threads(pool):
 
 def test_imports_are_loaded_beforehand():
   loaded = FUNCTIONS["loaded"]._replace(imports=("xml.dom.pulldom",))
-  with open_pool({"loaded": loaded}, num_workers=1) as pool:
+  with WorkerPool({"loaded": loaded}, num_workers=1) as pool:
     assert pool.call([job("xml.dom.pulldom", "loaded")])[0].value == 1
   with pytest.raises(ValueError, match="hostile:loaded: ModuleNotFoundError: No module named 'no_such_module'"):
-    open_pool({"loaded": loaded._replace(imports=("no_such_module",))}, num_workers=1)
+    WorkerPool({"loaded": loaded._replace(imports=("no_such_module",))}, num_workers=1)
 
 
 def test_a_factory_gets_its_settings():
-  with open_pool({"scaled": Function(f"{HERE}:scaled", {"factor": 0.5})}, num_workers=1) as pool:
+  with WorkerPool({"scaled": Function(f"{HERE}:scaled", {"factor": 0.5})}, num_workers=1) as pool:
     assert pool.call([job("abc", "scaled")])[0].value == 1.5
-
-
-def test_rewards_of_the_package_run_in_workers():
-  functions = {"number": Function("jaxrl_llm.rewards:make", {"name": "final_number"})}
-  with open_pool(functions, num_workers=1) as pool:
-    jobs = [WorkerJob("number", completion(text), {"answer": "12"}) for text in ("#### 12", "#### 13")]
-    assert [x.value for x in pool.call(jobs)] == [1, 0]
 
 
 @pytest.fixture
@@ -272,10 +239,10 @@ def change_program(monkeypatch, tmp_path, old, new):
 # A child that was forked keeps the pipes open, so that they do not tell of the death of its parent.
 OTHER_POOL = f"""
 import os, sys
-from jaxrl_llm.rewards.workers import Function, WorkerJob, open_pool, process
+from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool, process
 from jaxrl_llm.text_types import Completion
 process._PROGRAM = sys.argv[1]
-with open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600) as pool:
+with WorkerPool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600) as pool:
   if os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
@@ -312,18 +279,17 @@ def other_pool():
 
 
 def survivors(pool_pid, pids):
-  until = time.monotonic() + 20  # A busy machine takes several seconds.
-  while (left := pids & set(parents_below(pool_pid))) and time.monotonic() < until:
-    time.sleep(0.02)
-  return left
+  left = lambda: pids & set(parents_below(pool_pid))
+  becomes_true(lambda: not left(), 20)  # A busy machine takes several seconds.
+  return left()
 
 
 def test_no_worker_outlives_a_parent_that_becomes_another_program():
   source = f"""
 import os, threading
-from jaxrl_llm.rewards.workers import Function, WorkerJob, open_pool
+from jaxrl_llm.rewards.workers import Function, WorkerJob, WorkerPool
 from jaxrl_llm.text_types import Completion
-pool = open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600)
+pool = WorkerPool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600)
 threading.Timer(0.3, os.execvp, ("sleep", ["sleep", "600"])).start()  # The worker is busy and reads no jobs.
 print(flush=True)
 pool.call([WorkerJob("act", Completion("sleep", (), 0, True), {{}})])
@@ -378,30 +344,28 @@ def test_nothing_survives_an_outer_guardian_that_dies_during_its_work(no_pid_nam
 )  # fmt: skip
 def test_a_pool_works_without_pid_namespaces(no_pid_namespaces, costs):
   """Without them, the guardians kill the processes that left the process group."""
-  with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
+  with WorkerPool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
     outcomes = pool.call([job(deed) for deed in costs])
     assert [x.cause for x in outcomes] == list(costs.values())
     assert pool.call([job("fine again")])[0].value == 0.5
-  assert_program_has_ended()
+  assert program_has_ended()
 
 
-def assert_program_has_ended():
-  left, until = [], time.monotonic() + 5  # A busy machine reaps the last process with a delay.
-  while time.monotonic() < until and (left := [line for line in ps_lines("-o", "args=") if process._PROGRAM in line]):
-    time.sleep(0.1)
-  assert not left
+def program_has_ended():
+  """Returns whether no process runs the changed program; a busy machine reaps the last one late."""
+  return becomes_true(lambda: not [line for line in ps_lines("-o", "args=") if process._PROGRAM in line], 5)
 
 
 def test_the_process_group_is_killed_if_the_kernel_lists_no_children(no_pid_namespaces, monkeypatch, tmp_path):
   change_program(monkeypatch, tmp_path, "/children", "/no_children")
-  with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
+  with WorkerPool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
     assert [x.cause for x in pool.call([job(deed) for deed in ("fork", "exit", "fine")])] == ["timeout", "died", None]
-  assert_program_has_ended()
+  assert program_has_ended()
 
 
 def test_a_worker_that_dies_while_idle_is_replaced_at_no_cost():
   others = settled_pids()
-  with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=TIMEOUT_S) as pool:
+  with WorkerPool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=TIMEOUT_S) as pool:
     for pid in worker_pids() - others:
       with contextlib.suppress(ProcessLookupError):  # It may have died with the previous process.
         os.kill(pid, signal.SIGKILL)
@@ -439,7 +403,7 @@ def test_an_interrupted_call_leaves_no_answers_for_the_next(pool, monkeypatch):
 )
 def test_mistakes_are_reported_when_a_pool_is_opened(function, settings, message):
   with pytest.raises(ValueError, match=message) as caught:
-    open_pool({"f": function}, **{"num_workers": 1, **settings})
+    WorkerPool({"f": function}, **{"num_workers": 1, **settings})
   assert "\n" not in str(caught.value)
 
 
@@ -451,7 +415,7 @@ def test_mistakes_in_jobs(pool):
 
 
 def test_a_closed_pool_refuses():
-  pool = open_pool({"act": FUNCTIONS["act"]}, num_workers=1)
+  pool = WorkerPool({"act": FUNCTIONS["act"]}, num_workers=1)
   pool.close()
   pool.close()
   with pytest.raises(RuntimeError, match="closed"):
@@ -460,7 +424,7 @@ def test_a_closed_pool_refuses():
 
 def test_a_worker_sees_the_turns_of_a_conversation():
   turned = lambda *rewards: Completion("7", (1,), 1, True, tuple(Turn("2*3=", "6", reward, i) for i, reward in enumerate(rewards)))
-  with open_pool({"turns": Function(f"{HERE}:rewards_of_turns")}, num_workers=1) as pool:
+  with WorkerPool({"turns": Function(f"{HERE}:rewards_of_turns")}, num_workers=1) as pool:
     jobs = [WorkerJob("turns", turned(0.5, 1.0), {}), WorkerJob("turns", turned(0.5, 2.0), {}), WorkerJob("turns", turned(), {})]
     assert [outcome.value for outcome in pool.call(jobs)] == [1.5, 2.5, 0.0], (
       "jobs that differ only in their turns are not equal"
