@@ -49,6 +49,9 @@ class JudgeRequest:
     body: JSON of the request.
     key: API key; None sends none.
     timeout_s: Limit on the wait for a byte, in seconds.
+
+  Attributes:
+    is_cut: Whether `cut` was called.
   """
 
   def __init__(self, url: str, body: bytes, *, key: str | None, timeout_s: float):
@@ -56,11 +59,11 @@ class JudgeRequest:
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     self._connection = connect(parts.hostname, parts.port, timeout=timeout_s)
     self._path, self._body, self._key, self._url = f"{parts.path.rstrip('/')}/chat/completions", body, key, url
-    self._is_cut = False
+    self.is_cut = False
 
   def cut(self) -> None:
     """Ends the request; the thread that waits for it sees a fault of the cause judge_timeout."""
-    self._is_cut = True
+    self.is_cut = True
     if (connected := self._connection.sock) is not None:
       with contextlib.suppress(OSError):
         # That of the plain socket: another thread may be reading from a TLS socket.
@@ -76,24 +79,22 @@ class JudgeRequest:
     if self._key is not None:
       headers["Authorization"] = f"Bearer {self._key}"
     try:
-      try:
+      with contextlib.closing(self._connection):
         self._connection.connect()
-        if self._is_cut:
+        if self.is_cut:
           raise TimeoutError
         self._connection.request("POST", self._path, self._body, headers)
         response = self._connection.getresponse()
         data = response.read(_MAX_ANSWER_BYTES + 1)
         if response.length:
           raise http.client.IncompleteRead(b"", response.length)
-      finally:
-        self._connection.close()
+        if self.is_cut:
+          raise TimeoutError
     except (OSError, ValueError, http.client.HTTPException) as error:
-      if self._is_cut or isinstance(error, TimeoutError):
+      if self.is_cut or isinstance(error, TimeoutError):
         raise EndpointFault("judge_timeout", f"{self._url} did not answer in time", retries=True) from None
       detail = self._clean(f"{self._url}: {one_line(error)}")
       raise EndpointFault("judge_unreachable", detail, retries=True) from None
-    if self._is_cut:
-      raise EndpointFault("judge_timeout", f"{self._url} did not answer in time", retries=True)
     if response.status != 200:
       raise self._status_fault(response, data)
     return _answer(self._url, data)

@@ -143,7 +143,7 @@ def read_rubric(path: str | os.PathLike) -> Rubric:
     ValueError: If the file cannot be read or a field is wrong. One line for each problem.
   """
   rubric, problems = _read(Path(path))
-  if rubric is None or problems:
+  if rubric is None:
     raise ValueError("\n".join(problems))
   return rubric
 
@@ -159,35 +159,32 @@ def api_key(rubric: Rubric) -> str | None:
 
 
 def _read(path: Path) -> tuple[Rubric | None, list[str]]:
-  """Returns a rubric and its problems; None if there is a problem that leaves no rubric."""
+  """Returns a rubric and no problems, or None and its problems."""
   try:
     document = _load(path)
   except ValueError as error:
     return None, [f"{path}: {error}"]
-  lines = [f"{path}: {problem}" for problem in _field_problems(document, _FIELDS)]
+  problems = list(_field_problems(document, _FIELDS))
   values = {name: document.get(name, field.default) for name, field in _FIELDS.items()}
-  wrong = {line.removeprefix(f"{path}: ").partition(":")[0] for line in lines}
-  criteria: tuple[Criterion, ...] = ()
-  if not wrong & {"criteria"}:
-    criteria, problems = _criteria(values["criteria"])
-    lines += [f"{path}: {problem}" for problem in problems]
-  if not wrong & {"url"}:
-    values["url"] = values["url"] if values["url"] is not None else os.environ.get(BASE_URL)
-    origin = "url" if document.get("url") is not None else f"url (of the environment variable {BASE_URL})"
-    lines += [f"{path}: {problem}" for problem in _url_problems(values["url"], origin)]
-  if not wrong & {"api_key_env"}:
-    lines += [f"{path}: {problem}" for problem in _key_problems(values["api_key_env"])]
-  if not wrong & {"template"}:
-    lines += [f"{path}: {problem}" for problem in _template_problems(values["template"])]
-  if not wrong & {"extra"}:
-    lines += [f"{path}: {problem}" for problem in _extra_problems(values["extra"])]
+  wrong = {problem.field for problem in problems}
+  if "criteria" not in wrong:
+    values["criteria"], own = _criteria(values["criteria"])
+    problems += own
+  if "url" not in wrong:
+    origin = "url"
+    if values["url"] is None:
+      origin, values["url"] = f"url (of the environment variable {BASE_URL})", os.environ.get(BASE_URL)
+    problems += _url_problems(values["url"], origin)
+  for name, further in (("api_key_env", _key_problems), ("template", _template_problems), ("extra", _extra_problems)):
+    if name not in wrong:
+      problems += further(values[name])
   if not wrong & {"timeout_s", "deadline_s"} and values["timeout_s"] > values["deadline_s"]:
-    most = f"at most deadline_s={values['deadline_s']:g}"
-    lines.append(f"{path}: {Problem('timeout_s', shown(values['timeout_s']), most)}")
-  name = values["name"] or re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
-  if lines:
-    return None, lines
-  return Rubric(path=str(path), **values | {"name": name, "criteria": criteria, "url": values["url"].rstrip("/")}), []
+    problems.append(Problem("timeout_s", shown(values["timeout_s"]), f"at most deadline_s={values['deadline_s']:g}"))
+  if problems:
+    return None, [f"{path}: {problem}" for problem in problems]
+  values["name"] = values["name"] or re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)
+  values["url"] = values["url"].rstrip("/")
+  return Rubric(path=str(path), **values), []
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -213,7 +210,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _json(data: bytes) -> Any:
   try:
-    return json.loads(data, object_pairs_hook=_unique)
+    return json.loads(data, object_pairs_hook=unique_keys)
   except _Twice:
     raise
   except ValueError as error:
@@ -228,7 +225,7 @@ def _yaml(data: bytes) -> Any:
       return
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
-      _unique([(str(key.value), None) for key, _ in node.value])
+      unique_keys([(str(key.value), None) for key, _ in node.value])
       for _, value in node.value:
         check(value, seen)
     elif isinstance(node, yaml.SequenceNode):
@@ -247,7 +244,8 @@ class _Twice(ValueError):
   """A key that occurs twice in a mapping."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """Returns pairs as a mapping, for `json.loads`. Raises ValueError if a key occurs twice."""
   keys = [key for key, _ in pairs]
   if twice := [key for key in keys if keys.count(key) > 1]:
     raise _Twice(f"found the key {shown(twice[0], limit=40)} twice, expected each key once")

@@ -12,8 +12,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.outcome import Outcome
 from jaxrl_llm.rewards.rubric.endpoint import EndpointFault, JudgeAnswer, JudgeRequest
@@ -56,14 +56,12 @@ class _Call:
     return self.scores is not None or self.fault is not None
 
 
-@dataclass(eq=False)
-class _Attempt:
-  """A request under way."""
+class _Attempt(NamedTuple):
+  """A request under way, which is cut at a time of the clock."""
 
   request: JudgeRequest
   call: _Call
-  until: float = field(default=0.0)
-  is_cut: bool = False
+  until: float
 
 
 class Judge:
@@ -306,10 +304,9 @@ class Judge:
         now, ends = time.monotonic(), []
         for attempt in self._attempts:
           end = min(attempt.until, attempt.call.until)
-          if attempt.is_cut:
+          if attempt.request.is_cut:
             continue
           if now >= end or attempt.call.done:
-            attempt.is_cut = True
             attempt.request.cut()
           else:
             ends.append(end)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.messages import shown
-from jaxrl_llm.rewards.rubric.file import PLACEHOLDERS, Criterion, Rubric
+from jaxrl_llm.rewards.rubric.file import PLACEHOLDERS, Criterion, Rubric, unique_keys
 from jaxrl_llm.text_types import Completion
 
 Scores = tuple[float, ...]
@@ -96,7 +96,7 @@ def read_answer(text: str, criteria: Sequence[Criterion]) -> Scores:
   text = text.strip()
   text = match[1] if (match := _FENCED.fullmatch(text)) else text
   try:
-    answer = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    answer = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse)
   except (ValueError, RecursionError) as error:
     raise Malformed("the answer is not one JSON object") from error
   names = [criterion.name for criterion in criteria]
@@ -148,12 +148,6 @@ def _transcript(completion: Completion) -> str:
     return completion.text
   reply = lambda turn: turn.reply if isinstance(turn.reply, str) else f"[{len(turn.reply)} tokens]"
   return "".join(turn.text + reply(turn) for turn in completion.turns[:-1]) + completion.turns[-1].text
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  if len({key for key, _ in pairs}) != len(pairs):
-    raise ValueError("a key occurs twice")
-  return dict(pairs)
 
 
 def _refuse(name: str) -> None:

@@ -42,8 +42,8 @@ class Judgements:
     self._path = folder / f"process-{process}.jsonl"
     try:
       folder.mkdir(parents=True, exist_ok=True)
-      for path in (*sorted(folder.glob("process-*.jsonl")), self._path):
-        self._scores |= _read(path)
+      for path in sorted(folder.glob("process-*.jsonl"), key=lambda path: (path == self._path, path)):
+        self._scores |= _rows(path.read_bytes())
       self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
       size = os.fstat(self._fd).st_size
       self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
@@ -94,11 +94,6 @@ class Judgements:
       if self._fd >= 0:
         os.close(self._fd)
       self._fd = -1
-
-
-def _read(path: Path) -> dict[str, Scores]:
-  """Returns the judgements of a file, which may be missing."""
-  return dict(_rows(path.read_bytes())) if path.exists() else {}
 
 
 def _rows(data: bytes) -> Iterator[tuple[str, Scores]]:

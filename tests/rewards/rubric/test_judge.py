@@ -14,6 +14,7 @@ from jaxrl_llm.rewards import WeightedReward, grade
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.rubric import CAUSES, Judge, Judgements, judge_terms
 from jaxrl_llm.rewards.rubric.endpoint import JudgeRequest, _wait_s
+from tests.rewards.processes import becomes_true
 from tests.rewards.rubric.fake import CRITERIA, Reply, completion, rubric, scores, serving, written
 
 KEY = "sk-Secret-0123456789"
@@ -81,10 +82,7 @@ def test_a_judge_that_never_answers_costs_its_deadline_and_no_more(judge_of):
       assert time.monotonic() - begun < 10, fault
       assert {(x.value, x.cause) for x in outcomes} == {(None, "judge_timeout")}
       assert judge.metrics()["judge/test/failed/judge_timeout"] == 20
-      until = time.monotonic() + 10
-      while "0 requests under way, 0 to be sent" not in judge.waits_for() and time.monotonic() < until:
-        time.sleep(0.02)
-      assert "0 requests under way, 0 to be sent" in judge.waits_for()
+      assert becomes_true(lambda judge=judge: "0 requests under way, 0 to be sent" in judge.waits_for(), 10)
 
 
 @pytest.mark.parametrize(
@@ -218,11 +216,8 @@ def test_a_judge_of_weight_0_changes_nothing_even_when_it_fails(tmp_path):
 def test_a_judge_that_does_not_work_is_one_line_before_the_run(tmp_path, monkeypatch, reply, line):
   monkeypatch.setenv("JUDGE_KEY", KEY)
   with serving(lambda number, body: reply) as endpoint:
-    path = written(tmp_path / "help.json", endpoint.url, api_key_env="JUDGE_KEY")
-    if reply is not None:
-      with pytest.raises(ValueError, match=line) as caught:
-        Grader(judge_terms(path))
-  if reply is None:  # Now the endpoint is closed.
+    url = endpoint.url if reply is not None else "http://127.0.0.1:9/v1"
+    path = written(tmp_path / "help.json", url, api_key_env="JUDGE_KEY")
     with pytest.raises(ValueError, match=line) as caught:
       Grader(judge_terms(path))
   message = str(caught.value)

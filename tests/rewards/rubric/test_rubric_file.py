@@ -1,7 +1,6 @@
 """Rubric files: what is read from them, and one line for each mistake."""
 
 import json
-import pathlib
 import re
 import sys
 
@@ -10,9 +9,8 @@ import pytest
 from jaxrl_llm.config import check
 from jaxrl_llm.rewards.rubric import Criterion, read_rubric, rubric_problems
 from tests.rewards.rubric.fake import written
-from tests.runs import tiny_config
+from tests.runs import ROOT, tiny_config
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 URL = "http://localhost:8000/v1"
 SECRET = "sk-Abc123-secret"
 
