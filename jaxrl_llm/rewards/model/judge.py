@@ -47,7 +47,7 @@ def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float3
     model = make_reward_model(config, mesh=mesh)
     params = load_reward_params(path, model)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
-    signatures = [(abstract, *place_rows(mesh, blank(width, num_rows(width, mesh)))) for width in widths]
+    signatures = [(abstract, *place_rows(mesh, _blank(width, mesh))) for width in widths]
     return mesh, params, compiled_for(jax.jit(model.rewards), signatures)
 
   def judge(sequences: Sequence[Sequence[int]]) -> np.ndarray:
@@ -59,9 +59,9 @@ def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float3
     order, pending = sorted(range(len(sequences)), key=lambda i: len(sequences[i])), []
     while order:
       width = next(x for x in widths if x >= len(sequences[order[-1]]))
+      tokens, lengths = _blank(width, mesh)
       # Longest first: shorter sequences of the same width fill up the batch.
-      own, order = order[-num_rows(width, mesh) :], order[: -num_rows(width, mesh)]
-      tokens, lengths = blank(width, num_rows(width, mesh))
+      own, order = order[-len(tokens) :], order[: -len(tokens)]
       for row, i in enumerate(own):
         tokens[row, : len(sequences[i])] = sequences[i]
         lengths[row] = len(sequences[i])
@@ -83,14 +83,13 @@ def buckets(max_tokens: int) -> tuple[int, ...]:
   return tuple(sorted({max(-(-max_tokens // parts // 8) * 8, 8) for parts in (4, 2, 1)}))
 
 
-def num_rows(width: int, mesh: Mesh) -> int:
-  """Returns the number of rows of a batch, a multiple of the number of row shards."""
+def _blank(width: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+  """Returns tokens and lengths of a batch of empty rows, the same number for each row shard.
+
+  Each length is 1, since a row must have an end.
+  """
   shards = num_row_shards(mesh)
-  return max(min(_ROW_TOKENS // width, _MAX_ROWS) // shards, 1) * shards
-
-
-def blank(width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns tokens and lengths of empty rows; each length is 1, since a row must have an end."""
+  rows = max(min(_ROW_TOKENS // width, _MAX_ROWS) // shards, 1) * shards
   return np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
 
 

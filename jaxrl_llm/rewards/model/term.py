@@ -14,9 +14,6 @@ from jaxrl_llm.tasks.files.storage import IDS, IMAGES
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer
 
-NAME = "reward_model"
-"""Name of the term in logs and error messages."""
-
 
 def reward_model_term(
   path: str | os.PathLike, *, tokenizer: Tokenizer, max_tokens: int, weight: float = 1.0, dtype: str = "float32", chat: bool | None = None
@@ -70,4 +67,4 @@ def reward_model_term(
     value = judge([completion], [example])[0].value
     return float("nan") if value is None else value
 
-  return WeightedReward(NAME, alone, weight, batch_fn=judge)
+  return WeightedReward("reward_model", alone, weight, batch_fn=judge)
