@@ -3,23 +3,11 @@
 import functools
 import re
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any
 
 _PYTHON = re.compile(r"[\s{.]*(?:lang(?:uage)?-)?(?:i?py(?:thon)?|pypy)[\d.]*(?![\w.+#-])", re.IGNORECASE)
 _RUN = re.compile(r"`{3,}|~{3,}")
 _MAX_REPAIRS = 32  # Each one parses the text again.
-
-
-class Block(NamedTuple):
-  """A block of code that may be Python.
-
-  Attributes:
-    code: Content without the fences, and without their indentation.
-    is_python: Whether it is marked Python; if not, it has no mark.
-  """
-
-  code: str
-  is_python: bool
 
 
 def extract_code(text: str, *, wanted: re.Pattern[str] | None = None) -> str | None:
@@ -53,7 +41,7 @@ def extract_code(text: str, *, wanted: re.Pattern[str] | None = None) -> str | N
   best: tuple[bool, bool, str | None] = (False, False, None)
   for parser in _parsers():
     hits = lambda code: wanted is None or wanted.search(code) is not None
-    blocks = [(hits(block.code), block.is_python, block.code) for block in _blocks(text, parser)]
+    blocks = [(hits(code), is_python, code) for code, is_python in _blocks(text, parser)]
     # Of equals, `max` returns the first.
     best = max([best, *reversed(blocks)], key=lambda each: (each[2] is not None, *each[:2]))
     if best[0] and best[1]:
@@ -73,8 +61,8 @@ def _parsers() -> list[Any]:
   return parsers
 
 
-def _blocks(text: str, parser: Any) -> list[Block]:
-  """Returns the blocks that may be a program."""
+def _blocks(text: str, parser: Any) -> list[tuple[str, bool]]:
+  """Returns the code of each block that may be a program, and whether it is marked Python."""
   lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
   for _ in range(_MAX_REPAIRS):
     fences = [token for token in parser.parse("\n".join(lines)) if token.type == "fence"]
@@ -84,7 +72,7 @@ def _blocks(text: str, parser: Any) -> list[Block]:
   for fence in fences:
     code, is_python = _content(lines, fence), _PYTHON.match(fence.info) is not None
     if code.strip() and (is_python or not fence.info.strip()):
-      blocks.append(Block(code, is_python))
+      blocks.append((code, is_python))
   return blocks
 
 
@@ -104,14 +92,9 @@ def _content(lines: list[str], fence: Any) -> str:
 
 
 def _end_block(lines: list[str], fence: Any) -> bool:
-  """Ends a block at the first line that shows that it should have ended.
+  """Ends a block at the first line that shows it should have ended; returns whether one does.
 
-  Args:
-    lines: Lines of the text, to which the missing fence is added.
-    fence: Token of the block.
-
-  Returns:
-    Whether there is such a line.
+  The missing fence is added to the lines of the text.
   """
   first, markup = fence.map[0], fence.markup
   if markup not in fence.content:

@@ -144,7 +144,7 @@ def _with_room(sandbox: Sandbox, expected_bytes: int) -> Sandbox:
 
 
 def _candidate_files(source: str, judge: Judge) -> dict[str, str]:
-  return {prelude.CANDIDATE: source, prelude.SETTINGS: prelude.settings_text(**judge._asdict())}
+  return {prelude.CANDIDATE: source, prelude.SETTINGS: f"{int(judge.imports)} {judge.recursion_limit}"}
 
 
 def _callee_program(files: Mapping[str, str], questions: str) -> Program:

@@ -36,7 +36,7 @@ _SYSTEM = ("/bin", "/etc/ld.so.cache", "/lib", "/lib32", "/lib64", "/nix/store",
 _LAUNCHER = str(pathlib.Path(launcher.__file__).resolve())
 
 
-class SandboxedProgram(NamedTuple):
+class _Running(NamedTuple):
   """A program that is running in a sandbox.
 
   Attributes:
@@ -58,27 +58,21 @@ def interpreter() -> str:
   return os.path.realpath(sys.executable)
 
 
-def visible_paths() -> list[str]:
+def _visible_paths() -> list[str]:
   """Returns the readable paths: the libraries of the system and the folder of the interpreter."""
   prefix = os.path.realpath(sys.base_prefix)
   return [*_SYSTEM, *([] if f"{prefix}/".startswith("/usr/") else [prefix])]
 
 
-def launcher_spec(program: Program, sandbox: Sandbox, *, home: str) -> dict[str, Any]:
-  """Returns the spec that the launcher reads.
-
-  Args:
-    program: Program to run.
-    sandbox: Sandbox with the limits.
-    home: Working directory of the program, as the launcher sees it.
-  """
+def _launcher_spec(program: Program, sandbox: Sandbox, *, home: str) -> dict[str, Any]:
+  """Returns the spec that the launcher reads; `home` is the working directory as it sees it."""
   limits = sandbox.limits
   return dict(
     argv=[interpreter(), "-I", MAIN, *program.argv],
     env={**_ENVIRONMENT, "HOME": home},
     files={str(name): str(text) for name, text in {**program.files, MAIN: program.source}.items()},
     home=home,
-    visible=visible_paths(),
+    visible=_visible_paths(),
     disk_bytes=limits.disk_mb << 20,
     limits=dict(
       AS=int(limits.memory_gb * 2**30),
@@ -95,7 +89,7 @@ def launcher_spec(program: Program, sandbox: Sandbox, *, home: str) -> dict[str,
 def _bubblewrap(sandbox: Sandbox) -> list[str]:
   size = str(sandbox.limits.disk_mb << 20)
   binds = []
-  for path in filter(os.path.exists, visible_paths()):
+  for path in filter(os.path.exists, _visible_paths()):
     binds += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
   return [
     "bwrap", "--unshare-all", "--unshare-user", "--uid", str(launcher.USER), "--gid", str(launcher.USER), "--hostname", "sandbox",
@@ -114,29 +108,20 @@ def _plan(program: Program, sandbox: Sandbox) -> tuple[dict[str, Any], list[str]
   if sandbox.backend == "unsafe":
     home = tempfile.mkdtemp(prefix="sandbox_")
     return (
-      launcher_spec(program, sandbox, home=home),
+      _launcher_spec(program, sandbox, home=home),
       [*python, _LAUNCHER, "limits"],
       lambda ended: shutil.rmtree(home, ignore_errors=True),
     )
-  spec = launcher_spec(program, sandbox, home=launcher.HOME)
+  spec = _launcher_spec(program, sandbox, home=launcher.HOME)
   if sandbox.backend == "bubblewrap":
     return spec, [*_bubblewrap(sandbox), *python, "/launcher.py", "limits"], lambda ended: None
   return spec, [*python, _LAUNCHER, "namespaces"], lambda ended: None
 
 
-def start_program(
+def _start(
   program: Program, sandbox: Sandbox, stdin: int | IO[bytes], stdout: int | IO[bytes], stderr: IO[bytes]
-) -> SandboxedProgram:
-  """Starts the launcher of a program; `finish_program` waits for it.
-
-  Args:
-    program: Program to run.
-    sandbox: Sandbox with a back end of this module.
-    stdin, stdout, stderr: Standard streams of the program.
-
-  Raises:
-    OSError: If the launcher cannot be started.
-  """
+) -> _Running:
+  """Starts the launcher of a program, whose end `_finish` awaits. Raises OSError if it cannot."""
   spec, command, clean_up = _plan(program, sandbox)
   # Bubblewrap itself kills the launcher if this process dies.
   parent = 0 if sandbox.backend == "bubblewrap" else os.getpid()
@@ -160,15 +145,11 @@ def start_program(
       raise
     finally:
       os.close(status_write)
-  return SandboxedProgram(process, os.fdopen(status_read, "rb", buffering=0), time.monotonic(), clean_up)
+  return _Running(process, os.fdopen(status_read, "rb", buffering=0), time.monotonic(), clean_up)
 
 
-def finish_program(running: SandboxedProgram, *, timeout_s: float) -> dict[str, Any]:
-  """Waits for a program, and leaves none of its processes.
-
-  Args:
-    running: Program to wait for.
-    timeout_s: Time in seconds after the start of the program at which it is killed.
+def _finish(running: _Running, *, timeout_s: float) -> dict[str, Any]:
+  """Waits for a program, kills it `timeout_s` after its start, and leaves none of its processes.
 
   Returns:
     The status lines of the launcher, with `status` and `seconds` if the program ended by itself,
@@ -212,13 +193,11 @@ def finish_program(running: SandboxedProgram, *, timeout_s: float) -> dict[str, 
   return report
 
 
-def _kill(running: SandboxedProgram, first: int | None) -> None:
+def _kill(running: _Running, first: int | None) -> None:
   """Kills a program and its launcher.
 
-  Args:
-    running: Program to kill.
-    first: First process of the PID namespace, whose other processes die with it, or of the session.
-      None if there is no such process, or the launcher has waited for it and is ending.
+  `first` is the first process of the PID namespace, whose other processes die with it, or of the
+  session. It is None if there is none, or the launcher has waited for it and is ending.
   """
   if first is not None and running.process.poll() is None:
     for kill in (os.killpg, os.kill):
@@ -231,7 +210,7 @@ def _kill(running: SandboxedProgram, first: int | None) -> None:
   running.process.wait()
 
 
-def time_limit_s(sandbox: Sandbox) -> float:
+def _time_limit_s(sandbox: Sandbox) -> float:
   """Returns the time limit of a program, in seconds, including the creation of a container."""
   return sandbox.limits.timeout_s + (_CONTAINER_SECONDS if sandbox.backend == "docker" else 0.0)
 
@@ -248,10 +227,10 @@ def execute(program: Program, sandbox: Sandbox) -> Execution:
     for file in (given, out, err):
       os.fchmod(file.fileno(), 0o666)
     try:
-      report = finish_program(start_program(program, sandbox, given, out, err), timeout_s=time_limit_s(sandbox))
+      report = _finish(_start(program, sandbox, given, out, err), timeout_s=_time_limit_s(sandbox))
     except OSError as error:
       return Execution("refused", cause=f"{type(error).__name__}: {error}")
-    return execution_of(report, out, err, limit=sandbox.limits.file_kb << 10)
+    return _execution_of(report, out, err, limit=sandbox.limits.file_kb << 10)
 
 
 def execute_pair(asking: Program, answering: Program, sandbox: Sandbox) -> Execution:
@@ -274,27 +253,20 @@ def execute_pair(asking: Program, answering: Program, sandbox: Sandbox) -> Execu
     running = []
     try:
       with ends:
-        running.append(start_program(answering, sandbox, questions, answer, nowhere))
-        running.append(start_program(asking, sandbox, answers, ask, err))
-      report = finish_program(running.pop(), timeout_s=time_limit_s(sandbox))
+        running.append(_start(answering, sandbox, questions, answer, nowhere))
+        running.append(_start(asking, sandbox, answers, ask, err))
+      report = _finish(running.pop(), timeout_s=_time_limit_s(sandbox))
     except OSError as error:
       return Execution("refused", cause=f"{type(error).__name__}: {error}")
     finally:
-      other_reports = [finish_program(other, timeout_s=0.0) for other in running]
+      other_reports = [_finish(other, timeout_s=0.0) for other in running]
     if any("error" in other for other in other_reports):
       return Execution("refused", cause=other_reports[0]["error"])
-    return execution_of(report, io.BytesIO(), err, limit=sandbox.limits.file_kb << 10)
+    return _execution_of(report, io.BytesIO(), err, limit=sandbox.limits.file_kb << 10)
 
 
-def execution_of(report: dict[str, Any], out: io.BufferedIOBase, err: io.BufferedIOBase, *, limit: int) -> Execution:
-  """Converts a report of `finish_program` to an `Execution`.
-
-  Args:
-    report: Report of the program.
-    out: Standard output of the program.
-    err: Standard error of the program.
-    limit: Maximum number of bytes kept of each stream.
-  """
+def _execution_of(report: dict[str, Any], out: io.BufferedIOBase, err: io.BufferedIOBase, *, limit: int) -> Execution:
+  """Converts a report of `_finish` to an `Execution`, with at most `limit` bytes of each stream."""
   for file in (out, err):
     file.seek(0)
   printed = [file.read(limit) for file in (out, err)]

@@ -7,7 +7,9 @@ sandbox, it imports nothing from the package.
 import builtins
 import sys
 
-CANDIDATE, SETTINGS = "candidate.py", "settings.txt"
+CANDIDATE = "candidate.py"
+# Whether the names of `IMPORTS` are there, 0 or 1, and the largest number of frames.
+SETTINGS = "settings.txt"
 
 IMPORTS = """
 from string import *
@@ -35,16 +37,6 @@ import statistics, itertools, functools, operator, io, sys, json, typing
 
 # Names that a program gets only when it runs may be any.
 _DYNAMIC = {"eval", "exec", "globals", "locals", "vars"}
-
-
-def settings_text(*, imports: bool, recursion_limit: int) -> str:
-  """Returns the content of `SETTINGS`.
-
-  Args:
-    imports: Whether the names of `IMPORTS` are there without an import.
-    recursion_limit: Number of frames of the stack, as for `sys.setrecursionlimit`.
-  """
-  return f"{int(imports)} {recursion_limit}"
 
 
 def reads_unbound_names(source: bytes | str) -> bool:

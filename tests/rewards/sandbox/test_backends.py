@@ -1,12 +1,9 @@
 """Back ends and their choice, with a service on this machine and a script as container engine."""
 
 import base64
-import http.server
 import json
 import os
-import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -24,6 +21,8 @@ from jaxrl_llm.rewards.sandbox import (
   probe,
   services,
 )
+from tests.rewards.processes import ps_lines
+from tests.rewards.rubric.fake import Reply, serving
 
 LIMITS = SandboxLimits(timeout_s=5.0)
 
@@ -35,60 +34,32 @@ def _no_waiting(monkeypatch):
 
 @pytest.fixture
 def service():
-  """HTTP service that gives its `answers` in turn, repeats the last one, and records `requests`."""
+  """Service that gives its `answers` in turn, and repeats the last one."""
 
-  class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-      body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-      server.requests.append((self.path, body))
-      answer = server.answers.pop(0) if len(server.answers) > 1 else server.answers[0]
-      status, content = answer(body) if callable(answer) else answer
-      data = content if isinstance(content, bytes) else json.dumps(content).encode()
-      self.send_response(status)
-      self.send_header("Content-Length", str(len(data)))
-      self.end_headers()
-      self.wfile.write(data)
+  def reply(number, body):
+    answer = endpoint.answers.pop(0) if len(endpoint.answers) > 1 else endpoint.answers[0]
+    status, content = answer(body) if callable(answer) else answer
+    return Reply(status=status, body=content if isinstance(content, bytes) else json.dumps(content).encode())
 
-    def log_message(self, *_):
-      del _
-
-  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-  server.answers, server.requests = [], []
-  thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-  thread.start()
-  yield server
-  server.shutdown()
-  thread.join()
-  server.server_close()
+  with serving(reply) as endpoint:
+    yield endpoint
 
 
 def sandbox_at(service, backend):
-  return Sandbox(backend, LIMITS, url=f"http://127.0.0.1:{service.server_address[1]}/")
-
-
-def run_program(source, stdin, files):
-  """Runs a program as a service would."""
-  import tempfile
-
-  with tempfile.TemporaryDirectory() as folder:
-    for name, text in files.items():
-      with open(os.path.join(folder, name), "w") as file:
-        file.write(text)
-    ran = subprocess.run([sys.executable, "-I", "-c", source], input=stdin, capture_output=True, text=True, cwd=folder)
-  return ran
+  return Sandbox(backend, LIMITS, url=service.url.removesuffix("v1"))
 
 
 def fusion(body):
   files = {name: base64.b64decode(data).decode() for name, data in body["files"].items()}
-  ran = run_program(body["code"], body["stdin"], files)
-  run = dict(status="Finished", execution_time=0.25, return_code=ran.returncode, stdout=ran.stdout, stderr=ran.stderr)
-  return 200, dict(status="Success" if ran.returncode == 0 else "Failed", message="", compile_result=None, run_result=run)
+  ran = execute(Program(body["code"], body["stdin"], files), Sandbox("unsafe"))
+  run = dict(status="Finished", execution_time=0.25, return_code=ran.exit_code, stdout=ran.stdout, stderr=ran.stderr)
+  return 200, dict(status="Success" if ran.exit_code == 0 else "Failed", message="", compile_result=None, run_result=run)
 
 
 def piston(body):
   main, *others = body["files"]
-  ran = run_program(main["content"], body["stdin"], {each["name"]: each["content"] for each in others})
-  run = dict(stdout=ran.stdout, stderr=ran.stderr, output=ran.stdout + ran.stderr, code=ran.returncode, signal=None)
+  ran = execute(Program(main["content"], body["stdin"], {each["name"]: each["content"] for each in others}), Sandbox("unsafe"))
+  run = dict(stdout=ran.stdout, stderr=ran.stderr, output=ran.stdout + ran.stderr, code=ran.exit_code, signal=None)
   return 200, dict(language="python", version="3.12.0", run=run)
 
 
@@ -113,12 +84,11 @@ def test_requests_have_the_form_that_the_services_expect(service):
   program = Program("print(1)", "in", {"a": "b"})
   for backend in SERVICES:
     execute(program, sandbox_at(service, backend))
-  (fusion_path, fusion_body), (piston_path, piston_body) = service.requests[0], service.requests[-1]
-  assert fusion_path == "/run_code" and piston_path == "/api/v2/execute"
-  assert fusion_body == dict(
+  assert (service.paths[0], service.paths[-1]) == ("/run_code", "/api/v2/execute")
+  assert service.bodies[0] == dict(
     code="print(1)", language="python", stdin="in", run_timeout=5.0, memory_limit_MB=1024, files={"a": base64.b64encode(b"b").decode()}
   )
-  assert piston_body == dict(
+  assert service.bodies[-1] == dict(
     language="python", version="*", stdin="in", args=[], run_timeout=5000, run_memory_limit=2**30,
     files=[dict(name="main.py", content="print(1)"), dict(name="a", content="b")],
   )  # fmt: skip
@@ -151,10 +121,10 @@ def test_answers_of_services_are_understood(service, backend, answer, status, ca
 def test_a_busy_service_is_asked_again(service):
   service.answers = [(503, {}), (429, {}), fusion]
   assert execute(Program("print(1)"), sandbox_at(service, "sandbox_fusion")).stdout == "1\n"
-  assert len(service.requests) == 3
+  assert len(service.bodies) == 3
   service.answers = [(400, {})]
   assert "HTTP 400" in execute(Program("print(1)"), sandbox_at(service, "sandbox_fusion")).cause
-  assert len(service.requests) == 4
+  assert len(service.bodies) == 4
 
 
 def test_an_address_without_a_service():
@@ -206,7 +176,7 @@ def test_failures_of_docker_are_distinguished_from_those_of_the_program(tmp_path
   sandbox, log = engine(tmp_path)
   assert execute(Program("raise SystemExit(125)"), sandbox).status == "failed"
   assert execute(Program("while True: pass", argv=("looping-in-docker",)), sandbox).cause == "timeout"
-  assert "main.py looping-in-docker" not in subprocess.run(["ps", "-e", "-ww", "-o", "args="], capture_output=True, text=True).stdout
+  assert not [line for line in ps_lines("-o", "args=") if "main.py looping-in-docker" in line]
   assert any("kill" in line for line in log.read_text().splitlines())
   assert execute(Program("while True: print('x' * 100_000)"), sandbox).cause == "output"
   sandbox, _ = engine(tmp_path, broken=True)

@@ -11,6 +11,10 @@ from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTe
 
 PROGRAM = "def f(x):\n  return x + 1\n\nprint(f(int(input())))"
 BLOCK = f"```python\n{PROGRAM}\n```"
+MARKS = (
+  "python", "py", "py3", "python3", "python3.11", "Python", "PYTHON 3", "pypy3", " python", 'python title="x.py"',
+  "{.python .numberLines}", "{.language-python}", "python:x.py", "python3.12", "{.python}",
+)  # fmt: skip
 
 
 def indented(text, by):
@@ -18,7 +22,6 @@ def indented(text, by):
 
 
 FORMS = {
-  "alone": BLOCK,
   "prose around it": f"Here it is:\n\n{BLOCK}\n\nIt adds one.",
   "no empty lines around it": f"Here it is:\n{BLOCK}\nIt adds one.",
   "the sample output behind it": f"{BLOCK}\nIt prints:\n```\n2\n```",
@@ -32,17 +35,7 @@ FORMS = {
   "a sample before it": f"```\n1\n```\n{BLOCK}",
   "an earlier attempt": f"```python\nprint(0)\n```\nThat is wrong.\n{BLOCK}",
   "unmarked": f"```\n{PROGRAM}\n```",
-  "py": BLOCK.replace("python", "py"),
-  "python3": BLOCK.replace("python", "python3"),
-  "python3.11": BLOCK.replace("python", "python3.11"),
-  "Python": BLOCK.replace("python", "Python"),
-  "PYTHON 3": BLOCK.replace("python", "PYTHON 3"),
-  "pypy3": BLOCK.replace("python", "pypy3"),
-  "space before the mark": BLOCK.replace("python", " python"),
-  "a title": BLOCK.replace("python", 'python title="x.py"'),
-  "attributes": BLOCK.replace("python", "{.python .numberLines}"),
-  "a class of HTML": BLOCK.replace("python", "{.language-python}"),
-  "a file name": BLOCK.replace("python", "python:x.py"),
+  **{mark: BLOCK.replace("python", mark) for mark in MARKS},
   "spaces behind the fences": BLOCK.replace("python\n", "python  \n") + "  ",
   "CRLF": f"So:\n{BLOCK}\nDone.".replace("\n", "\r\n"),
   "tildes": BLOCK.replace("```", "~~~"),
@@ -147,21 +140,7 @@ def test_a_program_that_reads_its_input_is_preferred(program):
 
 # A writer of responses, which shares nothing with the reader: it knows the program.
 WORDS = "so the sum of all x is then 3 and we print it * 1. - > # `n` ~ | 2) <b> &amp; a_b [c](d)".split()
-MARKS = ["python", "Python", "py", "python3", "python3.12", " python", "{.python}", "python title='a'", "py3"]
-OTHERS = [
-  "text",
-  "bash",
-  "cpp",
-  "java",
-  "output",
-  "json",
-  "pycon",
-  "javascript",
-  "c",
-  "console",
-  "plaintext",
-  "pseudocode",
-]
+OTHERS = "text bash cpp java output json pycon javascript c console plaintext pseudocode".split()
 
 
 def line_of_code(rng):
@@ -206,16 +185,11 @@ def generated_mistakes(count):
   return missed, invented
 
 
-def test_generated_responses():
-  missed, invented = generated_mistakes(300)
-  assert not missed, missed[0]
-  assert not invented, invented[0]
-
-
-@pytest.mark.slow
-def test_ten_thousand_generated_responses():
-  missed, invented = generated_mistakes(10_000)
-  assert not missed and not invented, (len(missed), len(invented), [*missed, *invented][0])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_generated_responses(count):
+  missed, invented = generated_mistakes(count)
+  assert not missed, (len(missed), missed[0])
+  assert not invented, (len(invented), invented[0])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,25 @@ from jaxrl_llm.rewards.sandbox.comparison import same_output, same_value
 
 
 @pytest.mark.parametrize(
+  ("number", "expected", "same"),
+  [
+    (1, 1.0, True), (1.0, 1, True), (-0.0, 0, True),
+    # A float is expected.
+    (0.1 + 0.2, 0.3, True), (0.3001, 0.3, False), (0.333333, 0.333333333333, True), (0.33333, 0.333333333333, False),
+    (-0.333333, 0.333333333333, False), (1e-7, 0.0, True), (1e-5, 0.0, False), (123456789.5, 123456790.25, True),
+    (123456789.5, 123457000.25, False), (1000001, 1000001.5, True), (1000001, 1000002.0, False), (1000001.0, 1000002.0, False),
+    (math.nextafter(1e20, 2e20), 1e20, True),
+    (math.nan, math.nan, True), (math.nan, 0.4, False), (math.inf, -math.inf, False), (math.inf, 1.5e308, False),
+    # An integer is expected.
+    (2.9999999996, 3, True), (2.9999, 3, False), (1000000.5, 1000001, False), (1000001, 1000002, False),
+    (10**20 + 1, 10**20, False), (1e17, 10**17 + 1, False), (1e19, 10**19 + 1, False), (1e20, 10**20 + 1, False), (1e20, 10**20, True),
+  ],
+)  # fmt: skip
+def test_numbers_agree_as_words_and_as_values_alike(number, expected, same):
+  assert same_output(str(number), str(expected)) is same_value(number, expected) is same
+
+
+@pytest.mark.parametrize(
   ("output", "expected", "same"),
   [
     ("3\n", "3", True),
@@ -25,8 +44,6 @@ from jaxrl_llm.rewards.sandbox.comparison import same_output, same_value
     ("3\nALL TESTS PASSED", "3", False),
     ("1\n\n2", "1\n2", False),
     # Exact decimals.
-    ("3.0", "3", True),
-    ("3", "3.0", True),
     ("2.50", "2.5", True),
     ("1e-07", "0.0000001", True),
     ("1E5", "100000", True),
@@ -36,25 +53,7 @@ from jaxrl_llm.rewards.sandbox.comparison import same_output, same_value
     ("7", "007", False),
     ("0010", "10 ", True),
     ("10", "0010", False),
-    # A float is expected.
-    ("0.333333", "0.333333333333", True),
-    ("0.33333", "0.333333333333", False),
-    ("1e-7", "0.0", True),
-    ("1e-5", "0.0", False),
-    ("123456789.5", "123456790.25", True),
-    ("123456789.5", "123457000.25", False),
-    ("-0.333333", "0.333333333333", False),
-    ("1000001", "1000001.5", True),
-    ("1.2345678901234566e+20", "1.2345678901234567e+20", True),
     # An integer is expected.
-    ("2.9999999996", "3", True),
-    ("2.9999", "3", False),
-    ("1000000.5", "1000001", False),
-    ("1000001", "1000002", False),
-    ("1000001.0", "1000002.0", False),
-    ("1000001", "1000002.0", False),
-    ("10000000000000000001", "10000000000000000002", False),
-    ("1e19", "10000000000000000001", False),
     ("9007199254740993.5", "9007199254740993", False),
     ("1" * 5000, "1" * 4999 + "2", False),
     ("1" * 5000 + ".0", "1" * 5000, True),
@@ -65,12 +64,8 @@ from jaxrl_llm.rewards.sandbox.comparison import same_output, same_value
     ("[1,2]", "[1, 2]", False),
     ("[1, 2", "[1, 2]", False),
     # Other words.
-    ("nan", "nan", True),
     ("nan", "NaN", True),
-    ("nan", "0.4", False),
     ("inf", "Infinity", True),
-    ("inf", "-inf", False),
-    ("inf", "1e308", False),
     ("true", "True", False),
     ("True", "1", False),
     ("v1.10", "v1.1", False),
@@ -103,29 +98,11 @@ def test_a_problem_may_have_a_tolerance_of_its_own():
     (True, 1, False),
     (1, True, False),
     (1.0, True, False),
-    (1, 1.0, True),
-    (1.0, 1, True),
-    (0.1 + 0.2, 0.3, True),
-    (0.3001, 0.3, False),
     ([0.333333], [0.3333333333], True),
     ([[(0.333333, 1)]], [[[0.3333333333, 1]]], True),
     ({"a": (0.333333,)}, {"a": [0.3333333333]}, True),
     ([0.333333, 1], [0.3333333333, 2], False),
-    (2.9999999996, 3, True),
-    (2.9999, 3, False),
-    (1000001, 1000002, False),
-    (1000001.0, 1000002.0, False),
-    (1000000.5, 1000001, False),
-    (10**20 + 1, 10**20, False),
-    (1e20, 10**20 + 1, False),
-    (1e17, 10**17 + 1, False),
-    (1e20, 10**20, True),
-    (math.nextafter(1e20, 2e20), 1e20, True),
-    (-0.0, 0, True),
-    (math.nan, math.nan, True),
-    (math.nan, 1.0, False),
     (math.inf, math.inf, True),
-    (math.inf, 1.5e308, False),
     (10**400, 1.0, False),
     (-(10**400), math.inf, False),
     (10**400, 10**400, True),
@@ -208,13 +185,8 @@ def generated_mistakes(count):
   return refused, accepted
 
 
-def test_generated_answers():
-  refused, accepted = generated_mistakes(300)
-  assert not refused, refused[0]
-  assert not accepted, accepted[0]
-
-
-@pytest.mark.slow
-def test_ten_thousand_generated_answers():
-  refused, accepted = generated_mistakes(10_000)
-  assert not refused and not accepted, (len(refused), len(accepted), [*refused, *accepted][0])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_generated_answers(count):
+  refused, accepted = generated_mistakes(count)
+  assert not refused, (len(refused), refused[0])
+  assert not accepted, (len(accepted), accepted[0])

@@ -14,6 +14,8 @@ import time
 import pytest
 
 from jaxrl_llm.rewards.sandbox import AssertTests, CallTests, Program, Sandbox, SandboxLimits, StdioTests, execute, grade, probe
+from tests.rewards.processes import becomes_true, ps_lines
+from tests.runs import ROOT
 
 BACKENDS = ("namespaces", "bubblewrap") if shutil.which("bwrap") else ("namespaces",)
 SECRET = "canary-5f1c"
@@ -52,17 +54,11 @@ def quickly(sandbox, timeout_s=1.0):
 
 
 def programs_left(mark):
-  lines = subprocess.run(["ps", "-e", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout.splitlines()
-  return [line for line in lines if mark in line and "main.py" in line]
+  return [line for line in ps_lines("-o", "args=") if mark in line and "main.py" in line]
 
 
-def none_left(mark, within_s=3.0):
-  until = time.monotonic() + within_s
-  while programs_left(mark):
-    if time.monotonic() > until:
-      return False
-    time.sleep(0.02)
-  return True
+def none_left(mark):
+  return becomes_true(lambda: not programs_left(mark), 3)
 
 
 def test_an_honest_program_runs(sandbox):
@@ -319,14 +315,10 @@ from jaxrl_llm.rewards.sandbox import Program, Sandbox, execute
 print("begun", flush=True)
 execute(Program("while True: pass", argv=({mark!r},)), Sandbox("namespaces"))
 """
-  root = str(pathlib.Path(__file__).resolve().parents[3])
-  parent = subprocess.Popen([sys.executable, "-c", source], cwd=root, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE)
+  parent = subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
   try:
     parent.stdout.readline()
-    until = time.monotonic() + 10
-    while not programs_left(mark) and time.monotonic() < until:
-      time.sleep(0.02)
-    assert programs_left(mark)
+    assert becomes_true(lambda: programs_left(mark), 10)
   finally:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
@@ -442,7 +434,3 @@ def test_unsafe_isolates_nothing_and_still_has_limits(canary):
   assert none_left("looping-unsafely")
   assert run(sandbox, "while True: print('x' * 100_000)").cause == "output"
   assert "API_KEY" not in run(sandbox, "import os; print(os.environ)").stdout
-
-
-def test_off_refuses():
-  assert execute(Program("print(1)"), Sandbox()).status == "refused"

@@ -5,24 +5,11 @@ import json
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.rewards.sandbox import (
-  CallTests,
-  Judge,
-  Sandbox,
-  SandboxLimits,
-  StdioTests,
-  code_tests,
-  grade,
-  probe,
-  read_tests,
-)
+from jaxrl_llm.rewards.sandbox import CallTests, Judge, SandboxLimits, StdioTests, code_tests, grade, read_tests
 from jaxrl_llm.rewards.sandbox.prelude import IMPORTS, reads_unbound_names
 from jaxrl_llm.text_types import Completion
+from tests.rewards.sandbox.test_grades import LOCAL, needs_namespaces
 from tests.runs import ROOT
-
-_REASON = probe(Sandbox("namespaces"))
-needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")
-LOCAL = Sandbox("namespaces", SandboxLimits(timeout_s=20.0))
 
 # Expressions of solutions that were published without their imports.
 PROVIDED = """
@@ -40,34 +27,28 @@ StringIO(), io.StringIO(), statistics.mean([1]), median([1])
 """
 
 
+def passed(source, tests, sandbox=LOCAL):
+  return grade(source, tests, sandbox).passed
+
+
 @needs_namespaces
 def test_names_that_judges_import():
   """All at once, because each program takes a tenth of a second."""
   source = f"from __future__ import annotations\nfirst = [\n{','.join(PROVIDED.strip().splitlines())}\n]\n"
-  printed, called = grade(f"{source}print(1)", StdioTests([("", "1")]), LOCAL), CallTests("f", [([1], 1)])
+  printed = grade(f"{source}print(1)", StdioTests([("", "1")]), LOCAL)
   assert printed.passed == 1, printed
-  assert grade(f"{source}\nclass Solution:\n  def f(self, x: List[int]): return x", called, LOCAL).passed == 1
-  assert (
-    "NameError: name 'inf'"
-    in grade("print(inf)", StdioTests([("", "inf")]), LOCAL, judge=Judge(imports=False)).detail
-  )
+  assert passed(f"{source}\nclass Solution:\n  def f(self, x: List[int]): return x", CallTests("f", [([1], 1)])) == 1
+  alone = grade("print(inf)", StdioTests([("", "inf")]), LOCAL, judge=Judge(imports=False))
+  assert "NameError: name 'inf'" in alone.detail
 
 
 @needs_namespaces
 @pytest.mark.parametrize("name", ["add", "gcd"])
 def test_an_imported_name_is_no_function_of_the_program(name):
   tests = CallTests(name, [([2, 3], 6)])
-  assert (
-    grade(f"class Solution:\n  def {name}(self, x: List[int], y): return x * y", tests, LOCAL).passed == 1
-  )
-  assert (
-    grade(
-      "def other(x: List[int], y): return x * y",
-      tests._replace(cases=[([4, 4], {"add": 8}.get(name, 4))]),
-      LOCAL,
-    ).passed
-    == 0
-  )
+  assert passed(f"class Solution:\n  def {name}(self, x: List[int], y): return x * y", tests) == 1
+  imported = tests._replace(cases=[([4, 4], {"add": 8}.get(name, 4))])
+  assert passed("def other(x: List[int], y): return x * y", imported) == 0
 
 
 @pytest.mark.parametrize(
@@ -127,16 +108,14 @@ def test_an_output_above_the_limit(count, file_kb):
   """The expected output raises the limit: 700,000 numbers have 4.8 MB."""
   expected, program = "\n".join(map(str, range(count))), f"print('\\n'.join(map(str, range({count}))))"
   box = LOCAL._replace(limits=LOCAL.limits._replace(file_kb=file_kb))
-  assert grade(program, StdioTests([("", expected)]), box).passed == 1
+  assert passed(program, StdioTests([("", expected)]), box) == 1
   assert grade(program, StdioTests([("", "0")]), box).detail.startswith("test 0: output")
-  assert grade("def f(n): return [*range(n)]", CallTests("f", [([count], [*range(count)])]), box).passed == 1
+  assert passed("def f(n): return [*range(n)]", CallTests("f", [([count], [*range(count)])]), box) == 1
 
 
 @needs_namespaces
 def test_an_argument_of_a_megabyte():
-  assert (
-    grade("def f(xs): return len(xs)", CallTests("f", [([[10**9] * 100_000], 100_000)]), LOCAL).passed == 1
-  )
+  assert passed("def f(xs): return len(xs)", CallTests("f", [([[10**9] * 100_000], 100_000)])) == 1
 
 
 @needs_namespaces
@@ -144,7 +123,7 @@ def test_long_integers_of_calls():
   digits = "1" + "0" * 4999 + "1"
   cases = [{"input": digits, "output": digits}, {"input": "[1]", "output": f"[{digits}]"}]
   tests = read_tests({"tests": json.dumps({"kind": "call", "function": "f", "cases": cases})})
-  assert grade("def f(x): return x if x != [1] else [10 ** 5000 + 1]", tests, LOCAL).passed == 2
+  assert passed("def f(x): return x if x != [1] else [10 ** 5000 + 1]", tests) == 2
   assert grade("def f(x): return 10 ** 5000", tests, LOCAL).detail.startswith("test 0: wrong value")
 
 
@@ -153,11 +132,8 @@ def test_returned_scalars_and_arrays_of_numpy():
   """The sandbox may have no NumPy, so that a class has its interface."""
   source = "class Array:\n  def __init__(self, x): self.x = x\n  def tolist(self): return self.x\n"
   tests = CallTests("f", [([], [3, 0.5, True, [1, 2]])])
-  assert (
-    grade(f"{source}def f(): return Array(3), Array(0.5), Array(True), Array([1, 2])", tests, LOCAL).passed
-    == 1
-  )
-  assert grade(f"{source}def f(): return Array(f)", tests, LOCAL).passed == 0
+  assert passed(f"{source}def f(): return Array(3), Array(0.5), Array(True), Array([1, 2])", tests) == 1
+  assert passed(f"{source}def f(): return Array(f)", tests) == 0
 
 
 @needs_namespaces
