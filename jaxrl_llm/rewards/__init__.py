@@ -22,36 +22,65 @@ All are cheap to import: sympy and reasoning-gym are imported on the first call 
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.rewards.answer_form import answer_form
 from jaxrl_llm.rewards.choice import choice, chosen_letter
-from jaxrl_llm.rewards.exact_match import exact_match
+from jaxrl_llm.rewards.exact_match import ending, exact_match, final_text
 from jaxrl_llm.rewards.extraction import answer_at, question_of, stated_answers
 from jaxrl_llm.rewards.final_answer import final_answer, hashed_answer
 from jaxrl_llm.rewards.final_number import final_number, number_text
-from jaxrl_llm.rewards.final_text import ending, final_text
 from jaxrl_llm.rewards.gym import gym
 from jaxrl_llm.rewards.imported import imported
 from jaxrl_llm.rewards.maths import maths, maths_answer
-from jaxrl_llm.rewards.outcome import CAUSES, CallFn, Graded, Outcome, WeightedReward, attempt, call_here, failure_metrics, grade
+from jaxrl_llm.rewards.outcome import CAUSES, CallFn, Graded, Outcome, RewardSpec, WeightedReward, call_here, failure_metrics, grade
 from jaxrl_llm.rewards.pattern import pattern
 from jaxrl_llm.rewards.plain_numbers import answer_key
 from jaxrl_llm.rewards.running_sum import running_sum
 from jaxrl_llm.rewards.sandbox.grades import code_deadline_s, code_tests
-from jaxrl_llm.rewards.soft_overlong import soft_overlong
-from jaxrl_llm.rewards.spec import Reward, RewardSpec
 from jaxrl_llm.rewards.tags import tags
-from jaxrl_llm.rewards.token_length import cosine_length, length_target
+from jaxrl_llm.rewards.token_length import cosine_length, length_target, soft_overlong
 from jaxrl_llm.text_types import RewardFn
 
 __all__ = [
-  "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key", "attempt",
-  "build_reward", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer",
-  "final_number", "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "question_of",
+  "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key",
+  "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number", "final_text",
+  "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "question_of",
   "running_sum", "soft_overlong", "stated_answers", "tags", "weighted",
 ]  # fmt: skip
+
+
+class Reward(NamedTuple):
+  """A row of `REWARDS`: the function and its metadata.
+
+  Attributes:
+    judge: Reward function, or factory that makes one from its settings.
+    is_factory: Whether `judge` is a factory.
+    extract: Function `(text, ...) -> answer` that returns the answer `judge` compares, for a
+      majority vote. It returns None or "" if the text states no answer. Its further parameters are
+      `question`, if it reads the row's question, and settings of the reward, by name. None for a
+      reward that does not judge an answer.
+    vote: Function `(answer) -> key`. Answers with the same key are votes for the same answer.
+    is_safe: Whether a call can neither hang nor crash on any response. All other rewards are called
+      in processes that may be killed.
+    imports: Modules that a worker loads before its first call, so that their import time does not
+      count against the first deadline.
+    deadline_s: Function `(settings) -> seconds` that returns the time limit of a call in a worker.
+      None uses the limit of the pool.
+    section: Config section with the reward's settings. None if all are in `config.reward.settings`.
+  """
+
+  judge: Callable[..., Any]
+  is_factory: bool = True
+  extract: Callable[..., str | None] | None = None
+  vote: Callable[[str], str] = answer_key
+  is_safe: bool = False
+  imports: tuple[str, ...] = ()
+  deadline_s: Callable[[Mapping[str, Any]], float] | None = None
+  section: str | None = None
+
 
 REWARDS: dict[str, Reward] = {
   "answer_form": Reward(answer_form, is_factory=False, is_safe=True),
@@ -100,16 +129,6 @@ def make(name: str, **settings) -> RewardFn:
   return reward.judge(**settings) if reward.is_factory else reward.judge
 
 
-def build_reward(spec: RewardSpec) -> RewardFn:
-  """Makes the reward function of a spec, in any process. Raises the same errors as `make`.
-
-  Example:
-    >>> build_reward(RewardSpec("soft_overlong", {"max_tokens": 8, "buffer_tokens": 4})).__name__
-    'soft_overlong_penalty'
-  """
-  return make(spec.name, **spec.settings)
-
-
 def extractor(spec: RewardSpec) -> Callable[..., str | None] | None:
   """Returns the function that extracts the answer from a response's text, `(text, question)`.
 
@@ -140,4 +159,4 @@ def weighted(name: str, spec: RewardSpec, weight: float = 1.0, *, shapes: bool =
     >>> weighted("form", RewardSpec("tags"), 0.1).spec.name
     'tags'
   """
-  return WeightedReward(name, build_reward(spec), weight, spec, shapes)
+  return WeightedReward(name, make(spec.name, **spec.settings), weight, spec, shapes)

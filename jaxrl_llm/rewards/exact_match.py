@@ -1,11 +1,12 @@
-"""A reward for an answer that is spelt like the correct one."""
+"""Rewards for an answer that is spelt like the correct one."""
 
 import numbers
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxrl_llm.rewards.extraction import place, question_of, stated
+from jaxrl_llm.rewards.decoration import undecorated
+from jaxrl_llm.rewards.extraction import PLACES, place, question_of, stated
 from jaxrl_llm.text_types import Completion, RewardFn
 
 
@@ -52,22 +53,68 @@ def exact_match(
     text = " ".join(text.split()) if strip else text
     return text.casefold() if ignore_case else text
 
-  return spelt("exact_match", answers, plain, field=field, require_stop=require_stop)
+  return _spelt("exact_match", answers, plain, field=field, require_stop=require_stop)
 
 
-def spelt(
+def final_text(*, ignore_case: bool = True, field: str = "answer", require_stop: bool = True) -> RewardFn:
+  """Makes a reward that is 1 if the answer at the end is the correct text, else 0.
+
+  An answer is stated in one of the forms of `forms.FORMS`, such as `\\boxed{Paris}`, "Answer:
+  Paris" or "the answer is Paris, because". Without such a statement, the last line is the answer.
+  Surrounding decoration (spaces, quotes, bold, a full stop), a lead-in and a remark do not count,
+  and texts are compared in Unicode's NFKC form. Two different statements are a hedge and earn 0.
+
+  Args:
+    ignore_case: Whether to ignore case.
+    field: Field of the example with the correct answer.
+    require_stop: Whether a response that was cut off by the token budget earns 0 even if it shows
+      the answer.
+
+  Returns:
+    The reward function; 1.0 or 0.0.
+
+  Example:
+    >>> completion = Completion(text=" paris\\n", token_ids=(), num_tokens=2, stopped=True)
+    >>> final_text()(completion, {"answer": "Paris"})
+    1.0
+  """
+
+  def plain(text: str) -> str:
+    text = " ".join(unicodedata.normalize("NFKC", undecorated(text)).split())
+    return text.casefold() if ignore_case else text
+
+  return _spelt("final_text", _answers, plain, field=field, require_stop=require_stop)
+
+
+def _answers(text: str, question: str | None) -> list[Iterable[str]]:
+  statements = stated(text, question)
+  return [statement.readings() for statement in statements] or [[undecorated(PLACES["last_line"](text,
+          question))]]
+
+
+def ending(text: str, question: str | None = None) -> str | None:
+  """Returns the answer that a response ends with, or None if it states several or nothing at all.
+
+  Args:
+    text: Response.
+    question: Question, whose boxes a response may quote; None if unknown.
+
+  Example:
+    >>> ending("The past tense is\\nwent."), ending("Answer: go\\nAnswer: went")
+    ('went', None)
+  """
+  answers = {next(iter(each)) for each in _answers(text, question)}
+  return answers.pop() or None if len(answers) == 1 else None
+
+
+def _spelt(
   reward: str, find: Callable[[str, str], list[Iterable[str]]], plain: Callable[[str], str], *, field: str,
   require_stop: bool
 ) -> RewardFn:
-  """Makes a reward that is 1 if a response's answer is spelt like the correct one, else 0.
+  """Makes the reward `reward`, from two functions.
 
-  Args:
-    reward: Name of the reward, for error messages.
-    find: Function from a response and its question to the readings of each of its statements. Each
-      statement must have the correct one.
-    plain: Function from an answer to the spelling that is compared.
-    field: Field of the example with the correct answer.
-    require_stop: Whether a response that was cut off earns 0.
+  `find` maps a response and its question to the readings of each of its statements, all of which
+  must have the correct one. `plain` maps an answer to the spelling that is compared.
   """
 
   def spelt_reward(completion: Completion, example: Mapping[str, Any]) -> float:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from jaxrl_llm.rewards.announcements import LINE, PROSE, Part, behind, lines, lowered, options, sentences
 from jaxrl_llm.rewards.boxes import boxes_of_the_question, is_filler, own_boxes
-from jaxrl_llm.rewards.headings import is_heading
 
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*+([^\n#]*+)")
 _NEXT_HASHES = re.compile(r"\s*+####(?!#)")
@@ -19,6 +18,17 @@ _JSON = re.compile(
 )
 _JSON_NAME = re.compile(r"""answer\\?["']""")
 _ESCAPE = re.compile(r"\\([\"'\\/])|\\u([0-9a-fA-F]{4})|\\n(?![a-z])")
+_NUMBERING = re.compile(
+  r"\**(?:(?:step|part|case|question|problem|method|phase|section|stage)\s*\#?(?:[0-9]|[ivx]+\b|[a-z]\b)"
+  r"|\(?[0-9]{1,2}(?:\.[0-9]{1,2})?(?:(?:[.):]\**|\s+[-\u2013\u2014])\s+\**[a-z]|\s+\**(?-i:[A-Z][a-z]))"
+  r"|\(?(?-i:[a-z])\)\s+\S)",
+  re.IGNORECASE,
+)
+_VALUE = re.compile(
+  r"[\s*$({\[\"'`]{0,8}+[-+\u2212\u00b1]?+(?:[$\u00a3\u20ac\u00a5]?[0-9.\\]"
+  r"|[\u221a\u03c0\u221e\u00bc-\u00be\u2150-\u215e]"
+  r"|[A-Za-z](?![A-Za-z']|\s+[a-z]{2}))"
+)
 
 
 def tagged(text: str) -> list[str]:
@@ -73,6 +83,22 @@ def _hashes(part: Part) -> list[str]:
   # Words with text below are a heading, unless words end the response.
   words = bool(bodies) and bodies[-1][1] is None and match.end() >= end
   return [body for body, heading in bodies if heading is False or words]
+
+
+def is_heading(body: str, *, followed: bool) -> bool | None:
+  """Returns whether a line of four hashes is a heading; None for words, which may be either.
+
+  Args:
+    body: Text behind the hashes.
+    followed: Whether any text follows the line.
+
+  Example:
+    >>> [is_heading(body, followed=True) for body in ("1. Add", "Step 2: 40 + 2", "42 apples", "Conclusion")]
+    [True, True, False, None]
+  """
+  if followed and _NUMBERING.match(body):
+    return True
+  return False if _VALUE.match(body) else None
 
 
 def _line_from(text: str, start: int) -> str:

@@ -101,8 +101,7 @@ def verifier(dataset: str, settings: str = "{}") -> Callable[[str, Mapping[str, 
     The verifier. It raises ValueError if it cannot read the entry.
 
   Raises:
-    ValueError: If the dataset is unknown or one of `REFUSED`, reasoning-gym is not installed, or it
-      rejects the settings.
+    ValueError: As in `gym`.
   """
   try:
     from reasoning_gym.factory import DATASETS

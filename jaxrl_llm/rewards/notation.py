@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # Maps lookalikes to one spelling. Letters of other scripts are kept: a Cyrillic x is not an x.
-_LOOKALIKES = {
+_LOOKALIKES = str.maketrans({
   **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d", "-"),
   **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " "),
   **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u061c\u200e\u200f", ""),
@@ -21,8 +21,7 @@ _LOOKALIKES = {
     "\u00bd": "\\frac{1}{2}", "\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}",
     "\u2153": "\\frac{1}{3}", "\u2154": "\\frac{2}{3}",
   },
-}  # fmt: skip
-_TABLE = str.maketrans(_LOOKALIKES)
+})  # fmt: skip
 _ROOT = re.compile("\u221a\\s*(?:\\(([^()]*)\\)|(\\d+|[a-zA-Z]))")
 _RAISED = dict(
   zip("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b", "0123456789+-", strict=True)
@@ -244,7 +243,7 @@ def unified(answer: str) -> str:
   if not answer.isascii():
     answer = _ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", answer)
     answer = _SUPERSCRIPT.sub(lambda match: "^{" + "".join(map(_RAISED.get, match[0])) + "}", answer)
-    answer = _THIN.sub("", answer).translate(_TABLE)
+    answer = _THIN.sub("", answer).translate(_LOOKALIKES)
   answer = " ".join(answer.split())
   if _PLAIN.fullmatch(answer):
     return answer

@@ -105,11 +105,7 @@ def classes(text: str, *, is_statement: bool) -> Iterator[tuple[str, str]]:
 def _class(tokens: Sequence[_Token], i: int, last: str, *, is_statement: bool) -> tuple[str, str]:
   """Returns the part of a token: as in `classes`, or P for the power of a unit, or "" for a mark.
 
-  Args:
-    tokens: All tokens.
-    i: Index of the token.
-    last: Part of the previous token; U for a word behind a number.
-    is_statement: Whether the text states the answer; see `classes`.
+  `last` is the part of the previous token; U for a word behind a number.
   """
   token, after = tokens[i], tokens[i + 1]
   before = tokens[i - 1] if i else _Token("stop", "", True)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.rewards.spec import RewardSpec
 from jaxrl_llm.text_types import Completion, RewardFn
 
 CAUSES = {
@@ -42,6 +41,20 @@ class Outcome(NamedTuple):
   value: float | None
   cause: str | None = None
   detail: str = ""
+
+
+class RewardSpec(NamedTuple):
+  """A reward function as plain data.
+
+  Unlike a function, it can be pickled, written as JSON and compared. `make` makes the function.
+
+  Attributes:
+    name: Key of `REWARDS`.
+    settings: Settings of the reward: plain numbers, text, lists and mappings.
+  """
+
+  name: str
+  settings: Mapping[str, Any] = {}
 
 
 class Service(Protocol):

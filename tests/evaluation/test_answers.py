@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_llm.evaluation import answer_reader
-from jaxrl_llm.rewards import RewardSpec, WeightedReward, answer_key, build_reward, make
+from jaxrl_llm.rewards import RewardSpec, WeightedReward, answer_key, make, weighted
 from jaxrl_llm.text_types import Completion
 
 CASES = {
@@ -42,12 +42,10 @@ def test_the_answer_that_is_read_is_the_one_that_is_judged(name):
 
 
 def test_settings_and_routes():
-  spec = RewardSpec("exact_match", {"answer_in": "last_line"})
-  last_line = WeightedReward("exact_match", build_reward(spec), spec=spec)
+  last_line = weighted("exact_match", RewardSpec("exact_match", {"answer_in": "last_line"}))
   assert answer_reader(last_line)(completion("a\nb"), {}).text == "b"
-  letters = RewardSpec("choice", {"letters": "AB"})
-  assert answer_reader(WeightedReward("choice", build_reward(letters), spec=letters))(completion("Answer: C"),
-    {}) is None
+  letters = weighted("choice", RewardSpec("choice", {"letters": "AB"}))
+  assert answer_reader(letters)(completion("Answer: C"), {}) is None
   number = WeightedReward("final_number", make("final_number"))
   routed = WeightedReward("verifier", number.fn, routes=(last_line, number))
   assert [answer_reader(routed)(completion("a\nb 5"), {"reward": name}).text for name in ("exact_match",

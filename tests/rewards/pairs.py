@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Callable
 from decimal import Context, Decimal
 from fractions import Fraction
 
@@ -200,15 +199,10 @@ def irrational(rng: random.Random, *, right: bool) -> Pair:
   ])  # fmt: skip
 
 
+KINDS = (numbers, several, polynomials, irrational)
+"""Generators `(random, right) -> (correct answer, answer)`."""
+
+
 def mixed(rng: random.Random, *, right: bool) -> Pair:
   """Draws pairs of all kinds; most are numbers, whose verdicts take no algebra system."""
-  return rng.choices([numbers, several, polynomials, irrational], [197, 1, 1, 1])[0](rng, right=right)
-
-
-KINDS: dict[str, Callable[..., Pair]] = {
-  "numbers": numbers,
-  "several": several,
-  "polynomials": polynomials,
-  "irrational": irrational,
-}
-"""Generators by kind: `(random, right) -> (correct answer, answer)`."""
+  return rng.choices(KINDS, [197, 1, 1, 1])[0](rng, right=right)

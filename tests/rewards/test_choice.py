@@ -7,9 +7,8 @@ from jaxrl_llm.rewards.choice import EXAMPLES
 from jaxrl_llm.text_types import Completion
 
 
-def reward(text, gold="B", stopped=True, **settings):
-  return choice(**settings)(Completion(text=text, token_ids=(), num_tokens=1, stopped=stopped),
-    {"answer": gold})
+def reward(text, gold="B", **settings):
+  return choice(**settings)(Completion(text, (), 1, stopped=True), {"answer": gold})
 
 
 @pytest.mark.parametrize("text", [
@@ -63,8 +62,6 @@ def test_right_answers(gold):
 
 
 def test_settings():
-  assert reward("Answer: B", stopped=False) == 0 and reward("Answer: B", stopped=False,
-    require_stop=False) == 1
   assert reward("Answer: E", "D", letters="ABCD") == reward("Answer: E", "A", letters="ABCD") == 0
   for letters in ("A", "AA", "ab", "A1"):
     with pytest.raises(ValueError, match="choice: found letters="):

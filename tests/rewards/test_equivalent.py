@@ -110,18 +110,18 @@ def test_what_is_too_large_to_evaluate_keeps_its_verdict(text):
 
 
 def verdicts(kind, count, *, right):
-  rng = random.Random(f"{kind} {right}")
-  made = [getattr(pairs, kind)(rng, right=right) for _ in range(count)]
+  rng = random.Random(f"{kind.__name__} {right}")
+  made = [kind(rng, right=right) for _ in range(count)]
   return [pair for pair in made if equivalent(*pair) != right]
 
 
 @pytest.mark.parametrize("kind, right", list(itertools.product(pairs.KINDS, [True, False])))
 def test_a_few_of_each_kind(kind, right):
-  assert not verdicts(kind, {"numbers": 200}.get(kind, 4), right=right)
+  assert not verdicts(kind, 200 if kind is pairs.numbers else 4, right=right)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("right, most", [(False, 0), (True, 50)])
 def test_ten_thousand_pairs(right, most):
-  failures = verdicts("mixed", 10_000, right=right)
+  failures = verdicts(pairs.mixed, 10_000, right=right)
   assert len(failures) <= most, failures[:20]

@@ -6,8 +6,8 @@ from jaxrl_llm.rewards.final_answer import final_answer
 from jaxrl_llm.text_types import Completion
 
 
-def reward(text, answer="10", stopped=True):
-  return final_answer(Completion(text=text, token_ids=(), num_tokens=len(text), stopped=stopped), {"answer": answer})
+def reward(text, answer="10"):
+  return final_answer(Completion(text=text, token_ids=(), num_tokens=len(text), stopped=True), {"answer": answer})
 
 
 @pytest.mark.parametrize("text, answer", [
@@ -36,10 +36,6 @@ def test_wrong(text):
 @pytest.mark.parametrize("text, answer", [("#-0", "0"), ("#00", "0"), ("#5", "-5"), ("#-05", "-5")])
 def test_each_integer_has_one_spelling(text, answer):
   assert reward(text, answer) == 0.0
-
-
-def test_a_truncated_response_is_not_right():
-  assert reward("#10", stopped=False) == 0.0
 
 
 def test_a_careful_teacher_earns_1():

@@ -11,8 +11,8 @@ from jaxrl_llm.rewards.written_number import EXAMPLES, canonical
 from jaxrl_llm.text_types import Completion
 
 
-def reward(text, answer="1200", stopped=True):
-  return final_number(Completion(text=text, token_ids=(), num_tokens=len(text), stopped=stopped),
+def reward(text, answer="1200"):
+  return final_number(Completion(text=text, token_ids=(), num_tokens=len(text), stopped=True),
     {"answer": answer})
 
 
@@ -98,10 +98,6 @@ def test_boxes_of_the_question():
   example = {"answer": "7", "question": r"What is $\boxed{3} + \boxed{4}$?"}
   completion = Completion(text=r"$\boxed{3} + \boxed{4}$ is 7.", token_ids=(), num_tokens=9, stopped=True)
   assert final_number(completion, example) == 1.0
-
-
-def test_a_truncated_response_is_not_right():
-  assert reward("#### 1200", stopped=False) == 0.0
 
 
 @pytest.mark.parametrize("answer", ["", "nan", "inf", "1/2", "12 apples", None])

@@ -17,16 +17,21 @@ TERMS = {"reward.terms": ("pattern=0.25", "length_target=-0.5"), "reward.setting
 )}  # fmt: skip
 
 
-def test_each_term_is_weighted_and_graded_separately():
-  config = tiny_config(overrides=TERMS)
+def terms_of(config):
   with quick():
-    terms = make_rewards(load_task(config), config)
-  assert [(term.name, term.weight) for term in terms] == [("final_answer", 1.0), ("pattern", 0.25), ("length_target", -0.5)]
+    return make_rewards(load_task(config), config)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_each_term_is_weighted_and_graded_separately(weight):
+  """A verifier without weight is logged and teaches nothing."""
+  terms = terms_of(tiny_config(overrides=TERMS | {"reward.verifier_weight": weight}))
+  assert [(term.name, term.weight) for term in terms] == [("final_answer", weight), ("pattern", 0.25), ("length_target", -0.5)]
   with Grader(terms, num_workers=1) as call:
     graded = grade(terms, [Completion("#7", (1,) * 4, 4, True)], [{"answer": "7"}], call=call)
   parts = {name: part[0] for name, part in graded.parts.items()}
   assert parts["final_answer"] == parts["pattern"] == 1
-  assert graded.totals[0] == pytest.approx(1.25 - 0.5 * parts["length_target"])
+  assert graded.totals[0] == pytest.approx(weight + 0.25 - 0.5 * parts["length_target"])
 
 
 @pytest.mark.exhaustive
@@ -35,15 +40,6 @@ def test_a_run_logs_each_term(tmp_path):
   short = {"warm_start.num_steps": 2, "num_steps": 1, "reward.workers": 1, "log.tensorboard": False}
   run_here(tiny_config(overrides=TERMS | short), tmp_path / "run")
   assert {"reward/pattern/mean", "reward/length_target/mean"} <= set(rows(tmp_path / "run", "rl")[0])
-
-
-def test_a_verifier_without_weight_is_logged_and_teaches_nothing():
-  with quick():
-    config = tiny_config(overrides=TERMS | {"reward.verifier_weight": 0.0})
-    terms = make_rewards(load_task(config), config)
-  assert [(term.name, term.weight) for term in terms] == [("final_answer", 0.0), ("pattern", 0.25), ("length_target", -0.5)]
-  graded = grade(terms[:2], [Completion("#7", (1,) * 4, 4, True)], [{"answer": "7"}])
-  assert graded.totals[0] == 0.25 and graded.parts["final_answer"][0] == 1
 
 
 @pytest.mark.exhaustive
@@ -80,11 +76,10 @@ def test_a_mistake_is_reported_in_one_line(changes, line):
   assert re.search(line, message), message
 
 
-def test_unused_settings_and_repeated_terms_are_refused():
-  with quick():
-    config = tiny_config(overrides={"reward.settings": ("tags.alone=True",)})
-    with pytest.raises(ValueError, match="config.reward.settings: found settings of 'tags', which is not a reward of this run"):
-      make_rewards(load_task(config), config)
-    config = tiny_config(overrides={"reward.terms": ("final_answer",)})
-    with pytest.raises(ValueError, match="config.reward.terms: found 'final_answer', which is a reward of task arithmetic already"):
-      make_rewards(load_task(config), config)
+@pytest.mark.parametrize("overrides, message", [
+  ({"reward.settings": ("tags.alone=True",)}, "settings: found settings of 'tags', which is not a reward of this run"),
+  ({"reward.terms": ("final_answer",)}, "terms: found 'final_answer', which is a reward of task arithmetic already"),
+])  # fmt: skip
+def test_unused_settings_and_repeated_terms_are_refused(overrides, message):
+  with pytest.raises(ValueError, match=f"config.reward.{message}"):
+    terms_of(tiny_config(overrides=overrides))

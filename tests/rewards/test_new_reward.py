@@ -14,6 +14,7 @@ from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.text_types import Completion
 from tests.rewards.spelling import process_id, spelling, word_behind
+from tests.rewards.test_from_config import terms_of
 from tests.runs import quick, tiny_config
 
 
@@ -73,8 +74,7 @@ def test_a_config_names_it_and_its_settings_are_checked(monkeypatch):
   (line,) = check.config_problems(config("spelling.markr=#"))
   assert "reward.terms" in line and "did you mean 'marker'" in line
   assert list(check.config_problems(config("spelling.marker=#"))) == []
-  with quick():
-    term = make_rewards(load_task(config()), config("spelling.marker=#"))[-1]
+  term = terms_of(config("spelling.marker=#"))[-1]
   assert (term.name, term.weight, term.spec) == ("spelling", 0.5, RewardSpec("spelling", {"marker": "#"}))
   assert term.fn(completion("a # b"), {"answer": "b"}) == 1
 

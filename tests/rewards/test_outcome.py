@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import CAUSES, Outcome, WeightedReward, failure_metrics, grade
 from jaxrl_llm.text_types import Completion
+from tests.rewards.workers.hostile import Unshowable, raise_
 
 COMPLETIONS = [Completion(text=f"#{i}", token_ids=(i,), num_tokens=i, stopped=True) for i in range(3)]
 EXAMPLES = [{"answer": "0"}, {"answer": "5"}, {"answer": "2"}]
@@ -19,18 +20,9 @@ def faulty(value):
   return WeightedReward("faulty", lambda completion, example: value() if completion.num_tokens == 1 else 1.0, 0.5)
 
 
-def raises(error):
-  raise error
-
-
 class Unprintable(Exception):
   def __str__(self):
     return "a\nb" * 10_000
-
-
-class Unshowable(Exception):
-  def __str__(self):
-    raise RuntimeError
 
 
 class Hostile:
@@ -43,11 +35,11 @@ class Hostile:
 
 @pytest.mark.parametrize("value, cause", [
   (lambda: 1 / 0, "raised"),
-  (lambda: raises(Unprintable()), "raised"),
-  (lambda: raises(RecursionError()), "raised"),
-  (lambda: raises(MemoryError()), "memory"),
-  (lambda: raises(Unshowable()), "raised"),
-  (lambda: raises(TimeoutError("late")), "timeout"),
+  (lambda: raise_(Unprintable()), "raised"),
+  (lambda: raise_(RecursionError()), "raised"),
+  (lambda: raise_(MemoryError()), "memory"),
+  (lambda: raise_(Unshowable()), "raised"),
+  (lambda: raise_(TimeoutError("late")), "timeout"),
   (lambda: None, "wrong_type"),
   (lambda: "1.0", "wrong_type"),
   (lambda: [1.0], "wrong_type"),
@@ -139,7 +131,7 @@ def test_no_completions_and_illegal_terms():
 
 def test_an_interrupt_is_not_a_failure():
   with pytest.raises(KeyboardInterrupt):
-    grade([faulty(lambda: raises(KeyboardInterrupt()))], COMPLETIONS, EXAMPLES)
+    grade([faulty(lambda: raise_(KeyboardInterrupt()))], COMPLETIONS, EXAMPLES)
 
 
 def test_every_cause_has_its_counter_and_new_ones_get_theirs():

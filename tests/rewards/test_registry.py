@@ -48,6 +48,18 @@ def test_make_names_what_is_wrong(name, settings, message):
   assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("name, text, answer, is_optional", [
+  ("choice", "Answer: B", "B", True), ("exact_match", "Answer: Paris", "Paris", True), ("final_answer", "#10", "10", False),
+  ("final_number", "#### 1200", "1200", False), ("final_text", "Paris", "Paris", True), ("maths", r"\boxed{5}", "5", True),
+  ("tags", "<think>a</think>\n<answer>b</answer>", "", True),
+])  # fmt: skip
+def test_a_truncated_response_is_wrong_unless_told_otherwise(name, text, answer, is_optional):
+  whole, row = Completion(text, (), 9, stopped=True), {"answer": answer}
+  cut = whole._replace(stopped=False)
+  assert rewards.make(name)(whole, row) == 1 and rewards.make(name)(cut, row) == 0
+  assert not is_optional or rewards.make(name, require_stop=False)(cut, row) == 1
+
+
 def test_rewards_are_cheap_to_import():
   """Workers import them without JAX, and without an algebra system until a reward needs one."""
   code = "import sys, jaxrl_llm.rewards; print(sorted({'jax', 'sympy', 'math_verify', 'reasoning_gym'} & set(sys.modules)))"

@@ -8,8 +8,8 @@ from jaxrl_llm.text_types import Completion
 GOOD = "<think>a</think>\n<answer>b</answer>"
 
 
-def reward(text, stopped=True, **settings):
-  return tags(**settings)(Completion(text=text, token_ids=(), num_tokens=1, stopped=stopped), {})
+def reward(text, **settings):
+  return tags(**settings)(Completion(text=text, token_ids=(), num_tokens=1, stopped=True), {})
 
 
 @pytest.mark.parametrize("text, expected", [
@@ -26,7 +26,6 @@ def test_tags(text, expected):
 def test_settings():
   assert reward("well <think>a</think> so <answer>b</answer>.", alone=False) == 1
   assert reward("a</think><answer>b</answer>", opened=True) == 1 and reward(GOOD, opened=True) == 0
-  assert reward(GOOD, stopped=False) == 0 and reward(GOOD, stopped=False, require_stop=False) == 1
   assert reward("<plan>a</plan>", names=["plan"]) == 1
   for names in ("think", [], ["a", "a"], ["<a>"]):
     with pytest.raises(ValueError, match="tags: found .*expected a list of different words"):

@@ -1,12 +1,11 @@
 """The page of verdicts is what its tables give."""
 
-import pathlib
-
 import pytest
 
 from jaxrl_llm.rewards import verdicts
+from tests.runs import ROOT
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "verdicts.md"
+PAGE = ROOT / "docs" / "verdicts.md"
 
 
 def test_the_page_holds_the_tables():

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.config import check
-from jaxrl_llm.rewards import RewardSpec, WeightedReward, build_reward
+from jaxrl_llm.rewards import RewardSpec, WeightedReward, weighted
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.text_types import Completion
 from tests import runs
@@ -115,8 +115,7 @@ HOSTILE = "import os, time\n\ndef judge(completion, example):\n" + "".join(
 def test_a_users_function_is_called_in_a_worker(tmp_path, monkeypatch):
   (tmp_path / "own_reward.py").write_text(HOSTILE)
   monkeypatch.syspath_prepend(str(tmp_path))
-  spec = RewardSpec("imported", {"path": "own_reward:judge"})
-  term = WeightedReward("own", build_reward(spec), spec=spec)
+  term = weighted("own", RewardSpec("imported", {"path": "own_reward:judge"}))
   texts = ["fine", "hang", "exit", "nan", "raise", "fine"]
   completions = [Completion(text, (1,), 1, True) for text in texts]
   with Grader([term], num_workers=1, timeout_s=1.0) as grader:

@@ -10,12 +10,12 @@ import pytest
 from jaxrl_llm.config import check
 from jaxrl_llm.models import make_model, make_reward_model, preset, save_hf, save_reward_model
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.rewards import WeightedReward, from_config, grade
+from jaxrl_llm.rewards import WeightedReward, grade
 from jaxrl_llm.rewards import model as model_lib
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.model import judge as judge_lib
-from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.text_types import Completion
+from tests.rewards.test_from_config import terms_of
 from tests.runs import quick, rows, run_here, tiny_config
 
 PAD = 256
@@ -129,11 +129,9 @@ def test_a_run_learns_from_the_model_alone_and_is_judged_by_the_verifier(judge, 
 @pytest.mark.slow
 def test_the_verifier_counts_too_unless_the_model_is_the_only_reward(judge):
   config = tiny_config("gspo", {"reward.model_path": str(judge[0])})
-  with quick():
-    task = load_task(config)
-    assert [(x.name, x.weight) for x in from_config.make_rewards(task, config)] == [("final_answer", 1.0), ("reward_model", 1.0)]
-    config.reward.model_only = True
-    assert [(x.name, x.weight) for x in from_config.make_rewards(task, config)] == [("final_answer", 0.0), ("reward_model", 1.0)]
+  assert [(x.name, x.weight) for x in terms_of(config)] == [("final_answer", 1.0), ("reward_model", 1.0)]
+  config.reward.model_only = True
+  assert [(x.name, x.weight) for x in terms_of(config)] == [("final_answer", 0.0), ("reward_model", 1.0)]
 
 
 def problems_of(path, **overrides):
