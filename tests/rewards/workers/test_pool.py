@@ -67,7 +67,8 @@ def settled_pids():
 
 
 def are_gone(pids, within_s=5.0):
-  return becomes_true(lambda: not pids & worker_pids(), within_s)  # A zombie process has no arguments.
+  # A zombie process has no arguments.
+  return becomes_true(lambda: not pids & worker_pids(), within_s)
 
 
 def test_the_deeds_have_all_costs():
