@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.kernels import flash_gpu, flash_tpu, permutations
-from jaxrl_llm.kernels.flash_gpu_kernels import Tiles, visits
+from jaxrl_llm.kernels import flash_gpu, flash_gpu_kernels, flash_tpu, permutations
+from jaxrl_llm.kernels.flash_gpu import Tiles, visits
 from jaxrl_llm.kernels.flash_tpu import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE, Ids, Pairs
 from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.kernels.visibility import blocks_seen, padded
@@ -229,7 +229,7 @@ def _gpu_lists(
 
 
 _TPU = Kernels("bhtc", lambda width: True, _tpu_sizes, _pairs, _tpu_forward, _tpu_backward)
-_GPU = Kernels("bthc", flash_gpu.reads, flash_gpu.sizes_of, _gpu_lists, flash_gpu.forward, flash_gpu.backward)
+_GPU = Kernels("bthc", flash_gpu.reads, flash_gpu.sizes_of, _gpu_lists, flash_gpu_kernels.forward, flash_gpu_kernels.backward)
 KERNELS = {"tpu": _TPU, "gpu": _GPU, "cpu": _TPU}
 """Kernels by platform; CPUs emulate those of TPUs."""
 

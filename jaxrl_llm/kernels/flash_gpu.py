@@ -1,17 +1,61 @@
-"""Flash attention for GPUs: the sizes of its kernels, what they visit, and their order.
+"""Flash attention for GPUs: the sizes of its kernels, and the blocks that they visit.
 
 The kernels are in `flash_gpu_kernels`.
 """
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Float
-
-from jaxrl_llm.kernels.flash_gpu_kernels import Tiles, Visits, attend, backward_of_keys, backward_of_queries
-from jaxrl_llm.kernels.flash_tpu import Ids
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 WIDTHS = (64, 128, 256)
 """Widths of heads. The sizes of Triton's arrays are powers of two."""
+
+
+class Tiles(NamedTuple):
+  """How a kernel is divided.
+
+  Attributes:
+    queries: Queries per block.
+    keys: Keys per block.
+    warps: Number of warps of a program.
+    stages: Number of blocks that are read ahead, and the one that is computed.
+  """
+
+  queries: int
+  keys: int
+  warps: int
+  stages: int
+
+
+class Visits(NamedTuple):
+  """Blocks that the program of each block visits, first those that need no mask.
+
+  Attributes:
+    blocks: Indices of the blocks.
+    counts: Number of blocks of which all pairs are visible, and of those with any visible pair.
+  """
+
+  blocks: Int[Array, "B I J"]
+  counts: Int[Array, "B I 2"]
+
+
+def visits(seen: Bool[Array, "B I J"], whole: Bool[Array, "B I J"]) -> Visits:
+  """Lists the blocks of axis J to visit.
+
+  Args:
+    seen: Whether a pair of blocks has a visible pair of tokens.
+    whole: Whether all pairs of its tokens are visible.
+
+  Example:
+    >>> seen, whole = jnp.array([[[True, False, True, True]]]), jnp.array([[[False, False, True, False]]])
+    >>> listed = visits(seen, whole)
+    >>> listed.blocks[0, 0, :3].tolist(), listed.counts.tolist()
+    ([2, 0, 3], [[[1, 3]]])
+  """
+  rank = jnp.where(seen, jnp.where(whole, 0, 1), 2)
+  counts = jnp.stack([jnp.sum(seen & whole, axis=2), jnp.sum(seen, axis=2)], axis=2)
+  return Visits(jnp.argsort(rank, axis=2, stable=True).astype(jnp.int32), counts.astype(jnp.int32))
 
 
 class Sizes(NamedTuple):
@@ -66,21 +110,3 @@ class Lists(NamedTuple):
   forward: Visits
   of_queries: Visits
   of_keys: Visits
-
-
-def forward(
-  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], ids: Ids, lists: Lists,
-  *, sizes: Sizes, interpret: bool,
-) -> tuple[Float[Array, "B T H C"], Float[Array, "B H T"]]:  # fmt: skip
-  """Computes attention and the log-sum-exp of its scores, to the base 2; see `attend`."""
-  return attend(q, k, v, ids, lists.forward, tiles=sizes.forward, interpret=interpret)
-
-
-def backward(
-  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], d_out: Float[Array, "B T H C"],
-  log_sum: Float[Array, "B H T"], mean: Float[Array, "B H T"], ids: Ids, lists: Lists, *, sizes: Sizes, interpret: bool,
-) -> tuple[Float[Array, "B T H C"], Float[Array, "B S K C"], Float[Array, "B S K C"]]:  # fmt: skip
-  """Computes the gradients of queries, keys and values; see `backward_of_queries`."""
-  arguments = q, k, v, d_out, log_sum, mean, ids
-  d_q = backward_of_queries(*arguments, lists.of_queries, tiles=sizes.of_queries, interpret=interpret)
-  return d_q, *backward_of_keys(*arguments, lists.of_keys, tiles=sizes.of_keys, interpret=interpret)

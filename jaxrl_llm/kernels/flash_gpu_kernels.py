@@ -7,69 +7,18 @@ bits in every run. The softmax and all sums are in float32.
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from jaxrl_llm.kernels.flash_gpu import Lists, Sizes, Tiles, Visits
 from jaxrl_llm.kernels.flash_tpu import Ids, is_seen
-from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.precision import dot
 from jaxrl_llm.kernels.visibility import MASKED
 
 # Exponentials are powers of 2, which is what the hardware computes.
 _LOG2_E = math.log2(math.e)
-
-
-class Tiles(NamedTuple):
-  """How a kernel is divided.
-
-  Attributes:
-    queries: Queries per block.
-    keys: Keys per block.
-    warps: Number of warps of a program.
-    stages: Number of blocks that are read ahead, and the one that is computed.
-  """
-
-  queries: int
-  keys: int
-  warps: int
-  stages: int
-
-
-class Visits(NamedTuple):
-  """Blocks that the program of each block visits, first those that need no mask.
-
-  Attributes:
-    blocks: Indices of the blocks.
-    counts: Number of blocks of which all pairs are visible, and of those with any visible pair.
-  """
-
-  blocks: Int[Array, "B I J"]
-  counts: Int[Array, "B I 2"]
-
-
-def visits(seen: Bool[Array, "B I J"], whole: Bool[Array, "B I J"]) -> Visits:
-  """Lists the blocks of axis J to visit.
-
-  Args:
-    seen: Whether a pair of blocks has a visible pair of tokens.
-    whole: Whether all pairs of its tokens are visible.
-
-  Example:
-    >>> seen, whole = jnp.array([[[True, False, True, True]]]), jnp.array([[[False, False, True, False]]])
-    >>> listed = visits(seen, whole)
-    >>> listed.blocks[0, 0, :3].tolist(), listed.counts.tolist()
-    ([2, 0, 3], [[[1, 3]]])
-  """
-  rank = jnp.where(seen, jnp.where(whole, 0, 1), 2)
-  counts = jnp.stack([jnp.sum(seen & whole, axis=2), jnp.sum(seen, axis=2)], axis=2)
-  return Visits(jnp.argsort(rank, axis=2, stable=True).astype(jnp.int32), counts.astype(jnp.int32))
-
-
-def _dot(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
-  dimensions = (((axis_a,), (axis_b,)), ((), ()))
-  return jax.lax.dot_general(a, b, dimensions, precision=precision_of(a, b), preferred_element_type=jnp.float32)
 
 
 def _specs(q: Array, k: Array, ids: Ids, tiles: Tiles) -> tuple:
@@ -91,15 +40,9 @@ def _specs(q: Array, k: Array, ids: Ids, tiles: Tiles) -> tuple:
   return [listed(length // tiles.keys), listed(2)], queries, sums, keys, [of_queries, of_keys]
 
 
-def _options(tiles: Tiles) -> dict:
-  from jax.experimental.pallas import triton as pltriton
-
-  return dict(compiler_params=pltriton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages))
-
-
-def attend(
-  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], ids: Ids, read: Visits,
-  *, tiles: Tiles, interpret: bool,
+def forward(
+  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], ids: Ids, lists: Lists,
+  *, sizes: Sizes, interpret: bool,
 ) -> tuple[Float[Array, "B T H C"], Float[Array, "B H T"]]:  # fmt: skip
   """Computes attention and the base-2 log-sum-exp of its scores.
 
@@ -108,27 +51,28 @@ def attend(
     k: Keys.
     v: Values.
     ids: Segments and slots of queries and keys.
-    read: Blocks of keys that each block of queries visits.
-    tiles: Tiles of the kernel, which divide the rows.
-    interpret: Whether to emulate the kernel.
+    lists: Blocks that the kernels visit.
+    sizes: Tiles of the kernels, which divide the rows.
+    interpret: Whether to emulate the kernels.
 
   Returns:
     The attention, and the log-sum-exp. Both are 0 for a query that sees nothing.
   """
   from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as pltriton
 
-  (batch, length, num_heads, width) = q.shape
-  lists, queries, sums, keys, of_ids = _specs(q, k, ids, tiles)
+  (batch, length, num_heads, width), tiles = q.shape, sizes.forward
+  listed, queries, sums, keys, of_ids = _specs(q, k, ids, tiles)
   return pl.pallas_call(
     partial(_forward, scale=width**-0.5, block=tiles.keys),
     grid=(num_heads, length // tiles.queries, batch),
-    in_specs=[*lists, queries, keys, keys, *of_ids],
+    in_specs=[*listed, queries, keys, keys, *of_ids],
     out_specs=[queries, sums],
     out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, num_heads, length), jnp.float32)],
     interpret=interpret,
     name="flash_forward",
-    **_options(tiles),
-  )(*read, q, k, v, *ids)
+    compiler_params=pltriton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
+  )(*lists.forward, q, k, v, *ids)
 
 
 def _visit_all(counts_ref, blocks_ref, block: int, visit, carry, *, repeats: int = 1):
@@ -152,7 +96,7 @@ def _forward(blocks_ref, counts_ref, q_ref, k_ref, v_ref, ids_ref, key_ids_ref, 
   def visit(is_whole, here, _, carry):
     before, total, mix = carry
     k, v = k_ref[here, :], v_ref[here, :]
-    scores = _dot(q, k, 1, 1) * (scale * _LOG2_E)
+    scores = dot(q, k, 1, 1) * (scale * _LOG2_E)
     if not is_whole:
       scores = jnp.where(is_seen(ids, [key_ids_ref[i, here][None] for i in range(2)]), scores, MASKED)
     top = jnp.maximum(before, jnp.max(scores, axis=1))
@@ -160,7 +104,7 @@ def _forward(blocks_ref, counts_ref, q_ref, k_ref, v_ref, ids_ref, key_ids_ref, 
     # A query that has seen nothing so far sums up weights of 1, which the first true score shrinks
     # to 0.
     total = shrink * total + jnp.sum(weights, axis=1)
-    return top, total, shrink[:, None] * mix + _dot(weights.astype(v.dtype), v, 1, 0)
+    return top, total, shrink[:, None] * mix + dot(weights.astype(v.dtype), v, 1, 0)
 
   size = q.shape[0]
   nothing = jnp.full(size, MASKED, jnp.float32), jnp.zeros(size, jnp.float32), jnp.zeros(q.shape, jnp.float32)
@@ -171,38 +115,42 @@ def _forward(blocks_ref, counts_ref, q_ref, k_ref, v_ref, ids_ref, key_ids_ref, 
   log_sum_ref[...] = jnp.where(sees, top + jnp.log2(total), 0)
 
 
-def backward_of_queries(
+def backward(
   q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], d_out: Float[Array, "B T H C"],
-  log_sum: Float[Array, "B H T"], mean: Float[Array, "B H T"], ids: Ids, read: Visits, *, tiles: Tiles, interpret: bool,
-) -> Float[Array, "B T H C"]:  # fmt: skip
-  """Computes the gradient of the queries; 0 for one that sees nothing.
+  log_sum: Float[Array, "B H T"], mean: Float[Array, "B H T"], ids: Ids, lists: Lists, *, sizes: Sizes, interpret: bool,
+) -> tuple[Float[Array, "B T H C"], Float[Array, "B S K C"], Float[Array, "B S K C"]]:  # fmt: skip
+  """Computes the gradients of queries, keys and values.
+
+  They are 0 for a query that sees nothing, and for a key that nothing sees. Besides the arguments
+  of `forward`, it takes some of its own.
 
   Args:
-    q: Queries.
-    k: Keys.
-    v: Values.
     d_out: Gradient of the attention.
-    log_sum: Base-2 log-sum-exp, from `attend`.
+    log_sum: Base-2 log-sum-exp, from `forward`.
     mean: Mean of the weights' gradients, weighted by the weights.
-    ids: Segments and slots of queries and keys.
-    read: Blocks of keys that each block of queries visits.
-    tiles: Tiles of the kernel, which divide the rows.
-    interpret: Whether to emulate the kernel.
   """
-  from jax.experimental import pallas as pl
+  arguments = (q, k, v, d_out, log_sum, mean, *ids)
+  d_q = _gradient_of_queries(arguments, ids, lists.of_queries, sizes.of_queries, interpret)
+  return d_q, *_gradients_of_keys(arguments, ids, lists.of_keys, sizes.of_keys, interpret)
 
-  (batch, length, num_heads, width) = q.shape
-  lists, queries, sums, keys, of_ids = _specs(q, k, ids, tiles)
+
+def _gradient_of_queries(arguments: tuple[Array, ...], ids: Ids, read: Visits, tiles: Tiles, interpret: bool) -> Array:
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as pltriton
+
+  q, k, *_ = arguments
+  batch, length, num_heads, width = q.shape
+  listed, queries, sums, keys, of_ids = _specs(q, k, ids, tiles)
   return pl.pallas_call(
     partial(_backward_of_queries, scale=width**-0.5, block=tiles.keys),
     grid=(num_heads, length // tiles.queries, batch),
-    in_specs=[*lists, queries, keys, keys, queries, sums, sums, *of_ids],
+    in_specs=[*listed, queries, keys, keys, queries, sums, sums, *of_ids],
     out_specs=queries,
     out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
     interpret=interpret,
     name="flash_backward_of_queries",
-    **_options(tiles),
-  )(*read, q, k, v, d_out, log_sum, mean, *ids)
+    compiler_params=pltriton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
+  )(*read, *arguments)
 
 
 def _backward_of_queries(
@@ -213,27 +161,25 @@ def _backward_of_queries(
 
   def visit(is_whole, here, _, d_q):
     k, v = k_ref[here, :], v_ref[here, :]
-    scores = _dot(q, k, 1, 1) * (scale * _LOG2_E) - log_sum
+    scores = dot(q, k, 1, 1) * (scale * _LOG2_E) - log_sum
     if not is_whole:
       scores = jnp.where(is_seen(ids, [key_ids_ref[i, here][None] for i in range(2)]), scores, MASKED)
-    d_scores = jnp.exp2(scores) * (_dot(d_out, v, 1, 1) - mean)
-    return d_q + _dot(d_scores.astype(k.dtype), k, 1, 0)
+    d_scores = jnp.exp2(scores) * (dot(d_out, v, 1, 1) - mean)
+    return d_q + dot(d_scores.astype(k.dtype), k, 1, 0)
 
   d_q = _visit_all(counts_ref, blocks_ref, block, visit, jnp.zeros(q.shape, jnp.float32))
   d_q_ref[...] = (d_q * scale).astype(d_q_ref.dtype)
 
 
-def backward_of_keys(
-  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], d_out: Float[Array, "B T H C"],
-  log_sum: Float[Array, "B H T"], mean: Float[Array, "B H T"], ids: Ids, read: Visits, *, tiles: Tiles, interpret: bool,
-) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:  # fmt: skip
-  """Computes the gradients of keys and values; 0 for a key that nothing sees.
+def _gradients_of_keys(arguments: tuple[Array, ...], ids: Ids, read: Visits, tiles: Tiles, interpret: bool) -> tuple[Array, Array]:
+  """Computes the gradients of keys and values.
 
-  The program of a block of keys sums over all query heads that read them. Arguments are those of
-  `backward_of_queries`, but `read` lists the blocks of queries that each block of keys visits.
+  The program of a block of keys sums over all query heads that read them.
   """
   from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as pltriton
 
+  q, k, v, *_ = arguments
   (batch, length, num_heads, width), num_kv_heads = q.shape, k.shape[2]
   group = num_heads // num_kv_heads
   listed = lambda size: pl.BlockSpec((None, None, size), lambda h, j, b: (b, j, 0))
@@ -250,8 +196,8 @@ def backward_of_keys(
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
     interpret=interpret,
     name="flash_backward_of_keys",
-    **_options(tiles),
-  )(*read, q, k, v, d_out, log_sum, mean, *ids)
+    compiler_params=pltriton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
+  )(*read, *arguments)
 
 
 def _backward_of_keys(
@@ -265,14 +211,14 @@ def _backward_of_keys(
     d_k, d_v = carry
     q, d_out = q_ref[here, head, :], d_out_ref[here, head, :]
     # Keys are on the first axis here, so that only the operands of products have to be transposed.
-    scores = _dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[head, here][None]
+    scores = dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[head, here][None]
     if not is_whole:
       ids = [ids_ref[i, here][None] for i in range(ids_ref.shape[0])]
       scores = jnp.where(is_seen(ids, key_ids), scores, MASKED)
     weights = jnp.exp2(scores)
-    d_v = d_v + _dot(weights.astype(d_out.dtype), d_out, 1, 0)
-    d_scores = weights * (_dot(v, d_out, 1, 1) - mean_ref[head, here][None])
-    return d_k + _dot(d_scores.astype(q.dtype), q, 1, 0), d_v
+    d_v = d_v + dot(weights.astype(d_out.dtype), d_out, 1, 0)
+    d_scores = weights * (dot(v, d_out, 1, 1) - mean_ref[head, here][None])
+    return d_k + dot(d_scores.astype(q.dtype), q, 1, 0), d_v
 
   nothing = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
   d_k, d_v = _visit_all(counts_ref, blocks_ref, block, visit, nothing, repeats=q_ref.shape[1])

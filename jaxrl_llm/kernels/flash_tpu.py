@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.precision import dot
 from jaxrl_llm.kernels.visibility import MASKED
 
 _LANES = 128
@@ -81,11 +81,6 @@ def is_seen(queries: list[Array], keys: list[Array]) -> Array:
 def _parts(size: int, part: int) -> list[slice]:
   """Returns the parts of a block of `size` tokens, with `part` tokens each, or fewer."""
   return [slice(i, min(i + part, size)) for i in range(0, size, part)]
-
-
-def _dot(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
-  dimensions = (((axis_a,), (axis_b,)), ((), ()))
-  return jax.lax.dot_general(a, b, dimensions, precision=precision_of(a, b), preferred_element_type=jnp.float32)
 
 
 def _visit(flags: Array, visit: Callable) -> None:
@@ -167,11 +162,11 @@ def _forward(
     k, v = k_ref[...], v_ref[...]
     parts = _parts(q_ref.shape[0], _QUERIES)
     # A step ahead, since the compiler keeps to the order of the program.
-    ahead = _dot(q_ref[parts[0]], k, 1, 1)
+    ahead = dot(q_ref[parts[0]], k, 1, 1)
     for i, part in enumerate(parts):
       scores = ahead * (scale * _LOG2_E)
       if i + 1 < len(parts):
-        ahead = _dot(q_ref[parts[i + 1]], k, 1, 1)
+        ahead = dot(q_ref[parts[i + 1]], k, 1, 1)
       if not is_whole:
         ids = [jnp.tile(x[part], (1, k.shape[0] // _LANES)) for x in wide_ids_ref]
         scores = jnp.where(is_seen(ids, [key_ids_ref[:1], key_ids_ref[1:]]), scores, MASKED)
@@ -182,7 +177,7 @@ def _forward(
       # A query that has seen nothing so far sums up weights of 1, which the first true score
       # shrinks to 0.
       total_ref[part] = shrink * total_ref[part] + jnp.sum(weights, axis=1, keepdims=True)
-      mix_ref[part] = shrink[:, :1] * mix_ref[part] + _dot(weights.astype(v.dtype), v, 1, 0)
+      mix_ref[part] = shrink[:, :1] * mix_ref[part] + dot(weights.astype(v.dtype), v, 1, 0)
 
   _visit(flags, visit)
 
@@ -205,18 +200,13 @@ def backward(
   Each pair of blocks is computed once, in five products. The sums of a block of queries and those
   of all keys of a row stay in fast memory until they are complete.
 
+  Besides the arguments of `forward`, it takes some of its own.
+
   Args:
-    q: Queries.
-    k: Keys.
-    v: Values.
     d_out: Gradient of the attention.
     log_sum: Base-2 log-sum-exp, from `forward`.
     mean: Mean of the weights' gradients, weighted by the weights.
-    ids: Segments and slots of queries and keys.
-    pairs: Pairs of blocks to visit.
-    sizes: Tokens in a block of queries and of keys.
     d_q_type: Dtype of the gradient of the queries.
-    interpret: Whether to emulate the kernel, or parameters of Pallas' TPU interpreter.
 
   Returns:
     The gradients. They are 0 for a query that sees nothing, and for a key that nothing sees.
@@ -300,15 +290,15 @@ def _backward(
     # Keys are on the first axis here, so that only one of five products has to transpose.
     for part in _parts(k_ref.shape[0], _KEYS):
       k, v, key_ids = k_ref[part], v_ref[part], key_ids_ref[part]
-      scores = _dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
+      scores = dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
       if not is_whole:
         ids = [ids_ref[i : i + 1] for i in range(ids_ref.shape[0])]
         scores = jnp.where(is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
       weights = jnp.exp2(scores)
-      sum_v_ref[block, part] += _dot(weights.astype(d_out.dtype), d_out, 1, 0)
-      d_scores = (weights * (_dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)
-      sum_k_ref[block, part] += _dot(d_scores, q, 1, 0)
-      d_q.append(_dot(d_scores, k, 0, 0))
+      sum_v_ref[block, part] += dot(weights.astype(d_out.dtype), d_out, 1, 0)
+      d_scores = (weights * (dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)
+      sum_k_ref[block, part] += dot(d_scores, q, 1, 0)
+      d_q.append(dot(d_scores, k, 0, 0))
     sum_q_ref[head] += sum(d_q)
 
   _visit(flags, visit)

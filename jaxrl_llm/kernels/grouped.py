@@ -6,19 +6,34 @@ Here, tiles of rows are multiplied by the matrix of their group alone.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.kernels import grouped_gpu, grouped_tpu
-from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.precision import dot, precision_of
 
 _TILES = 2
 """Tiles per group of average size: more of them waste fewer rows, but read a matrix more often."""
 
 _DENSE_BYTES = 64 * 2**20
 """Most bytes of groups x rows x width for which GPUs take `ragged_dot`, which is dense there."""
+
+
+class Kernels(NamedTuple):
+  """The products of a platform, of which a grouped product and its gradients consist.
+
+  Attributes:
+    products: Function `(rows [M A], matrices, sizes, *, contracted) -> [M B]` that contracts each
+      group of rows with axis 1 or 2 of its matrix.
+    of_matrices: Function `(rows [M D], ct [M F], sizes) -> [E D F]` that computes rowsᵀ·ct of each
+      group, summed in float32. Rows after the last group count nothing.
+  """
+
+  products: Callable[..., Array]
+  of_matrices: Callable[..., Array]
 
 
 def grouped_matmul_for(
@@ -35,22 +50,34 @@ def grouped_matmul_for(
     dense_bytes: Most bytes of groups x rows x width for which a GPU runs no kernel, but XLA's dense
       product.
     interpret: Whether to emulate the kernels of a TPU or GPU, slowly, on other devices.
+
+  Example:
+    >>> product = grouped_matmul_for("cpu")
+    >>> product(jnp.ones((3, 1)), jnp.array([[[5.0]], [[7.0]]]), jnp.array([1, 2])).tolist()
+    [[5.0], [7.0], [7.0]]
+
+  References:
+    MegaBlocks, arXiv:2211.15841, 2022.
   """
+  emulated = lambda function: partial(function, interpret=interpret)
   of_platforms = {
-    "cpu": grouped_matmul,
-    "gpu": partial(_on_gpu, dense_bytes=dense_bytes, interpret=interpret),
-    "tpu": partial(grouped_tpu.grouped_matmul, interpret=interpret),
+    "cpu": Kernels(_products, _of_matrices),
+    "gpu": Kernels(emulated(grouped_gpu.products), emulated(grouped_gpu.of_matrices)),
+    "tpu": Kernels(grouped_tpu.products, emulated(grouped_tpu.of_matrices)),
   }
-  return of_platforms.get(platform, ragged_matmul)
+  if platform not in of_platforms:
+    return ragged_matmul
+  product = partial(_grouped_matmul, of_platforms[platform])
+  return partial(_or_dense, product=product, dense_bytes=dense_bytes) if platform == "gpu" else product
 
 
-def _on_gpu(
-  rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"], *, dense_bytes: int, interpret: bool
+def _or_dense(
+  rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"], *, product: Callable, dense_bytes: int
 ) -> Float[Array, "M F"]:
   """Multiplies by the kernels, or small arrays by XLA."""
   if len(matrices) * len(rows) * max(matrices.shape[1:]) * rows.dtype.itemsize <= dense_bytes:
     return ragged_matmul(rows, matrices, sizes)
-  return grouped_gpu.grouped_matmul(rows, matrices, sizes, interpret=interpret)
+  return product(rows, matrices, sizes)
 
 
 def ragged_matmul(rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"]) -> Float[Array, "M F"]:
@@ -58,15 +85,20 @@ def ragged_matmul(rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], si
   return jax.lax.ragged_dot(rows, matrices, sizes, precision=precision_of(rows, matrices))
 
 
-@jax.custom_vjp
-def grouped_matmul(rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"]) -> Float[Array, "M F"]:
-  """Multiplies each group of rows by its matrix; see `grouped_matmul_for`.
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped_matmul(
+  kernels: Kernels, rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"]
+) -> Float[Array, "M F"]:
+  return kernels.products(rows, matrices, sizes, contracted=1)
 
-  Example:
-    >>> grouped_matmul(jnp.ones((3, 1)), jnp.array([[[5.0]], [[7.0]]]), jnp.array([1, 2])).tolist()
-    [[5.0], [7.0], [7.0]]
-  """
-  return _products(rows, matrices, sizes, contracted=1)
+
+def _bwd(kernels: Kernels, saved: tuple[Array, Array, Array], ct: Array) -> tuple[Array, Array, None]:
+  rows, matrices, sizes = saved
+  of_rows = kernels.products(ct, matrices, sizes, contracted=2)
+  return of_rows, kernels.of_matrices(rows, ct, sizes).astype(matrices.dtype), None
+
+
+_grouped_matmul.defvjp(lambda kernels, *arrays: (_grouped_matmul(kernels, *arrays), arrays), _bwd)
 
 
 def _tile(num_rows: int, num_groups: int) -> int:
@@ -113,18 +145,10 @@ def _of_matrices(rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[
       start, total = state
       x, y = (jax.lax.dynamic_slice_in_dim(z, start, tile) for z in (rows, ct))
       y = jnp.where((start + jnp.arange(tile) < ends[e])[:, None], y, 0)
-      more = jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision_of(x, y), preferred_element_type=jnp.float32)
+      more = dot(x, y, 0, 0)
       return start + tile, total + more
 
     zeros = jnp.zeros((rows.shape[1], ct.shape[1]), jnp.float32)
     return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], zeros))[1]
 
   return jax.lax.map(of_group, jnp.arange(len(sizes)))
-
-
-def _bwd(saved: tuple[Array, Array, Array], ct: Array) -> tuple[Array, Array, None]:
-  rows, matrices, sizes = saved
-  return _products(ct, matrices, sizes, contracted=2), _of_matrices(rows, ct, sizes).astype(matrices.dtype), None
-
-
-grouped_matmul.defvjp(lambda rows, matrices, sizes: (grouped_matmul(rows, matrices, sizes), (rows, matrices, sizes)), _bwd)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.precision import dot
 
 
 class Tiles(NamedTuple):
@@ -33,47 +33,6 @@ class Tiles(NamedTuple):
   depth: int
   warps: int
   stages: int
-
-
-def grouped_matmul(
-  rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"], *, interpret: bool = False
-) -> Float[Array, "M F"]:
-  """Multiplies each group of rows by its matrix; see `grouped_matmul_for`.
-
-  Sums are in float32. The result and the gradient of rows after the last group are 0.
-
-  Args:
-    rows: Rows, the groups one after the other.
-    matrices: Matrix of each group.
-    sizes: Number of rows in each group.
-    interpret: Whether to emulate the kernels, slowly, on devices other than GPUs.
-
-  Example:
-    >>> grouped_matmul(jnp.ones((3, 1)), jnp.array([[[5.0]], [[7.0]]]), jnp.array([1, 2]), interpret=True).tolist()
-    [[5.0], [7.0], [7.0]]
-
-  References:
-    MegaBlocks, arXiv:2211.15841, 2022.
-  """
-  return _grouped_matmul(rows, matrices, sizes, interpret)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _grouped_matmul(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> Array:
-  return products(rows, matrices, sizes, contracted=1, interpret=interpret)
-
-
-def _fwd(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> tuple[Array, tuple[Array, Array, Array]]:
-  return _grouped_matmul(rows, matrices, sizes, interpret), (rows, matrices, sizes)
-
-
-def _bwd(interpret: bool, saved: tuple[Array, Array, Array], ct: Array) -> tuple[Array, Array, None]:
-  rows, matrices, sizes = saved
-  of_rows = products(ct, matrices, sizes, contracted=2, interpret=interpret)
-  return of_rows, of_matrices(rows, ct, sizes, dtype=matrices.dtype, interpret=interpret), None
-
-
-_grouped_matmul.defvjp(_fwd, _bwd)
 
 
 def tiles_of(num_rows: int, num_columns: int, depth: int, dtype: DTypeLike) -> Tiles:
@@ -132,6 +91,7 @@ def products(
     interpret: Whether to emulate the kernel.
   """
   from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as pltriton
 
   (num_rows, depth), num_columns = rows.shape, matrices.shape[3 - contracted]
   tiles = tiles_of(-(-num_rows // len(matrices)), num_columns, depth, rows.dtype)
@@ -147,7 +107,7 @@ def products(
     out_shape=jax.ShapeDtypeStruct(shape, rows.dtype),
     interpret=interpret,
     name="grouped_products",
-    **_options(tiles),
+    compiler_params=pltriton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
   )(*at, rows, matrices)
   return out[:num_rows, :num_columns]
 
@@ -171,7 +131,7 @@ def _products(
     x = _load(rows_ref, (here, terms), is_row, _on(is_term, 1))
     place = (group, terms, columns) if contracted == 1 else (group, columns, terms)
     y = _load(matrices_ref, place, _on(is_term, contracted - 1), _on(is_column, 2 - contracted))
-    return total + _dot(x, y, 1, contracted - 1)
+    return total + dot(x, y, 1, contracted - 1)
 
   num_steps = jnp.where(group < num_groups, jnp.int32(pl.cdiv(depth, tiles.depth)), jnp.int32(0))
   total = jax.lax.fori_loop(0, num_steps, step, jnp.zeros((tiles.rows, tiles.columns), jnp.float32))
@@ -179,7 +139,7 @@ def _products(
 
 
 def of_matrices(
-  rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"], *, dtype: DTypeLike, interpret: bool = False
+  rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"], *, interpret: bool = False
 ) -> Float[Array, "E D F"]:
   """Computes rowsᵀ·ct of each group, summed in float32; rows after the last group count nothing.
 
@@ -187,10 +147,10 @@ def of_matrices(
     rows: Rows, the groups one after the other.
     ct: Cotangents of the products of the rows.
     sizes: Number of rows in each group.
-    dtype: Dtype of the result.
     interpret: Whether to emulate the kernel.
   """
   from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as pltriton
 
   size, num_groups = (rows.shape[1], ct.shape[1]), len(sizes)
   tiles = tiles_of(*size, -(-len(rows) // num_groups), rows.dtype)
@@ -202,10 +162,10 @@ def of_matrices(
   out = pl.pallas_call(
     partial(_of_matrices, tiles=tiles, down=down, across=across, size=size),
     grid=(num_groups * down * across,),
-    out_shape=jax.ShapeDtypeStruct(shape, dtype),
+    out_shape=jax.ShapeDtypeStruct(shape, rows.dtype),
     interpret=interpret,
     name="grouped_sums",
-    **_options(tiles),
+    compiler_params=pltriton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
   )(ends - sizes.astype(jnp.int32), ends, rows, ct)
   return out[:, : size[0], : size[1]]
 
@@ -224,16 +184,10 @@ def _of_matrices(starts_ref, ends_ref, rows_ref, ct_ref, out_ref, *, tiles: Tile
     here, is_term = pl.ds(first, tiles.depth), (first + jnp.arange(tiles.depth) < end)[:, None]
     x = _load(rows_ref, (here, above), is_term, _on(is_above, 1))
     y = _load(ct_ref, (here, beside), is_term, _on(is_beside, 1))
-    return total + _dot(x, y, 0, 0)
+    return total + dot(x, y, 0, 0)
 
   total = jax.lax.fori_loop(0, pl.cdiv(end - start, tiles.depth), step, jnp.zeros((tiles.rows, tiles.columns), jnp.float32))
   _store(out_ref, (group, above, beside), total, _on(is_above, 0), _on(is_beside, 1))
-
-
-def _options(tiles: Tiles) -> dict:
-  from jax.experimental.pallas import triton as pltriton
-
-  return dict(compiler_params=pltriton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages))
 
 
 def _range(start, tile: int, size: int) -> tuple:
@@ -265,11 +219,6 @@ def _store(ref, place: tuple, value: Array, *masks: Array | None) -> None:
   from jax.experimental.pallas import triton as pltriton
 
   pltriton.store(ref.at[place], value.astype(ref.dtype), mask=_both(*masks))
-
-
-def _dot(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
-  dimensions = (((axis_a,), (axis_b,)), ((), ()))
-  return jax.lax.dot_general(a, b, dimensions, precision=precision_of(a, b), preferred_element_type=jnp.float32)
 
 
 def _with_margin(x: Array, margins: tuple[int, ...]) -> Array:

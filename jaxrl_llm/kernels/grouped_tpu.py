@@ -7,7 +7,6 @@ Newer ones use it too, so that the tests, which interpret it on CPUs, cover what
 """
 
 from contextlib import nullcontext
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,37 +25,20 @@ _MOST_TILES = 1152
 """Tiles of rows per call, a third of those at which the kernel's float32 histogram miscounts."""
 
 
-def grouped_matmul(
-  rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"], *, interpret: bool = False
-) -> Float[Array, "M F"]:
-  """Multiplies each group of rows by its matrix; see `grouped_matmul_for`.
+def products(
+  rows: Float[Array, "M A"], matrices: Float[Array, "E ..."], sizes: Int[Array, " E"], *, contracted: int
+) -> Float[Array, "M B"]:
+  """Contracts each group of rows with an axis of its matrix, 1 or 2, by `ragged_dot`.
 
-  Args:
-    rows: Rows, the groups one after the other.
-    matrices: Matrix of each group.
-    sizes: Number of rows in each group.
-    interpret: Whether to emulate the kernel, slowly, on devices other than TPUs.
-
-  Example:
-    >>> grouped_matmul(jnp.ones((3, 1)), jnp.array([[[5.0]], [[7.0]]]), jnp.array([1, 2])).tolist()
-    [[5.0], [7.0], [7.0]]
-
-  References:
-    MegaBlocks, arXiv:2211.15841, 2022.
+  It has tiles of our own if there are some that suit its shape.
   """
-  return _grouped_matmul(rows, matrices, sizes, interpret)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _grouped_matmul(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> Array:
-  return _product(rows, matrices, sizes)
-
-
-def _product(rows: Array, matrices: Array, sizes: Array) -> Array:
-  """Multiplies with `ragged_dot`, in tiles of our own if there are some that suit its shape."""
+  matrices = matrices if contracted == 1 else jnp.swapaxes(matrices, 1, 2)
   tiles = tiles_of_product(*rows.shape, *matrices.shape[::2], rows.dtype.itemsize)
   with set_xla_metadata(ragged_dot_tiling=",".join(map(str, tiles))) if tiles else nullcontext():
-    return jax.lax.ragged_dot(rows, matrices, sizes, precision=precision_of(rows, matrices))
+    y = jax.lax.ragged_dot(rows, matrices, sizes, precision=precision_of(rows, matrices))
+  # libtpu's kernel does not write the rows after the last group. A token whose other copies are in
+  # a group sums the gradients of all of them.
+  return y if contracted == 1 else jnp.where((jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], y, 0)
 
 
 def tiles_of_product(num_rows: int, width: int, num_groups: int, hidden: int, itemsize: int) -> tuple[int, int, int] | None:
@@ -84,22 +66,6 @@ def tiles_of_product(num_rows: int, width: int, num_groups: int, hidden: int, it
         best = min(best or (parts, -few, tall), (parts, -few, tall))
         break
   return (-best[1], width, best[2]) if best else None
-
-
-def _fwd(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> tuple[Array, tuple[Array, Array, Array]]:
-  return _grouped_matmul(rows, matrices, sizes, interpret), (rows, matrices, sizes)
-
-
-def _bwd(interpret: bool, saved: tuple[Array, Array, Array], ct: Array) -> tuple[Array, Array, None]:
-  rows, matrices, sizes = saved
-  of_rows = _product(ct, jnp.swapaxes(matrices, 1, 2), sizes)
-  # libtpu's kernel does not write the rows after the last group. A token whose other copies are in
-  # a group sums the gradients of all of them.
-  of_rows = jnp.where((jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], of_rows, 0)
-  return of_rows, of_matrices(rows, ct, sizes, interpret=interpret).astype(matrices.dtype), None
-
-
-_grouped_matmul.defvjp(_fwd, _bwd)
 
 
 def of_matrices(

@@ -32,6 +32,17 @@ def precision_of(*operands: ArrayLike) -> jax.lax.Precision | None:
   return jax.lax.Precision.HIGHEST if all(x.dtype == jnp.float32 for x in operands) else None
 
 
+def dot(x: Array, y: Array, axes_x: int | tuple[int, ...], axes_y: int | tuple[int, ...]) -> Float[Array, "..."]:
+  """Contracts one or several axes of two arrays, with sums and results in float32.
+
+  Example:
+    >>> dot(jnp.ones((2, 3), jnp.bfloat16), jnp.ones((4, 3), jnp.bfloat16), 1, 1).dtype.name
+    'float32'
+  """
+  contracted = tuple((axes,) if isinstance(axes, int) else axes for axes in (axes_x, axes_y))
+  return jax.lax.dot_general(x, y, (contracted, ((), ())), precision=precision_of(x, y), preferred_element_type=jnp.float32)
+
+
 def in_parts(x: Float[Array, "*shape"], dtype: DTypeLike) -> tuple[Float[Array, "*shape"], ...]:
   """Splits float32 numbers into parts of a dtype, whose sum has a relative error of at most 2^-17.
 

@@ -1,7 +1,6 @@
 """Products of tokens and the weights of the experts that they visit, on one device.
 
-`dispatch` is the general one. `bounded` computes the same where experts are sharded over devices,
-and `masked` for the few tokens of a decoding step.
+`dispatch` is the general one; `masked` computes the same for the few tokens of a decoding step.
 """
 
 import math
@@ -21,7 +20,7 @@ from jaxrl_llm.models.linear import swiglu
 from jaxrl_llm.models.quantized import Quantized
 
 _SLACK = 1.5
-"""Room of `bounded`, in copies of an even load of the devices, whatever the load of an expert."""
+"""Room of `dispatch`, in copies of an even load of the devices, whatever the load of an expert."""
 
 
 class Weights(NamedTuple):
@@ -41,26 +40,43 @@ def dispatch(
   experts: Int[Array, "N K"],
   weights: Weights,
   *,
+  num_experts: int | None = None,
   first=0,
   scale: float = 1.0,
   product: Callable[[Array, Array, Array], Array] = ragged_matmul,
+  sums: Sums = sums_by_place,
 ) -> Float[Array, "N D"]:
   """Computes Σ_k g_k · expert_k(x) over the local experts; the others contribute 0.
 
   Copies of tokens are sorted by expert, so that the tokens of each weight matrix are contiguous.
-  There is no capacity limit, and no token is dropped.
+  There is no capacity limit, and no token is dropped. Where experts are sharded over devices, only
+  the first copies in the order of the local experts are made, half as many again as an even load
+  has. If there are more, all K copies of every token are made.
 
   Args:
     x: Hidden states of the tokens.
     gates: Gates of the visited experts.
     experts: Indices of the visited experts.
     weights: Weights of the local experts.
+    num_experts: Number of experts on all devices, of whose even load there is room for the copies;
+      None makes room for all of them.
     first: Index of the first local expert.
     scale: Scale of the adapters, alpha / rank.
     product: Function that multiplies groups of rows; see `grouped_matmul_for`.
+    sums: Function that sums the copies of each token, if only some are made; see `sums_for`.
   """
-  order, sizes = _by_local_expert(experts, first, weights.gate.shape[0])
-  return _mixture(x, gates, weights, order, permutations.inverse(order), sizes, scale=scale, product=product)
+  num_local, num_copies = weights.gate.shape[0], experts.size
+  room = min(_round_up(_SLACK * num_copies * num_local / (num_experts or num_local), 128), num_copies)
+  order, sizes = _by_local_expert(experts, first, num_local)
+  places = permutations.inverse(order)
+  full = partial(_mixture, scale=scale, product=product)
+  if room == num_copies:
+    return full(x, gates, weights, order, places, sizes)
+  few = lambda x, gates, weights, order, *copies: _mixture(
+    x, gates, weights, order[:room], *copies, scale=scale, product=product, sums=sums
+  )
+  # The name tells readers of the compiled program that it is the rare branch.
+  return _either(few, jax.named_scope("overflow")(full), jnp.sum(sizes) <= room, (x, gates, weights), (order, places, sizes))
 
 
 def _mixture(
@@ -77,17 +93,9 @@ def _mixture(
 ) -> Float[Array, "N D"]:
   """Applies the experts to the first M copies in the order of the local experts, and sums them.
 
-  Args:
-    x: Hidden states of the tokens.
-    gates: Gates of the visited experts.
-    weights: Weights of the local experts.
-    order: Copies in the order of the local experts. Those of token n have the numbers n·K to
-      n·K + K - 1.
-    places: Place of each copy in the order.
-    sizes: Number of copies for each local expert, M or less in all.
-    scale: Scale of the adapters, alpha / rank.
-    product: Function that multiplies groups of rows; see `grouped_matmul_for`.
-    sums: Function that sums the copies of each token; see `sums_for`.
+  `order` lists the copies, of which those of token n have the numbers n·K to n·K + K - 1, and
+  `places` says where each is in it. `sizes` counts those of each local expert, M or less in all.
+  The other arguments are those of `dispatch`.
   """
   num_tokens, top_k = gates.shape
   of_gates = Copies(order, places, jnp.sum(sizes))
@@ -139,41 +147,6 @@ def _experts(
 
   hidden = swiglu(linear(rows, weights.gate, weights.gate_lora), linear(rows, weights.up, weights.up_lora))
   return linear((hidden * shares).astype(rows.dtype), weights.down, weights.down_lora)
-
-
-def bounded(
-  x: Float[Array, "N D"],
-  gates: Float[Array, "N K"],
-  experts: Int[Array, "N K"],
-  weights: Weights,
-  *,
-  num_experts: int,
-  first=0,
-  scale: float = 1.0,
-  product: Callable[[Array, Array, Array], Array] = ragged_matmul,
-  sums: Sums = sums_by_place,
-) -> Float[Array, "N D"]:
-  """Computes the same as `dispatch` with room for the usual number of local copies.
-
-  `dispatch` copies every token K times, wherever its experts are. Here, only the first copies in
-  the order of the local experts are made, half as many again as an even load has. If there are
-  more, `dispatch` takes their place. Nothing is dropped.
-
-  Besides the arguments of `dispatch`, it takes the number of experts on all devices, and the
-  function that sums the copies of each token.
-  """
-  num_local, num_copies = weights.gate.shape[0], experts.size
-  room = min(_round_up(_SLACK * num_copies * num_local / num_experts, 128), num_copies)
-  order, sizes = _by_local_expert(experts, first, num_local)
-  places = permutations.inverse(order)
-  full = partial(_mixture, scale=scale, product=product)
-  if room == num_copies:
-    return full(x, gates, weights, order, places, sizes)
-  few = lambda x, gates, weights, order, *copies: _mixture(
-    x, gates, weights, order[:room], *copies, scale=scale, product=product, sums=sums
-  )
-  # The name tells readers of the compiled program that it is the rare branch.
-  return _either(few, jax.named_scope("overflow")(full), jnp.sum(sizes) <= room, (x, gates, weights), (order, places, sizes))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxrl_llm.kernels.precision import precision_of
+from jaxrl_llm.kernels.precision import dot, precision_of
 from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.types import Params
@@ -102,18 +102,14 @@ def matmul_in_float32(x: Float[Array, "..."], weight: Array) -> Float[Array, "..
     >>> matmul_in_float32(jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4))).dtype.name
     'float32'
   """
-  return _in_float32(x, weight.astype(x.dtype), ((x.ndim - 1,), (0,)))
-
-
-def _in_float32(x: Array, y: Array, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
-  return jax.lax.dot_general(x, y, (axes, ((), ())), precision=precision_of(x, y), preferred_element_type=jnp.float32)
+  return dot(x, weight.astype(x.dtype), x.ndim - 1, 0)
 
 
 def _matmul_in_float32_bwd(saved: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
   x, weight = saved
   ct, of_tokens = ct.astype(x.dtype), tuple(range(x.ndim - 1))
-  of_x = _in_float32(ct, weight.astype(x.dtype), ((ct.ndim - 1,), (1,)))
-  return of_x.astype(x.dtype), _in_float32(x, ct, (of_tokens, of_tokens)).astype(weight.dtype)
+  of_x = dot(ct, weight.astype(x.dtype), ct.ndim - 1, 1)
+  return of_x.astype(x.dtype), dot(x, ct, of_tokens, of_tokens).astype(weight.dtype)
 
 
 matmul_in_float32.defvjp(lambda x, weight: (matmul_in_float32(x, weight), (x, weight)), _matmul_in_float32_bwd)

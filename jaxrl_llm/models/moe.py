@@ -15,7 +15,7 @@ from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.models import residual, routing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.copies import sums_by_product, sums_for
-from jaxrl_llm.models.experts import Weights, bounded, masked
+from jaxrl_llm.models.experts import Weights, dispatch, masked
 from jaxrl_llm.models.linear import adapter, param
 from jaxrl_llm.models.quantized import Quantized
 
@@ -79,7 +79,7 @@ def over_mesh(
   scale: float,
   axes: tuple[str, ...] = ("expert",),
 ) -> Float[Array, "B T D"]:
-  """Runs `bounded` with experts sharded over devices.
+  """Runs `dispatch` with experts sharded over devices.
 
   The tokens of the devices that share a set of experts are gathered. Each device adds the outputs
   of its own experts, and the sums are scattered back to the devices of the tokens. Nothing is
@@ -105,7 +105,7 @@ def over_mesh(
     if len(axes) > 1 and len(tokens[0]) <= _MASKED_TOKENS and weights.gate.shape[0] <= _MASKED_EXPERTS:
       y = masked(*tokens, weights, first=first, scale=scale)
     else:
-      y = bounded(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product, sums=sums)
+      y = dispatch(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product, sums=sums)
     return y.reshape(x.shape)
 
   if mesh is None or mesh.size == 1:

@@ -30,6 +30,8 @@ ROWS = {
   "padding": row((0, 0, 140), (4, 0, 30), (2, 4, 50), (0, 0, 160)),
   "nothing": row((0, 0, LENGTH)),
 }
+BATCH = [jnp.concatenate(ids) for ids in zip(*(ROWS[name] for name in ("padding", "shared prompts", "nothing")), strict=True)]
+"""Segments and prefixes of three rows."""
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +66,28 @@ def compare(inputs, segments, prefixes, dtype="float32", **options):
   y, *gradients = run(q, k, v, d_out, segments, prefixes)
   expected_y, *expected = plain(*(x.astype(jnp.float32) for x in (q, k, v, d_out)), segments, prefixes)
   real = np.asarray(segments > 0)
+  assert {x.dtype for x in (y, *gradients)} == {jnp.dtype(dtype)}
   np.testing.assert_allclose(np.asarray(y, np.float32)[real], np.asarray(expected_y)[real], **TOLERANCE[dtype])
   assert not np.any(y[~real])
   for name, x, expected_x in zip("qkv", gradients, expected, strict=True):
     np.testing.assert_allclose(np.asarray(x, np.float32), expected_x, **TOLERANCE[dtype], err_msg=f"gradient of {name}")
     assert not np.any(x[~real])
+
+
+def compare_part(inputs, slots, **options):
+  """Compares attention of some slots of a row to all of it, and the gradients."""
+  segments, prefixes = ROWS["shared prompts"]  # Without padding.
+  q, k, v, d_out = inputs
+
+  def attend(q, k, v):
+    own = (segments[:, slots], prefixes[:, slots])
+    return flash.flash_attention(q, k, v, *own, keys=segments, slots=slots, interpret=True, **options)
+
+  actual = jax.jit(lambda *x: with_gradients(attend, *x))(q[:, slots], k, v, d_out[:, slots])
+  mask = packed(segments, prefixes).mask[:, slots]
+  expected = with_gradients(lambda *x: xla_attention(*x, mask), q[:, slots], k, v, d_out[:, slots])
+  for x, expected_x in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(x, expected_x, **TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("name", few(ROWS, 0, 1, 2))
@@ -93,9 +112,7 @@ def test_heads_of_all_shapes(num_heads, num_kv_heads, width, dtype, rng):
 
 
 def test_rows_of_a_batch_are_apart(rng):
-  rows = [ROWS["padding"], ROWS["shared prompts"], ROWS["nothing"]]
-  segments, prefixes = (jnp.concatenate(x) for x in zip(*rows, strict=True))
-  compare(arrays(rng, 2, 1, 16, batch=3), segments, prefixes)
+  compare(arrays(rng, 2, 1, 16, batch=3), *BATCH)
 
 
 @pytest.mark.slow
@@ -114,26 +131,7 @@ def test_keys_of_long_rows_come_in_windows(rng, monkeypatch):
 )  # fmt: skip
 def test_queries_may_be_parts_of_a_row(parts, stripe, rng):
   """As on a mesh that splits rows: the queries are some slots, the keys are all of the row."""
-  segments, prefixes = ROWS["shared prompts"]
-  q, k, v, d_out = arrays(rng)
-  slots = jnp.concatenate([jnp.arange(*part) for part in parts])
-
-  @jax.jit
-  def run(slots, q, k, v, d_out):
-    attend = lambda q, k, v: flash.flash_attention(
-      q, k, v, segments[:, slots], prefixes[:, slots], keys=segments, slots=slots, stripe=stripe, interpret=True
-    )
-    return with_gradients(attend, q, k, v, d_out)
-
-  actual = run(slots, q[:, slots], k, v, d_out[:, slots])
-  mask = packed(segments, prefixes).mask[:, slots]
-  # At padding, plain attention is a mean.
-  d_out = jnp.where((segments > 0)[..., None, None], d_out, 0)
-  expected = with_gradients(lambda *x: xla_attention(*x, mask), q[:, slots], k, v, d_out[:, slots])
-  for x, expected_x in zip(actual[1:], expected[1:], strict=True):
-    np.testing.assert_allclose(x, expected_x, **TOLERANCE["float32"])
-  real = np.asarray(segments[:, slots] > 0)
-  np.testing.assert_allclose(np.asarray(actual[0])[real], np.asarray(expected[0])[real], **TOLERANCE["float32"])
+  compare_part(arrays(rng), jnp.concatenate([jnp.arange(*part) for part in parts]), stripe=stripe)
 
 
 def test_gradients_of_padding_are_finite(rng):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.kernels import flash, flash_gpu
-from jaxrl_llm.kernels.flash_gpu import Sizes
-from jaxrl_llm.kernels.flash_gpu_kernels import Tiles
+from jaxrl_llm.kernels.flash_gpu import Sizes, Tiles
 from jaxrl_llm.models import make_model, preset
-from jaxrl_llm.models.attention import packed, xla_attention
+from jaxrl_llm.models.attention import packed
 from jaxrl_llm.models.remat import rematerialised
-from tests.kernels.test_flash import LENGTH, ROWS, TOLERANCE, arrays, with_gradients
+from tests.kernels import test_flash
+from tests.kernels.test_flash import BATCH, LENGTH, ROWS, arrays, with_gradients
 from tests.kernels.triton import kernels_of, lines, lowered, shapes
 from tests.marks import few
 
@@ -30,21 +30,7 @@ def small_tiles(monkeypatch):
   monkeypatch.setattr(flash_gpu, "_SIZES", dict.fromkeys(flash_gpu._SIZES, SMALL))
 
 
-def compare(inputs, segments, prefixes, dtype="float32", **options):
-  """Compares attention and its gradients with plain attention in float32."""
-  q, k, v, d_out = inputs
-  d_out = jnp.where((segments > 0)[..., None, None], d_out, 0)
-  run = lambda q, k, v: flash_attention(q, k, v, segments, prefixes, **options)
-  y, *gradients = jax.jit(lambda *x: with_gradients(run, *x))(q, k, v, d_out)
-  plain = lambda *x: xla_attention(*x, packed(segments, prefixes).mask)
-  expected_y, *expected = jax.jit(lambda *x: with_gradients(plain, *x))(*(x.astype(jnp.float32) for x in (q, k, v, d_out)))
-  real = np.asarray(segments > 0)
-  assert y.dtype == gradients[0].dtype == gradients[1].dtype == gradients[2].dtype == jnp.dtype(dtype)
-  np.testing.assert_allclose(np.asarray(y, np.float32)[real], np.asarray(expected_y)[real], **TOLERANCE[dtype])
-  assert not np.any(y[~real])
-  for name, x, expected_x in zip("qkv", gradients, expected, strict=True):
-    np.testing.assert_allclose(np.asarray(x, np.float32), expected_x, **TOLERANCE[dtype], err_msg=f"gradient of {name}")
-    assert not np.any(x[~real])
+compare = functools.partial(test_flash.compare, platform="gpu")
 
 
 @pytest.mark.parametrize("name", [name if name == "shared prompts" else pytest.param(name, marks=pytest.mark.slow) for name in ROWS])
@@ -70,23 +56,14 @@ def test_heads_of_all_shapes_in_their_own_tiles(num_heads, num_kv_heads, width, 
 
 @pytest.mark.slow
 def test_rows_of_a_batch_are_apart(rng, small_tiles):
-  rows = [ROWS["padding"], ROWS["shared prompts"], ROWS["nothing"]]
-  segments, prefixes = (jnp.concatenate(x) for x in zip(*rows, strict=True))
-  compare(arrays(rng, 2, 1, 64, batch=3), segments, prefixes)
+  compare(arrays(rng, 2, 1, 64, batch=3), *BATCH)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [64, 192])
 def test_queries_may_be_a_part_of_a_row(start, rng, small_tiles):
   """As on a mesh that splits rows: the queries are a slice, the keys are all of the row."""
-  segments, prefixes = ROWS["shared prompts"]
-  q, k, v, d_out = arrays(rng)
-  part, mask = slice(start, start + 160), packed(segments, prefixes).mask[:, start : start + 160]
-  attend = lambda q, k, v: flash_attention(q, k, v, segments[:, part], prefixes[:, part], keys=segments, slots=start + jnp.arange(160))
-  actual = jax.jit(lambda *x: with_gradients(attend, *x))(q[:, part], k, v, d_out[:, part])
-  expected = with_gradients(lambda *x: xla_attention(*x, mask), q[:, part], k, v, d_out[:, part])
-  for x, expected_x in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(x, expected_x, **TOLERANCE["float32"])
+  test_flash.compare_part(arrays(rng), start + jnp.arange(160), platform="gpu")
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.kernels import grouped, grouped_gpu
 from jaxrl_llm.models.experts import Weights, dispatch
-from tests.kernels.test_grouped_tpu import by_a_loop, draw
+from tests.kernels.test_grouped_tpu import check_products
 from tests.kernels.triton import kernels_of, lines, lowered, shapes
 
 
@@ -26,18 +26,8 @@ from tests.kernels.triton import kernels_of, lines, lowered, shapes
   ],
 )
 def test_products_and_gradients_equal_a_loop_over_groups(rng, sizes, rest, width, hidden, dtype, tolerance):
-  """The tolerance is relative to the largest element. bfloat16 rounds each result by 2⁻⁹."""
-  rows, matrices, ct = draw(rng, sizes, rest=rest, width=width, hidden=hidden, dtype=dtype)
-  product = lambda rows, matrices: grouped_gpu.grouped_matmul(rows, matrices, jnp.asarray(sizes, jnp.int32), interpret=True)
-  products, vjp = jax.vjp(jax.jit(product), rows, matrices)
-  of_rows, of_matrices = vjp(ct)
-  assert products.dtype == of_rows.dtype == of_matrices.dtype == jnp.dtype(dtype)
-  num_grouped = sum(sizes)
-  ours = (products[:num_grouped], of_rows[:num_grouped], of_matrices)
-  for x, expected in zip(ours, by_a_loop(rows, matrices, ct, sizes), strict=True):
-    largest = np.max(np.abs(expected), initial=1)
-    np.testing.assert_allclose(np.asarray(x, np.float64), expected, rtol=0, atol=tolerance * largest)
-  assert not np.any(products[num_grouped:]) and not np.any(of_rows[num_grouped:])
+  rest, of_rest = check_products("gpu", rng, sizes, rest=rest, width=width, hidden=hidden, dtype=dtype, tolerance=tolerance)
+  assert not np.any(rest) and not np.any(of_rest)
 
 
 @pytest.mark.parametrize(("sizes", "num_rows"), [((0, 33, 16, 0, 1), 60), ((0, 0), 5), ((64,), 64), ((15, 15, 15), 45), ((0,), 32)])

@@ -16,7 +16,7 @@ import pytest
 from jaxrl_llm.kernels import grouped_tpu
 from jaxrl_llm.kernels.grouped import grouped_matmul_for
 from jaxrl_llm.models.copies import sums_for
-from jaxrl_llm.models.experts import Weights, bounded, dispatch
+from jaxrl_llm.models.experts import Weights, dispatch
 from tests.marks import few
 from tests.runs import ROOT
 
@@ -39,6 +39,26 @@ def by_a_loop(rows, matrices, ct, sizes):
   return products, of_rows, np.stack([rows[a:b].T @ ct[a:b] for _, (a, b) in groups])
 
 
+def check_products(platform, rng, sizes, *, dtype, tolerance, **shape):
+  """Compares an emulated product and its gradients with a loop over the groups.
+
+  The tolerance is relative to the largest element. bfloat16 rounds each result by 2⁻⁹.
+
+  Returns:
+    The results for the rows after the last group, and their gradients.
+  """
+  rows, matrices, ct = draw(rng, sizes, dtype=dtype, **shape)
+  product, num_grouped = grouped_matmul_for(platform, dense_bytes=0, interpret=True), sum(sizes)
+  products, vjp = jax.vjp(jax.jit(lambda *x: product(*x, jnp.asarray(sizes, jnp.int32))), rows, matrices)
+  of_rows, of_matrices = vjp(ct)
+  assert products.dtype == of_rows.dtype == of_matrices.dtype == jnp.dtype(dtype)
+  ours = (products[:num_grouped], of_rows[:num_grouped], of_matrices)
+  for x, expected in zip(ours, by_a_loop(rows, matrices, ct, sizes), strict=True):
+    largest = np.max(np.abs(expected), initial=1)
+    np.testing.assert_allclose(np.asarray(x, np.float64), expected, rtol=0, atol=tolerance * largest)
+  return products[num_grouped:], of_rows[num_grouped:]
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), few([("float32", 2e-6), ("bfloat16", 8e-3)], 0))
 @pytest.mark.parametrize(
   ("sizes", "rest", "width", "hidden"),
@@ -51,18 +71,8 @@ def by_a_loop(rows, matrices, ct, sizes):
   ],
 )
 def test_products_and_gradients_equal_a_loop_over_groups(rng, sizes, rest, width, hidden, dtype, tolerance):
-  """The tolerance is relative to the largest element. bfloat16 rounds each result by 2⁻⁹."""
-  rows, matrices, ct = draw(rng, sizes, rest=rest, width=width, hidden=hidden, dtype=dtype)
-  product = lambda rows, matrices: grouped_tpu.grouped_matmul(rows, matrices, jnp.asarray(sizes, jnp.int32), interpret=True)
-  products, vjp = jax.vjp(product, rows, matrices)
-  of_rows, of_matrices = vjp(ct)
-  assert products.dtype == of_rows.dtype == of_matrices.dtype == jnp.dtype(dtype)
-  num_grouped = sum(sizes)
-  ours = (products[:num_grouped], of_rows[:num_grouped], of_matrices)
-  for x, expected in zip(ours, by_a_loop(rows, matrices, ct, sizes), strict=True):
-    largest = np.max(np.abs(expected), initial=1)
-    np.testing.assert_allclose(np.asarray(x, np.float64), expected, rtol=0, atol=tolerance * largest)
-  assert not np.any(of_rows[num_grouped:])
+  _, of_rest = check_products("tpu", rng, sizes, rest=rest, width=width, hidden=hidden, dtype=dtype, tolerance=tolerance)
+  assert not np.any(of_rest)
 
 
 @pytest.mark.parametrize("room", few(["all copies", "some copies"], rest="slow", by_hand=(0,)))
@@ -75,8 +85,8 @@ def test_rows_that_the_kernel_leaves_unwritten_change_no_gradient(room, rng, mon
   x, gates = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((120, 16), (120, 4)))
   experts = jnp.asarray(np.stack([rng.permutation(8)[:4] for _ in range(120)]), jnp.int32)
   weights = Weights(*(jnp.asarray(0.2 * rng.standard_normal(shape), jnp.float32) for shape in ((4, 16, 8), (4, 16, 8), (4, 8, 16))))
-  usual = functools.partial(bounded, num_experts=8, sums=sums_for("tpu", interpret=True))
-  layer = functools.partial(dispatch if room == "all copies" else usual, first=2)
+  num_experts = None if room == "all copies" else 8
+  layer = functools.partial(dispatch, num_experts=num_experts, first=2, sums=sums_for("tpu", interpret=True))
   loss = lambda product: lambda x, gates, weights: jnp.sum(jnp.sin(layer(x, gates, experts, weights, product=product)))
   gradients = lambda product: jax.grad(loss(product), argnums=(0, 1, 2))(x, gates, weights)
   expected = gradients(grouped_matmul_for("cpu"))

@@ -17,6 +17,7 @@ from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, Lora, make_critic, make_model, preset
 from tests.marks import few
+from tests.programs import equations
 
 PACKAGE = pathlib.Path(jaxrl_llm.__file__).parent
 ROWS, ROW_TOKENS, PROMPT, GROUP = 2, 256, 8, 4
@@ -82,15 +83,10 @@ def lowered_products(text):
   return [(dtypes(line), line.count("HIGHEST") == 2, line) for line in lines]
 
 
-def kernel_products(jaxpr, *, inside=False):
-  """Yields the products in the kernels of a program."""
-  for equation in jaxpr.eqns:
-    if inside and equation.primitive.name == "dot_general":
-      yield equation
-    for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-      inner = getattr(value, "jaxpr", value)
-      if hasattr(inner, "eqns"):
-        yield from kernel_products(inner, inside=inside or equation.primitive.name == "pallas_call")
+def kernel_products(jaxpr):
+  """Returns the products in the kernels of a program."""
+  kernels = [x.params["jaxpr"] for x in equations(jaxpr) if x.primitive.name == "pallas_call"]
+  return [x for kernel in kernels for x in equations(kernel) if x.primitive.name == "dot_general"]
 
 
 PROGRAMS = {
@@ -117,7 +113,7 @@ def test_every_product_of_float32_arrays_is_in_float32(name, dtype):
   # A product of a bfloat16 array and a float32 gradient is one in bfloat16.
   assert not [line for dtypes, is_highest, line in products if is_highest != (dtypes == ["f32", "f32"])]
   if dtype == "float32":
-    of_kernels = list(kernel_products(traced.jaxpr.jaxpr))
+    of_kernels = kernel_products(traced.jaxpr.jaxpr)
     assert of_kernels
     assert all(x.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2 for x in of_kernels)
 

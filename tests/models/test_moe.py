@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.kernels.grouped import grouped_matmul, grouped_matmul_for
+from jaxrl_llm.kernels.grouped import grouped_matmul_for
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.models.copies import sums_by_blocks, sums_by_product, sums_for
-from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
+from jaxrl_llm.models.experts import Weights, dispatch, masked
 from jaxrl_llm.models.moe import balance_loss, over_mesh, route, z_loss
+from tests.kernels.test_grouped_tpu import by_a_loop
 from tests.marks import few
 
 SPARSE = preset("nano-moe", vocab_size=264)
@@ -71,28 +72,22 @@ def test_dispatch_matches_every_expert_on_every_token(rng, platform):
 @settings(max_examples=8)
 def test_groups_are_multiplied_by_their_own_matrices(sizes, rest, seed):
   """Groups may be empty or end inside a tile; rows after the last group have cotangents of 0."""
-  rng, ends = np.random.default_rng(seed), np.cumsum([0, *sizes])
-  rows, matrices = rng.standard_normal((ends[-1] + rest, 3)), rng.standard_normal((len(sizes), 3, 5))
-  ct = rng.standard_normal((len(rows), 5)) * (np.arange(len(rows)) < ends[-1])[:, None]
-  arrays = [jnp.asarray(x, jnp.float32) for x in (rows, matrices)]
-  products, vjp = jax.vjp(lambda *x: grouped_matmul(*x, jnp.asarray(sizes, jnp.int32)), *arrays)
-  of_rows, of_matrices = vjp(jnp.asarray(ct, jnp.float32))
-  for e, (start, end) in enumerate(itertools.pairwise(ends)):
-    np.testing.assert_allclose(products[start:end], rows[start:end] @ matrices[e], atol=1e-5)
-    np.testing.assert_allclose(of_rows[start:end], ct[start:end] @ matrices[e].T, atol=1e-5)
-    np.testing.assert_allclose(of_matrices[e], rows[start:end].T @ ct[start:end], atol=1e-4)
-  np.testing.assert_array_equal(of_rows[ends[-1] :], 0)
+  rng, num_grouped = np.random.default_rng(seed), sum(sizes)
+  shapes = ((num_grouped + rest, 3), (len(sizes), 3, 5), (num_grouped + rest, 5))
+  rows, matrices, ct = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes)
+  ct = ct.at[num_grouped:].set(0)
+  products, vjp = jax.vjp(lambda *x: grouped_matmul_for("cpu")(*x, jnp.asarray(sizes, jnp.int32)), rows, matrices)
+  of_rows, of_matrices = vjp(ct)
+  ours = (products[:num_grouped], of_rows[:num_grouped], of_matrices)
+  for x, expected, atol in zip(ours, by_a_loop(rows, matrices, ct, sizes), (1e-5, 1e-5, 1e-4), strict=True):
+    np.testing.assert_allclose(x, expected, atol=atol)
+  np.testing.assert_array_equal(of_rows[num_grouped:], 0)
 
 
 def test_experts_on_several_devices_add_up(rng):
   x, gates, experts, weights = draw_layer(rng, num_experts=5)
   part = lambda first, last: dispatch(x, gates, experts, Weights(*(w[first:last] for w in weights[:3])), first=first)
   np.testing.assert_allclose(part(0, 2) + part(2, 3) + part(3, 5), dispatch(x, gates, experts, weights), atol=1e-5)
-
-
-def test_a_token_does_not_depend_on_the_others(rng):
-  x, gates, experts, weights = draw_layer(rng)
-  np.testing.assert_allclose(dispatch(x[:3], gates[:3], experts[:3], weights), dispatch(x, gates, experts, weights)[:3], atol=1e-6)
 
 
 def test_normalised_gates_sum_to_one_for_any_routes(rng):
@@ -299,20 +294,12 @@ def test_experts_that_the_mesh_does_not_divide_are_refused():
 @pytest.mark.parametrize("first", few([0, 4, 12], 0))
 @pytest.mark.parametrize("adapted", few([False, True], 1))
 def test_decoding_adds_up_the_same_experts_without_copying_each_token(first, adapted):
-  rng = np.random.default_rng(first)
-  draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), jnp.float32)
-  wide, tall = (draw(16, 8, 2), draw(16, 2, 12)), (draw(16, 12, 2), draw(16, 2, 8))
-  loras = (wide, wide, tall) if adapted else (None, None, None)
-  weights = Weights(draw(16, 8, 12), draw(16, 8, 12), draw(16, 12, 8), *loras)
-  local = jax.tree.map(lambda x: x[first : first + 4], weights)
-  x, logits = draw(600, 8), 3 * draw(600, 16)
-  gates, experts, _ = route(logits, None, top_k=4, norm_top_k=True)
-  # All on these experts: more copies than there is usually room for.
-  crowded = jnp.broadcast_to(first + jnp.arange(4), experts.shape)
-  for visited in (experts, crowded):
+  for crowded in (False, True):
+    x, gates, weights, visited = draw_copies(crowded=crowded, adapted=adapted, first=first, num_tokens=600)
+    local = jax.tree.map(lambda x: x[first : first + 4], weights)
     expected = dispatch(x, gates, visited, local, first=first, scale=0.5)
     np.testing.assert_allclose(masked(x, gates, visited, local, first=first, scale=0.5), expected, atol=2e-6)
-    np.testing.assert_allclose(bounded(x, gates, visited, local, num_experts=16, first=first, scale=0.5), expected, atol=2e-6)
+    np.testing.assert_allclose(dispatch(x, gates, visited, local, num_experts=16, first=first, scale=0.5), expected, atol=2e-6)
 
 
 def test_the_usual_number_of_copies_is_bounded():
@@ -320,7 +307,7 @@ def test_the_usual_number_of_copies_is_bounded():
   x, gates, experts = jnp.ones((1024, 8)), jnp.ones((1024, 8)) / 8, jnp.zeros((1024, 8), jnp.int32)
   weights = Weights(jnp.ones((2, 8, 4)), jnp.ones((2, 8, 4)), jnp.ones((2, 4, 8)))
   sums = functools.partial(sums_by_blocks, interpret=True)
-  layer = lambda x, gates, weights: bounded(x, gates, experts, weights, num_experts=64, sums=sums)
+  layer = lambda x, gates, weights: dispatch(x, gates, experts, weights, num_experts=64, sums=sums)
   gradient = lambda *args: jax.vjp(layer, *args)[1](x)
   rows = lambda branch: max(x.aval.shape[0] for eqn in branch.eqns for x in eqn.outvars if x.aval.ndim == 2 and x.aval.shape[1] == 8)
   forward, backward = (conditionals(jax.make_jaxpr(f)(x, gates, weights).jaxpr) for f in (layer, gradient))
@@ -341,16 +328,16 @@ def conditionals(jaxpr):
   return branches
 
 
-def draw_copies(*, crowded, adapted=False, num_tokens=150, top_k=4):
-  """Draws a layer of 16 experts, of which a device holds the four from 8 on."""
-  rng = np.random.default_rng(0)
+def draw_copies(*, crowded, adapted=False, first=8, num_tokens=150, top_k=4):
+  """Draws a layer of 16 experts, of which a device holds the four from `first` on."""
+  rng = np.random.default_rng(first)
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), jnp.float32)
   wide, tall = (draw(16, 8, 2), draw(16, 2, 12)), (draw(16, 12, 2), draw(16, 2, 8))
   loras = (wide, wide, tall) if adapted else (None, None, None)
   weights = Weights(draw(16, 8, 12), draw(16, 8, 12), draw(16, 12, 8), *loras)
   x, (gates, experts, _) = draw(num_tokens, 8), route(3 * draw(num_tokens, 16), None, top_k=top_k, norm_top_k=True)
   # All on these experts: more copies than there is usually room for.
-  experts = jnp.broadcast_to(8 + jnp.arange(top_k), experts.shape) if crowded else experts
+  experts = jnp.broadcast_to(first + jnp.arange(top_k), experts.shape) if crowded else experts
   return x, gates, weights, experts
 
 
@@ -366,13 +353,14 @@ def test_gradients_with_room_for_some_copies_equal_those_of_all(sums, crowded, a
   x, gates, weights, experts = draw_copies(crowded=crowded, adapted=adapted)
   sums = sums_by_product if sums == "product" else sums_for(sums, interpret=True)
 
-  def gradients(function, **options):
+  def gradients(**options):
     local = lambda weights: jax.tree.map(lambda w: w[8:12], weights)
-    loss = lambda x, gates, weights: jnp.sum(jnp.sin(function(x, gates, experts, local(weights), first=8, scale=0.5, **options)))
+    loss = lambda x, gates, weights: jnp.sum(jnp.sin(dispatch(x, gates, experts, local(weights), first=8, scale=0.5, **options)))
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(x, gates, weights)
 
-  ours = gradients(bounded, num_experts=16, sums=sums, product=grouped_matmul)
-  chex.assert_trees_all_close(ours, gradients(dispatch, product=grouped_matmul), rtol=1e-5, atol=2e-5)
+  product = grouped_matmul_for("cpu")
+  ours = gradients(num_experts=16, sums=sums, product=product)
+  chex.assert_trees_all_close(ours, gradients(product=product), rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("crowded", few([False, True], 1))
