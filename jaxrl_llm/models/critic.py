@@ -80,10 +80,7 @@ def make_critic(config: ModelConfig, *, mesh: Mesh | None = None) -> Critic:
     fresh, policy = init(jax.random.key(0)), merged(config, policy)
     return fresh | {"trunk": {name: jax.tree.map(jnp.copy, policy[name]) for name in fresh["trunk"]}}
 
-  def values(
-    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"],
-    prefixes: Int[Array, "B T"] | None = None,
-  ) -> Float[Array, "B T"]:  # fmt: skip
-    return bind(params)(tokens, positions, segments, prefixes)
+  def values(params: Params, *rows: Int[Array, "B T"] | None, **options) -> Float[Array, "B T"]:
+    return bind(params)(*rows, **options)
 
   return Critic(init, from_policy, values, logical_axes, num_params)

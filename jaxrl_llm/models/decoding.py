@@ -1,7 +1,6 @@
 """Decoding with a model: prefill, growth of the cache, layout of the weights, and a step."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,45 +16,19 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
 from jaxrl_llm.types import Params
 
-
-class Steps(NamedTuple):
-  """Functions that decode; see the fields of `Model` with the same names."""
-
-  prefill: Callable
-  grow: Callable
-  resume: Callable
-  map_prompts: Callable
-  decoding_weights: Callable[[Params], DecodingWeights]
-  decode: Callable
-  extend: Callable
-
-
 Bind = Callable[[Params], nnx.Module]
 
 
 def serving_of(config: ModelConfig, mesh: Mesh, *, layout: str | None) -> Serving | None:
-  """Returns the layout of a model's weights while a sampler decodes; see `choose_layout`.
-
-  Args:
-    config: Sizes of the model.
-    mesh: Mesh of the sampler, which is the learner's unless it has its own devices.
-    layout: "spread", "learner", or None for the choice.
-
-  Returns:
-    The layout; None for that of the params.
-
-  Raises:
-    ValueError: If "spread" is asked for and changes nothing, or the devices do not divide the
-      experts.
-  """
+  """Returns the layout of a model's weights while a sampler decodes; see `choose_layout`."""
   num_experts = config.experts and config.experts.num_experts
   return choose_layout(mesh, layout, num_experts=num_experts, vocab_size=config.vocab_size)
 
 
 def make_steps(
   config: ModelConfig, bind: Bind, bind_decoder: Bind, *, logical_axes: PyTree, mesh: Mesh | None, serving: Serving | None
-) -> Steps:
-  """Wraps the decoding methods of a `Transformer` as pure functions.
+) -> dict[str, Callable]:
+  """Wraps the decoding methods of a `Transformer` as pure functions: fields of `Model` by name.
 
   Args:
     config: Sizes and options.
@@ -152,4 +125,6 @@ def make_steps(
     longest = jnp.max(lengths)
     return tuple(longest > x[0] if read is None and i else read for i, (x, read) in enumerate(zip(columns, by_kernel, strict=True)))
 
-  return Steps(prefill, grow, resume, map_prompts, decoding_weights, decode, extend)
+  return dict(
+    prefill=prefill, grow=grow, resume=resume, map_prompts=map_prompts, decoding_weights=decoding_weights, decode=decode, extend=extend
+  )

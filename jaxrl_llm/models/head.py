@@ -100,7 +100,8 @@ def token_logprobs(
   chunk: int,
   learns_entropy: bool = False,
   mesh: Mesh | None = None,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+  teacher: Teacher | None = None,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Comparison | None]:
   """Computes log softmax(filter(unembed(h)))[target] and the entropy of that distribution.
 
   Args:
@@ -115,41 +116,24 @@ def token_logprobs(
       pass.
     mesh: Device mesh; None is one device. Rows are sharded over data, fsdp and expert, and slots
       over context; each device computes its own tokens. The vocabulary may be sharded over tensor.
+    teacher: Model whose logits are compared with the unfiltered ones; None for no comparison. A
+      chunk has the logits of both models. No gradient flows to the teacher.
 
   Returns:
-    Log-probabilities and entropies in float32, 0 for tokens that are not counted.
+    Log-probabilities and entropies in float32, 0 for tokens that are not counted, and the
+    comparison with the teacher; None without one.
 
   Example:
     >>> head, hidden = jnp.eye(3), jnp.array([[[0.0, 0.0, 5.0], [0.0, 0.0, 0.0]]])
     >>> settings = dict(unembed=lambda head, x: x @ head, filter_logits=lambda logits, keep: logits, chunk=1)
     >>> targets, counted = jnp.array([[2, 1]]), jnp.array([[True, True]])
-    >>> logprobs, entropy = token_logprobs(head, hidden, targets, counted, **settings)
+    >>> logprobs, entropy, _ = token_logprobs(head, hidden, targets, counted, **settings)
     >>> logprobs.round(3).tolist(), entropy.round(3).tolist()
     ([[-0.013, -1.099]], [[0.08, 1.099]])
   """
-  return _on_mesh(VocabularyPiece(unembed, filter_logits, chunk, learns_entropy), mesh, head, hidden, targets, counted, None)[:2]
-
-
-@jax.named_scope("head")
-def compared_logprobs(
-  head: Any,
-  hidden: Float[Array, "B T D"],
-  targets: Int[Array, "B T"],
-  counted: Bool[Array, "B T"],
-  teacher: Teacher,
-  *,
-  unembed: Unembed,
-  filter_logits: Filter,
-  chunk: int,
-  learns_entropy: bool = False,
-  mesh: Mesh | None = None,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Comparison]:
-  """Computes what `token_logprobs` does, and compares the unfiltered logits with a teacher's.
-
-  A chunk has the logits of both models. No gradient flows to the teacher.
-  """
-  piece = VocabularyPiece(unembed, filter_logits, chunk, learns_entropy, teacher.unembed, teacher.comparer)
-  return _on_mesh(piece, mesh, head, hidden, targets, counted, (teacher.head, teacher.hidden))
+  of_teacher = () if teacher is None else (teacher.unembed, teacher.comparer)
+  piece = VocabularyPiece(unembed, filter_logits, chunk, learns_entropy, *of_teacher)
+  return _on_mesh(piece, mesh, head, hidden, targets, counted, None if teacher is None else (teacher.head, teacher.hidden))
 
 
 def _on_mesh(

@@ -6,7 +6,7 @@ from jaxtyping import PyTree
 
 from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.messages import Problem
-from jaxrl_llm.models.config import Lora, ModelConfig
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import ADAPTER
 from jaxrl_llm.models.model import Model, make_model
 from jaxrl_llm.types import Params
@@ -50,17 +50,15 @@ def merged(config: ModelConfig, params: Params) -> Params:
 
   Returns the params of the same model without adapters.
   """
-  return params if config.lora is None else _merged(config.lora, params)
-
-
-def _merged(lora: Lora, tree: Params) -> Params:
+  if config.lora is None:
+    return params
   weights = {}
-  for name, value in tree.items():
+  for name, value in params.items():
     if isinstance(value, dict):
-      weights[name] = _merged(lora, value)
+      weights[name] = merged(config, value)
     elif ADAPTER not in name:
-      a, b = (tree.get(f"{name}{ADAPTER}{part}") for part in "ab")
-      scale = lora.alpha / lora.rank
+      a, b = (params.get(f"{name}{ADAPTER}{part}") for part in "ab")
+      scale = config.lora.alpha / config.lora.rank
       weights[name] = value if a is None else (value + scale * _product(a, b, value)).astype(value.dtype)
   return weights
 

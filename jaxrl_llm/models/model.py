@@ -1,6 +1,5 @@
 """`Model`: a decoder as the pure functions that the rest of the framework uses."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from jaxrl_llm.models.cache import Cache
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding import make_steps
 from jaxrl_llm.models.decoding_weights import DecodingWeights
-from jaxrl_llm.models.head import Teacher, chunk_tokens, compared_logprobs, token_logprobs
+from jaxrl_llm.models.head import Teacher, chunk_tokens, token_logprobs
 from jaxrl_llm.models.striping import in_row_order, striped, stripes_of
 from jaxrl_llm.models.transformer import STACKS, Transformer
 from jaxrl_llm.types import Comparer, Forward, Images, Params, Patches, TrainBatch
@@ -149,13 +148,8 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
   if serving is not None:
     bind_decoder, *_ = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=serving.mesh, expert_axes=EXPERT_AXES))
 
-  def hidden(
-    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T *axes"], segments: Int[Array, "B T"],
-    routing: Int[Array, "B T L K"] | None = None, *, prefixes: Int[Array, "B T"] | None = None, router_losses: bool = False,
-    images: Images | None = None,
-  ) -> Forward:  # fmt: skip
-    options = dict(prefixes=prefixes, router_losses=router_losses, images=images)
-    return bind(params).hidden(tokens, positions, segments, routing, **options)
+  def hidden(params: Params, *rows: Int[Array, "..."] | None, **options) -> Forward:
+    return bind(params).hidden(*rows, **options)
 
   def features(params: Params, patches: Patches) -> Float[Array, "I S F D"]:
     return bind(params).features(patches)
@@ -186,18 +180,15 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     options = dict(prefixes=batch.prefixes, router_losses=router_losses, images=batch.images)
     out = bind(params).hidden_in_stripes(*rows, **options)
     states, targets, counted, aligned = paired(out.hidden, sources, batch, mesh=mesh)
-    inputs = (head_weights(params), states, targets, counted)
     chunk = config.head_tokens or chunk_tokens(config.vocab_size, mesh) // (1 if teacher is None else 2)
-    options = dict(unembed=unembed, filter_logits=filter_logits, chunk=chunk, learns_entropy=learns_entropy, mesh=mesh)
+    options = dict(unembed=unembed, filter_logits=filter_logits, chunk=chunk, learns_entropy=learns_entropy, mesh=mesh, teacher=teacher)
     further = jax.tree.map(partial(in_row_order, mesh=mesh), out._replace(hidden=None))
-    if teacher is None:
-      of_tokens, entropy = token_logprobs(*inputs, **options)
-      return aligned(of_tokens), aligned(entropy), further
-    of_tokens, entropy, comparison = compared_logprobs(*inputs, teacher, **options)
+    of_tokens, entropy, comparison = token_logprobs(head_weights(params), states, targets, counted, **options)
     return aligned(of_tokens), aligned(entropy), further._replace(comparison=jax.tree.map(aligned, comparison))
 
   def head_weights(params: Params) -> Params:
-    return {name: params[name] for name in head_names(config)}
+    names = ("embedding",) if config.tie_embeddings else ("head", "head_lora_a", "head_lora_b")
+    return {name: params[name] for name in names if name in params}
 
   def teacher(params: Params, batch: TrainBatch, sources: Int[Array, "B T"], comparer: Comparer) -> Teacher:
     seen = batch if batch.taught is None else batch.taught
@@ -211,7 +202,8 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     return Teacher(head_weights(params), states, unembed, comparer)
 
   steps = make_steps(config, bind, bind_decoder, logical_axes=logical_axes, mesh=mesh, serving=serving)
-  return Model(config, init, logits, forward, hidden, unembed, logprobs, teacher, features, *steps, logical_axes, num_params, mesh)
+  rest = dict(logical_axes=logical_axes, num_params=num_params, mesh=mesh)
+  return Model(config, init, logits, forward, hidden, unembed, logprobs, teacher, features, **steps, **rest)
 
 
 def paired(
@@ -241,14 +233,6 @@ def paired(
     sources = move(places[sources])  # The state of a token without a source is never read.
   states = segments_lib.at_slots(hidden, sources, in_order=False)
   return states, move(batch.tokens), move(counted), back
-
-
-def head_names(config: ModelConfig) -> tuple[str, ...]:
-  """Returns the names of the params that the output head reads."""
-  if config.tie_embeddings:
-    return ("embedding",)
-  adapted = config.lora is not None and any(re.fullmatch(target, "head") for target in config.lora.targets)
-  return ("head", "head_lora_a", "head_lora_b") if adapted else ("head",)
 
 
 def check_sizes(config: ModelConfig) -> None:

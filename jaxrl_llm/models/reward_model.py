@@ -68,10 +68,8 @@ def make_reward_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Rewar
   config = trunk_config(config)
   bind, init, logical_axes, num_params = pure(lambda rngs: ValueModel(config, rngs=rngs, mesh=mesh, has_bias=False))
 
-  def token_rewards(
-    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
-  ) -> Float[Array, "B T"]:
-    return bind(params)(tokens, positions, segments)
+  def token_rewards(params: Params, *rows: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    return bind(params)(*rows)
 
   def rewards(params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:
     slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)

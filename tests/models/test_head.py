@@ -1,5 +1,7 @@
 """Tests of chunked log-probabilities against all logits: gradients, filters, meshes, memory."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,10 +41,20 @@ def work(rng):
 
 def loss_of(logprobs_fn, targets, counted, weights):
   def loss(head, hidden):
-    outputs = logprobs_fn(head, hidden, targets, counted)
-    return sum(jnp.sum(w * x * jnp.abs(x)) for w, x in zip(weights, outputs)), outputs
+    outputs = logprobs_fn(head, hidden, targets, counted)[:2]
+    return sum(jnp.sum(w * x * jnp.abs(x)) for w, x in zip(weights, outputs, strict=True)), outputs
 
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+
+
+def chunked(**settings):
+  """Returns `token_logprobs` with settings; without filters and with a learned entropy by default."""
+  return functools.partial(token_logprobs, **(dict(unembed=unembed, filter_logits=make_filter(), learns_entropy=True) | settings))
+
+
+def assert_close(actual, expected):
+  for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(b)))))
 
 
 @pytest.mark.parametrize("filters", [{}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 5}])
@@ -50,12 +62,10 @@ def loss_of(logprobs_fn, targets, counted, weights):
 def test_chunks_agree_with_all_logits(work, chunk, filters):
   head, hidden, targets, counted, weights = work
   filter_logits = make_filter(**filters)
-  settings = dict(unembed=unembed, filter_logits=filter_logits, chunk=chunk, learns_entropy=True)
   expected = loss_of(lambda *args: plain_logprobs(*args, filter_logits), targets, counted, weights)(head, hidden)
-  chunked = loss_of(lambda *args: token_logprobs(*args, **settings), targets, counted, weights)(head, hidden)
-  for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(chunked), strict=True):
-    np.testing.assert_allclose(b, a, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(a)))))
-  assert not np.any(np.asarray(chunked[0][1][0])[~np.asarray(counted)])
+  actual = loss_of(chunked(filter_logits=filter_logits, chunk=chunk), targets, counted, weights)(head, hidden)
+  assert_close(actual, expected)
+  assert not np.any(np.asarray(actual[0][1][0])[~np.asarray(counted)])
 
 
 MESHES = ({"fsdp": 8}, {"data": 2, "tensor": 4}, {"context": 4, "fsdp": 2}, {"expert": 2, "context": 2, "tensor": 2})
@@ -64,13 +74,11 @@ MESHES = ({"fsdp": 8}, {"data": 2, "tensor": 4}, {"context": 4, "fsdp": 2}, {"ex
 @pytest.mark.parametrize("shape", few(MESHES, 0))
 def test_every_mesh_gives_the_same_results(work, shape):
   head, hidden, targets, counted, weights = work
-  settings = dict(unembed=unembed, filter_logits=make_filter(top_p=0.9), chunk=4, learns_entropy=True)
-  alone = loss_of(lambda *args: token_logprobs(*args, **settings), targets, counted, weights)(head, hidden)
+  settings = dict(filter_logits=make_filter(top_p=0.9), chunk=4)
+  alone = loss_of(chunked(**settings), targets, counted, weights)(head, hidden)
   mesh = mesh_lib.make_mesh(**shape)
   placed, (targets, counted) = mesh_lib.place_tokens(mesh, hidden), mesh_lib.place_tokens(mesh, (targets, counted))
-  sharded = loss_of(lambda *args: token_logprobs(*args, **settings, mesh=mesh), targets, counted, weights)(head, placed)
-  for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
-    np.testing.assert_allclose(b, a, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(a)))))
+  assert_close(loss_of(chunked(**settings, mesh=mesh), targets, counted, weights)(head, placed), alone)
 
 
 @pytest.mark.parametrize("temperature", few([0.01, 1.0, 0.1, 1e-3, 1e-6], 0, rest="slow"))
@@ -82,7 +90,7 @@ def test_large_logits_lose_no_more_digits_than_in_the_sampler(temperature, rng):
 
   def loss(x):
     settings = dict(unembed=lambda head, x: x + head, filter_logits=filter_logits, chunk=128)
-    logprobs, entropy = token_logprobs(jnp.zeros(264), x[None], targets[None], jnp.ones((1, 512), bool), **settings)
+    logprobs, entropy, _ = token_logprobs(jnp.zeros(264), x[None], targets[None], jnp.ones((1, 512), bool), **settings)
     return jnp.sum(jnp.float32(weights) * logprobs), (logprobs[0], entropy[0])
 
   (_, (logprobs, entropy)), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
@@ -98,17 +106,14 @@ def test_large_logits_lose_no_more_digits_than_in_the_sampler(temperature, rng):
 
 def test_the_entropy_has_a_gradient_only_if_it_is_learned(work):
   head, hidden, targets, counted, _ = work
-  settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=16)
-  entropy = lambda hidden, learns: jnp.sum(token_logprobs(head, hidden, targets, counted, **settings, learns_entropy=learns)[1])
+  entropy = lambda hidden, learns: jnp.sum(chunked(chunk=16, learns_entropy=learns)(head, hidden, targets, counted)[1])
   assert not np.any(jax.grad(entropy)(hidden, False)) and np.any(jax.grad(entropy)(hidden, True))
 
 
 def test_a_batch_without_counted_tokens_has_no_loss(work):
   """Its gradient is zero."""
   head, hidden, targets, counted, weights = work
-  settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=8, learns_entropy=True)
-  none = jnp.zeros_like(counted)
-  (loss, _), grads = loss_of(lambda *args: token_logprobs(*args, **settings), targets, none, weights)(head, hidden)
+  (loss, _), grads = loss_of(chunked(chunk=8), targets, jnp.zeros_like(counted), weights)(head, hidden)
   assert loss == 0 and not any(np.any(x) for x in jax.tree.leaves(grads))
 
 
@@ -116,7 +121,6 @@ def test_memory_holds_only_one_chunk_of_logits():
   """For 2048 tokens and 8192 ids, all logits would take 64 MB; those of a chunk take 4 MB."""
   head = {"w": jax.ShapeDtypeStruct((32, 8192), jnp.float32), "b": jax.ShapeDtypeStruct((8192,), jnp.float32)}
   hidden, ids = jax.ShapeDtypeStruct((8, 256, 32), jnp.float32), jax.ShapeDtypeStruct((8, 256), jnp.int32)
-  settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=128)
   counted = jnp.ones((8, 256), bool)
   temp = lambda logprobs_fn: (
     jax.jit(jax.grad(lambda head, hidden, ids: jnp.sum(logprobs_fn(head, hidden, ids, counted)[0]), argnums=(0, 1)))
@@ -125,7 +129,7 @@ def test_memory_holds_only_one_chunk_of_logits():
     .memory_analysis()
     .temp_size_in_bytes
   )
-  assert temp(lambda *args: token_logprobs(*args, **settings)) < 20e6 < 64e6 < temp(lambda *args: plain_logprobs(*args, make_filter()))
+  assert temp(chunked(chunk=128, learns_entropy=False)) < 20e6 < 64e6 < temp(lambda *args: plain_logprobs(*args, make_filter()))
 
 
 GIB = 2**30

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.sampler import make_filter
-from jaxrl_llm.models.head import Teacher, compared_logprobs, token_logprobs
+from jaxrl_llm.models.head import Teacher, token_logprobs
 from jaxrl_llm.objectives import divergence
 from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
@@ -127,11 +127,11 @@ def test_the_chunked_head_gives_the_divergence_of_all_logits(work, beta, chunk):
 
   def chunked(head, hidden):
     teacher = Teacher(teacher_head, teacher_hidden, unembed, comparer(beta=beta, temperature=1.3))
-    logprobs, entropy, compared = compared_logprobs(head, hidden, targets, counted, teacher, chunk=chunk, **options)
+    logprobs, entropy, compared = token_logprobs(head, hidden, targets, counted, teacher=teacher, chunk=chunk, **options)
     return jnp.sum(logprobs * entropy) + jnp.sum(compared.divergence) / jnp.sum(counted), (logprobs, entropy, compared)
 
   def whole(head, hidden):
-    logprobs, entropy = token_logprobs(head, hidden, targets, counted, chunk=5, **options)
+    logprobs, entropy, _ = token_logprobs(head, hidden, targets, counted, chunk=5, **options)
     logits = [jnp.einsum("btd,dv->btv", *x) for x in ((hidden, head), (teacher_hidden, teacher_head))]
     return jnp.sum(logprobs * entropy) + divergence(*logits, counted, beta=beta, temperature=1.3), (logprobs, entropy)
 
@@ -148,6 +148,6 @@ def test_no_gradient_flows_to_the_teacher(work):
   def loss(teacher_head, teacher_hidden):
     teacher = Teacher(teacher_head, teacher_hidden, unembed, comparer(beta=0.5))
     settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=16)
-    return jnp.sum(compared_logprobs(head, hidden, targets, counted, teacher, **settings)[2].divergence)
+    return jnp.sum(token_logprobs(head, hidden, targets, counted, teacher=teacher, **settings)[2].divergence)
 
   assert not any(np.any(x) for x in jax.grad(loss, argnums=(0, 1))(teacher_head, teacher_hidden))
