@@ -7,11 +7,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.kernels.precision import precision_of
 
-_FORMATS = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
+FORMATS = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 """Type and largest value of each format."""
-
-FORMATS = tuple(_FORMATS)
-
 
 class Quantized(NamedTuple):
   """A weight in 8 bits: values · scale, with one scale per output.
@@ -56,7 +53,7 @@ def quantize(weight: Float[Array, "..."], inputs: tuple[int, ...], name: str) ->
   References:
     LLM.int8(), arXiv:2208.07339, 2022; FP8 formats for deep learning, arXiv:2209.05433, 2022.
   """
-  dtype, largest = _FORMATS[name]
+  dtype, largest = FORMATS[name]
   weight = weight.astype(jnp.float32)
   top = jnp.max(jnp.abs(weight), axis=inputs)
   scale = jnp.where(top > 0, top / largest, 1.0)

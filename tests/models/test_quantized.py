@@ -8,8 +8,10 @@ import pytest
 from jaxrl_llm.decoding.sampler import make_sampler
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, moe, preset
+from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.models.decoding_weights import unstacked_shardings
 from jaxrl_llm.models.quantized import FORMATS, Quantized, matmul, quantize
+from tests.marks import few
 
 NANO = preset("nano", vocab_size=264)._replace(num_layers=3)
 MIXTURE = NANO._replace(experts=Experts(16, 4, 32, layers=(1, 2)))
@@ -65,30 +67,19 @@ CASES = {
   "adapters": (NANO._replace(tie_embeddings=False, qkv_bias=True, lora=Lora(4, 8.0)), {}, 0),
   "mixture": (MIXTURE, {}, 0),
   "masked": (MIXTURE, dict(fsdp=4, expert=2), 512),
-  "bounded": (MIXTURE._replace(tie_embeddings=False), dict(fsdp=2, expert=2, tensor=2), 0),
+  "sorted": (MIXTURE._replace(tie_embeddings=False), dict(fsdp=2, expert=2, tensor=2), 0),
 }
 
 
-def cost(label, name):
-  """Returns the marks of a case: one runs by default, and some that differ most from it in CI."""
-  if (label, name) == ("tied head", "int8"):
-    return []
-  return [pytest.mark.slow if (label, name) in (("tied head", "float8"),) else pytest.mark.exhaustive]
+EVERY = [pytest.param(*case, name, id=f"{label}-{name}") for label, case in CASES.items() for name in FORMATS]
 
 
-EVERY = [
-  pytest.param(*case, name, id=f"{label}-{name}", marks=cost(label, name))
-  for label, case in CASES.items()
-  for name in FORMATS
-]
-
-
-@pytest.mark.parametrize(("shape", "sizes", "masked_tokens", "name"), EVERY)
+@pytest.mark.parametrize(("shape", "sizes", "masked_tokens", "name"), few(EVERY, 0, rest="slow", by_hand=range(2, len(EVERY))))
 def test_decoding_equals_that_of_rounded_weights(shape, sizes, masked_tokens, name, monkeypatch):
   """Prompts of one token: the others would be prefilled, with the exact weights."""
   monkeypatch.setattr(moe, "_MASKED_TOKENS", masked_tokens)
   mesh = mesh_lib.make_mesh(**sizes, devices=jax.devices()[: 8 if sizes else 1])
-  layout = mesh_lib.serving_layout(mesh, num_experts=16, vocab_size=264) if sizes else None
+  layout = serving_of(MIXTURE, mesh, layout="spread") if sizes else None
   in_8_bits = make_model(shape._replace(decode_weights=name), mesh=mesh, serving=layout)
   exact = make_model(shape, mesh=mesh, serving=layout)
   params = jax.jit(exact.init)(jax.random.key(0))
@@ -111,7 +102,7 @@ def test_decoding_equals_that_of_rounded_weights(shape, sizes, masked_tokens, na
 
 def test_values_and_scales_lie_where_the_weights_do():
   mesh = mesh_lib.make_mesh(fsdp=2, expert=2, tensor=2)
-  layout = mesh_lib.serving_layout(mesh, num_experts=16, vocab_size=264)
+  layout = serving_of(MIXTURE, mesh, layout="spread")
   model = make_model(MIXTURE._replace(decode_weights="int8"), mesh=mesh, serving=layout)
   abstract = jax.eval_shape(model.init, jax.random.key(0))
   weights = jax.eval_shape(model.decoding_weights, abstract)

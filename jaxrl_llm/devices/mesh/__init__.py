@@ -13,10 +13,10 @@ from jaxrl_llm.devices.mesh.placement import (
   state_shardings,
   token_sharding,
 )
-from jaxrl_llm.devices.mesh.serving import EXPERT_AXES, Serving, choose_layout, serving_layout
+from jaxrl_llm.devices.mesh.serving import EXPERT_AXES, Serving, choose_layout
 
 __all__ = [
   "AXES", "BATCH_AXES", "EXPERT_AXES", "RULES", "SAMPLER_FIELDS", "Serving", "choose_layout", "make_mesh", "make_meshes", "mesh_shape",
-  "num_row_shards", "param_shardings", "place_rows", "place_tokens", "platform_of", "replicated", "row_sharding", "serving_layout",
+  "num_row_shards", "param_shardings", "place_rows", "place_tokens", "platform_of", "replicated", "row_sharding",
   "staging_mesh", "state_shardings", "token_sharding",
 ]  # fmt: skip

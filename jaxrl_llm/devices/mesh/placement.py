@@ -137,14 +137,7 @@ def _in_whole_tiles(
 ) -> Sequence[tuple[str, ...]]:
   """Moves `fsdp` from the last axis of experts to another one if that fills whole tiles.
 
-  Args:
-    mesh: Mesh of the tensor.
-    axes: Names of the tensor's axes.
-    splits: Mesh axes of each axis by the rules.
-    shape: Shape of the tensor.
-
-  Returns:
-    Mesh axes of each axis.
+  `splits` has the mesh axes of each of the tensor's axes, by the rules, and so has the result.
   """
   if "expert" not in axes or "fsdp" not in splits[-1] or mesh.shape["fsdp"] == 1:
     return splits

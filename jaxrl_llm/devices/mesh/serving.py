@@ -41,6 +41,9 @@ class Serving(NamedTuple):
 def choose_layout(mesh: Mesh, layout: str | None, *, num_experts: int | None, vocab_size: int) -> Serving | None:
   """Returns the layout for decoding that a config asks for, or the one that moves fewer bytes.
 
+  "spread" shards experts and vocabulary over all devices but those of `data`. Attention is
+  replicated over `fsdp` and `expert`, and each device attends for its own rows.
+
   Args:
     mesh: Mesh of the sampler, which is the learner's unless it has its own devices.
     layout: "spread", "learner", or None for the choice.
@@ -54,6 +57,16 @@ def choose_layout(mesh: Mesh, layout: str | None, *, num_experts: int | None, vo
   Raises:
     ValueError: If "spread" is asked for and changes nothing, or the devices do not divide the
       experts.
+
+  Example:
+    >>> import jax
+    >>> from jaxrl_llm.devices.mesh import make_mesh
+    >>> mesh = make_mesh(fsdp=4, expert=2, devices=jax.devices()[:8])
+    >>> layout = choose_layout(mesh, "spread", num_experts=4, vocab_size=264)
+    >>> layout.mesh.shape["data"], layout.mesh.shape["fsdp"], layout.mesh.shape["expert"]
+    (2, 2, 2)
+    >>> layout.rules["expert"], layout.rules["vocab"]
+    (('expert', 'fsdp'), ('tensor', 'expert', 'fsdp'))
   """
   if layout == "learner":
     return None
@@ -62,32 +75,6 @@ def choose_layout(mesh: Mesh, layout: str | None, *, num_experts: int | None, vo
       return None
     why = "the model has no experts" if num_experts is None else "mesh.fsdp and mesh.expert are 1: every device has all experts"
     raise ValueError(f"config.serving.layout: found {layout!r}, expected None, because {why}")
-  return serving_layout(mesh, num_experts=num_experts, vocab_size=vocab_size)
-
-
-def serving_layout(mesh: Mesh, *, num_experts: int, vocab_size: int) -> Serving:
-  """Returns the layout that spreads experts and vocabulary over all devices but those of `data`.
-
-  Attention is replicated over `fsdp` and `expert`, and each device attends for its own rows.
-
-  Args:
-    mesh: Mesh of the sampler, which is the learner's unless it has its own devices.
-    num_experts: Number of experts of a layer.
-    vocab_size: Size of the vocabulary.
-
-  Raises:
-    ValueError: If the devices do not divide the experts.
-
-  Example:
-    >>> import jax
-    >>> from jaxrl_llm.devices.mesh import make_mesh
-    >>> mesh = make_mesh(fsdp=4, expert=2, devices=jax.devices()[:8])
-    >>> layout = serving_layout(mesh, num_experts=4, vocab_size=264)
-    >>> layout.mesh.shape["data"], layout.mesh.shape["fsdp"], layout.mesh.shape["expert"]
-    (2, 2, 2)
-    >>> layout.rules["expert"], layout.rules["vocab"]
-    (('expert', 'fsdp'), ('tensor', 'expert', 'fsdp'))
-  """
   shape = dict(mesh.shape)
   if num_experts % shape["expert"]:
     raise ValueError(f"mesh.expert={shape['expert']} does not divide the model's {num_experts} experts; choose a divisor of {num_experts}")

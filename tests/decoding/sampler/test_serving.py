@@ -55,7 +55,7 @@ def test_another_layout_draws_the_same_tokens(sizes, options, few_tokens, monkey
   if not few_tokens:
     monkeypatch.setattr(moe, "_MASKED_TOKENS", 0)
   mesh, shape = mesh_lib.make_mesh(**sizes), MIXTURE._replace(**options)
-  layout = mesh_lib.serving_layout(mesh, num_experts=shape.experts.num_experts, vocab_size=264)
+  layout = serving_of(shape, mesh, layout="spread")
   settings = dict(slots=16, record_routing=True)
   learner_model = make_model(shape, mesh=mesh)
   params, expected = sample(learner_model, mesh, prompts(8), **settings)

@@ -19,7 +19,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 )
 def test_experts_are_spread_as_far_as_they_divide(sizes, num_experts, expected):
   mesh = mesh_lib.make_mesh(**sizes)
-  layout = mesh_lib.serving_layout(mesh, num_experts=num_experts, vocab_size=264)
+  layout = mesh_lib.choose_layout(mesh, "spread", num_experts=num_experts, vocab_size=264)
   assert {axis: size for axis, size in layout.mesh.shape.items() if axis in expected} == expected
   # Rows stay where they are.
   assert layout.mesh.devices.ravel().tolist() == mesh.devices.ravel().tolist()
@@ -28,7 +28,7 @@ def test_experts_are_spread_as_far_as_they_divide(sizes, num_experts, expected):
 
 @pytest.mark.parametrize(("vocab_size", "axes"), [(264, ("tensor", "expert", "fsdp")), (260, ("tensor", "expert")), (263, None)])
 def test_the_vocabulary_is_spread_as_far_as_it_divides(vocab_size, axes):
-  layout = mesh_lib.serving_layout(mesh_lib.make_mesh(fsdp=4, expert=2), num_experts=8, vocab_size=vocab_size)
+  layout = mesh_lib.choose_layout(mesh_lib.make_mesh(fsdp=4, expert=2), "spread", num_experts=8, vocab_size=vocab_size)
   assert layout.rules["vocab"] == (("tensor",) if axes is None else axes)
 
 
@@ -57,12 +57,12 @@ def test_a_layout_without_effect_is_refused():
   with pytest.raises(ValueError, match="^config.serving.layout: .* because mesh.fsdp and mesh.expert are 1"):
     mesh_lib.choose_layout(mesh_lib.make_mesh(data=8), "spread", num_experts=8, **sizes)
   with pytest.raises(ValueError, match="^mesh.expert=8 does not divide the model's 4 experts; choose a divisor of 4$"):
-    mesh_lib.serving_layout(mesh_lib.make_mesh(expert=8), num_experts=4, **sizes)
+    mesh_lib.choose_layout(mesh_lib.make_mesh(expert=8), "spread", num_experts=4, **sizes)
 
 
 def test_weights_lie_by_the_rules_of_the_layout():
   mesh = mesh_lib.make_mesh(fsdp=4, expert=2)
-  layout = mesh_lib.serving_layout(mesh, num_experts=16, vocab_size=264)
+  layout = mesh_lib.choose_layout(mesh, "spread", num_experts=16, vocab_size=264)
   axes = {"experts": ("layers", "expert", "embed", "mlp"), "q": ("layers", "embed", "heads", "head_dim"), "head": ("embed", "vocab")}
   shapes = {"experts": (2, 16, 8, 4), "q": (2, 8, 4, 2), "head": (8, 264)}
   shapes = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
