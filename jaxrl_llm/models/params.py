@@ -1,4 +1,9 @@
-"""Splitting params into trained and frozen weights, and joining them again."""
+"""Params trees: their branches, and splitting them into trained and frozen weights."""
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jaxtyping import PyTree
@@ -21,3 +26,8 @@ def partition(params: Params, trainable: PyTree | None) -> tuple[Params, Params]
 def combine(trained: Params, frozen: Params) -> Params:
   """Joins the two trees that `partition` returns."""
   return jax.tree.map(lambda a, b: b if a is None else a, trained, frozen, is_leaf=lambda x: x is None)
+
+
+def at_path(params: Params, path: Sequence[str]) -> Any:
+  """Returns the array or branch at a path of a params tree, or of a tree of the same form."""
+  return functools.reduce(operator.getitem, path, params)

@@ -1,7 +1,5 @@
 """Saving of low-rank adapters in PEFT's format, apart from the weights that they adapt."""
 
-import functools
-import operator
 import os
 import pathlib
 
@@ -14,6 +12,7 @@ from jaxrl_llm.models.files.saving import check_folder, on_host, picture_notes, 
 from jaxrl_llm.models.files.tensor_names import TensorEntry, entries
 from jaxrl_llm.models.linear import ADAPTER
 from jaxrl_llm.models.model import Model
+from jaxrl_llm.models.params import at_path
 from jaxrl_llm.types import Params
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -50,7 +49,7 @@ def save_adapter(
   if lora is None:
     raise ValueError(Problem("adapter", "a model without adapters", "one that was trained with model.lora_rank"))
   check_folder(path)
-  adapted = [entry for entry in entries(model.config) if f"{entry.path[-1]}{ADAPTER}a" in _module(params, entry)]
+  adapted = [entry for entry in entries(model.config) if f"{entry.path[-1]}{ADAPTER}a" in at_path(params, entry.path[:-1])]
   if any(entry.over_experts for entry in adapted):
     why = "transformers holds all experts in one tensor, for which PEFT has another format; without --adapter they are merged"
     raise ValueError(Problem("adapter", "adapters of experts (mlp/.* of a mixture)", f"adapters of attention only: {why}"))
@@ -72,12 +71,8 @@ def save_adapter(
     write_file(folder / WEIGHTS, layout, tensors)
 
 
-def _module(params: Params, entry: TensorEntry) -> Params:
-  return functools.reduce(operator.getitem, entry.path[:-1], params)
-
-
 def _matrices(params: Params, entry: TensorEntry, dtype: str | None) -> tuple[np.ndarray, np.ndarray]:
   """Returns A as [rank, in] and B as [out, rank], with heads flattened as in the tensor."""
-  module = _module(params, entry)
+  module = at_path(params, entry.path[:-1])
   a, b = (on_host(module[f"{entry.path[-1]}{ADAPTER}{part}"], entry.layer, dtype) for part in "ab")
   return np.ascontiguousarray(a.reshape(-1, a.shape[-1]).T), np.ascontiguousarray(b.reshape(b.shape[0], -1).T)

@@ -1,7 +1,6 @@
 """Loading of checkpoints: checks of headers first, then one tensor after another onto devices."""
 
 import functools
-import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from jaxrl_llm.models.files.hf_folder import open_hf_folder, read_hf_config
 from jaxrl_llm.models.files.tensor_names import HEAD, IGNORED_SUFFIXES, TensorEntry, entries, piece_of, to_params_layout
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.models.model import Model, make_model
+from jaxrl_llm.models.params import at_path
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.types import Params
 
@@ -198,8 +198,8 @@ def load_table(
   params = _empty(model, shapes, shardings, {entry.path for entry in table}, key)
   for entry in table:
     *parents, leaf = entry.path
-    branch = functools.reduce(operator.getitem, parents, params)
-    sharding = None if shardings is None else functools.reduce(operator.getitem, entry.path, shardings)
+    branch = at_path(params, parents)
+    sharding = None if shardings is None else at_path(shardings, entry.path)
     part = _place(source, entry, sharding)
     # Without layer and names, so that all layers share one program.
     layout = entry._replace(layer=None, names=())

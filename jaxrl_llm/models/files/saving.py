@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import math
-import operator
 import os
 import pathlib
 import tempfile
@@ -25,6 +24,7 @@ from jaxrl_llm.models.files.safetensors import write_file
 from jaxrl_llm.models.files.tensor_names import TensorEntry, entries, to_hf_layout
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.model import Model
+from jaxrl_llm.models.params import at_path
 from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.pretrained.tokenizer_files import TOKENIZER_FILES, copy_files
 from jaxrl_llm.types import Params
@@ -181,10 +181,6 @@ def _token_ids(tokenizer_from: str | os.PathLike | None) -> dict:
   return {name: source[name] for name in _TOKEN_IDS if name in source}
 
 
-def _leaf(params: Params, entry: TensorEntry):
-  return functools.reduce(operator.getitem, entry.path, params)
-
-
 def _by_tensor(table: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
   """Groups the entries whose arrays are parts of one tensor."""
   return [list(group) for _, group in itertools.groupby(table, key=lambda entry: entry.names)]
@@ -194,7 +190,7 @@ def _plan(table: Sequence[TensorEntry], params: Params, dtype: str | None, max_s
   """Plans the files: for each one the shape and dtype of its tensors by name, in table order."""
   shards, used = [{}], 0
   for entry, *_ in _by_tensor(table):
-    stored = dtype or jnp.dtype(_leaf(params, entry).dtype).name
+    stored = dtype or jnp.dtype(at_path(params, entry.path).dtype).name
     num_bytes = math.prod(entry.shape) * jnp.dtype(stored).itemsize
     for name in entry.names:
       if shards[-1] and used + num_bytes > max_shard_bytes:
@@ -208,7 +204,7 @@ def _plan(table: Sequence[TensorEntry], params: Params, dtype: str | None, max_s
 def _tensors(table: Sequence[TensorEntry], params: Params, dtype: str | None) -> Iterator[np.ndarray]:
   """Yields all tensors in the order of the table."""
   for parts in _by_tensor(table):
-    arrays = [on_host(_leaf(params, entry), entry.layer, dtype) for entry in parts]
+    arrays = [on_host(at_path(params, entry.path), entry.layer, dtype) for entry in parts]
     for of_tensor in zip(*arrays, strict=True) if parts[0].over_experts else [arrays]:
       yield to_hf_layout(parts, of_tensor)
 
