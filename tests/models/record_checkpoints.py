@@ -13,6 +13,7 @@ import json
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -58,12 +59,13 @@ def draw(model) -> None:
 
   with torch.no_grad():
     for name, weight in model.named_parameters():
-      if name.endswith("norm.weight"):
+      if "norm" in name and name.endswith("weight"):
         weight.copy_(1 + 0.2 * torch.randn_like(weight))
       elif weight.ndim == 1:
         weight.copy_(0.3 * torch.randn_like(weight))
       else:
-        weight.copy_(1.5 * torch.randn_like(weight) * (0.04 if "embed" in name else weight.shape[-1] ** -1.0) ** 0.5)
+        fan_in = weight[0].numel() if weight.ndim == 5 else weight.shape[-1]  # Five axes: patches.
+        weight.copy_(1.5 * torch.randn_like(weight) * (0.04 if "embed" in name and weight.ndim == 2 else fan_in**-1.0) ** 0.5)
 
 
 def logits_of(folder: pathlib.Path, tokens: np.ndarray) -> np.ndarray:
@@ -128,8 +130,13 @@ def check(name: str) -> None:
   assert max(errors) < 2e-4
 
 
-if __name__ == "__main__":
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(description: str, names: Iterable[str], record: Callable[[str], None], check: Callable[[str], None]) -> None:
+  """Records or checks all checkpoints, as the command line says."""
+  parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-  for checkpoint in CHECKPOINTS:
-    (check if parser.parse_args().check else record)(checkpoint)
+  for name in names:
+    (check if parser.parse_args().check else record)(name)
+
+
+if __name__ == "__main__":
+  main(__doc__, CHECKPOINTS, record, check)

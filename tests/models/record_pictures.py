@@ -7,12 +7,13 @@ The script needs torch, torchvision, Pillow and transformers. The checkpoints we
 transformers 5.24.0 and torch 2.14.1.
 """
 
-import argparse
 import pathlib
 import shutil
 import tempfile
 
 import numpy as np
+
+from tests.models.record_checkpoints import draw, main
 
 FOLDER = pathlib.Path(__file__).parent / "pictures"
 LOGITS = "logits.npz"
@@ -34,21 +35,6 @@ CHECKPOINTS = {
   "qwen3_vl": ("Qwen3VL", {}, dict(tie_word_embeddings=True)),
   "qwen3_vl_moe": ("Qwen3VLMoe", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12), {}),
 }
-
-
-def draw(model) -> None:
-  """Draws weights so that none has its neutral value, which could hide an error."""
-  import torch
-
-  with torch.no_grad():
-    for name, weight in model.named_parameters():
-      if "norm" in name and name.endswith("weight"):
-        weight.copy_(1 + 0.2 * torch.randn_like(weight))
-      elif weight.ndim == 1:
-        weight.copy_(0.3 * torch.randn_like(weight))
-      else:
-        fan_in = weight[0].numel() if weight.ndim == 5 else weight.shape[-1]
-        weight.copy_(1.5 * torch.randn_like(weight) * (0.04 if "embed" in name and weight.ndim == 2 else fan_in**-1.0) ** 0.5)
 
 
 def rows(processor) -> list[dict]:
@@ -126,7 +112,4 @@ def check(name: str) -> None:
 
 
 if __name__ == "__main__":
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-  for checkpoint in CHECKPOINTS:
-    (check if parser.parse_args().check else record)(checkpoint)
+  main(__doc__, CHECKPOINTS, record, check)

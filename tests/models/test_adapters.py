@@ -1,7 +1,6 @@
 """Tests of adapters in PEFT's format: what peft computes with them, and what cannot be saved."""
 
 import json
-import pathlib
 import warnings
 import zlib
 
@@ -15,8 +14,8 @@ from jaxrl_llm.models.files.adapters import save_adapter
 from jaxrl_llm.models.files.loading import load_params, read_config
 from jaxrl_llm.models.lora import is_adapter, merge
 from tests.marks import few
+from tests.models.recorded import CHECKPOINTS
 
-CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
 ALL = ("attention/.*", "mlp/.*", "head")
 
 

@@ -1,15 +1,14 @@
 """Tests of config.json: transformers' defaults, both layouts, and refused options."""
 
 import json
-import pathlib
 
 import pytest
 
 from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
 from jaxrl_llm.models.files.families import FAMILIES, Family, from_hf_config, to_hf_config
 from jaxrl_llm.models.presets import PRESETS
+from tests.models.recorded import CHECKPOINTS
 
-CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
 SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=48, num_hidden_layers=4, num_attention_heads=32)
 MIXTURE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)

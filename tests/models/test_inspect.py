@@ -1,7 +1,6 @@
 """Tests of the command that describes a checkpoint."""
 
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -9,9 +8,8 @@ import sys
 import pytest
 
 from jaxrl_llm.models.inspect import describe_checkpoint, main
-
-CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.models.recorded import CHECKPOINTS
+from tests.runs import ROOT
 
 
 def rows(path):

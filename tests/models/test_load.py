@@ -1,9 +1,6 @@
 """Tests of loading: logits against those of transformers, placement, memory, and bad input."""
 
 import functools
-import json
-import pathlib
-import shutil
 import weakref
 
 import chex
@@ -18,35 +15,12 @@ from jaxrl_llm.models.files import loading, safetensors
 from jaxrl_llm.models.files.loading import load, load_params, logits, open_source, read_config
 from jaxrl_llm.models.files.tensor_names import entries, to_hf_layout, to_params_layout
 from tests.marks import few
-
-CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
-NAMES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))
+from tests.models.recorded import CHECKPOINTS, INDEX, NAMES, WEIGHTS, rewrite
 
 
 def recorded(name):
   with np.load(CHECKPOINTS / name / "logits.npz") as arrays:
     return arrays["tokens"], arrays["logits"]
-
-
-@pytest.fixture
-def copy(tmp_path):
-  """Function `copy(name, **fields)` that copies a checkpoint and replaces fields of its config."""
-
-  def make(name, **fields):
-    folder = shutil.copytree(CHECKPOINTS / name, tmp_path / name)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    return folder
-
-  return make
-
-
-def rewrite(path, change):
-  """Rewrites a file of safetensors after `change` has edited its dict from name to array."""
-  stored = safetensors.read_header(path)
-  tensors = {name: safetensors.read_tensor(tensor) for name, tensor in stored.items()}
-  change(tensors)
-  safetensors.write_file(path, {name: (x.shape, x.dtype.name) for name, x in tensors.items()}, tensors.values())
 
 
 def test_every_family_is_recorded():
@@ -94,20 +68,6 @@ def test_weights_and_activations_have_the_requested_dtypes():
   mixed, exact = load(CHECKPOINTS / "qwen3_moe", compute_dtype="bfloat16")
   assert (mixed.config.param_dtype, mixed.config.dtype) == ("float32", "bfloat16")
   chex.assert_trees_all_equal(jax.tree.map(lambda x, y: x.astype(y.dtype), exact, params), params)
-
-
-def test_stored_bfloat16_is_loaded_bit_by_bit():
-  _, source = open_source(CHECKPOINTS / "qwen2")
-  assert set(source.dtypes.values()) == {"bfloat16"}
-  _, params = load(CHECKPOINTS / "qwen2", dtype="bfloat16")
-  np.testing.assert_array_equal(params["embedding"], source.read("model.embed_tokens.weight"))
-  q = source.read("model.layers.1.self_attn.q_proj.weight")
-  np.testing.assert_array_equal(params["layers"]["attention"]["q"][1], q.T.reshape(32, 4, 8))
-
-
-def test_a_model_that_is_already_built_gets_the_same_weights(loaded):
-  model, params = loaded("smollm2")
-  chex.assert_trees_all_equal(load_params(CHECKPOINTS / "smollm2", model), params)
 
 
 def test_adapters_are_drawn_and_change_nothing_yet():
@@ -225,7 +185,7 @@ def put(name, shape, dtype=np.float32):
   return lambda tensors: tensors.update({name: np.zeros(shape, dtype)})
 
 
-WEIGHTS, INDEX, SHARD = "model.safetensors", "model.safetensors.index.json", "model-00002-of-00003.safetensors"
+SHARD = "model-00002-of-00003.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
 # A checkpoint, the damage to its folder, and the words of the message.
 DAMAGES = {

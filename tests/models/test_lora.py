@@ -48,16 +48,6 @@ def test_merged_weights_are_the_same_model(name):
   assert not np.allclose(logits(reference(params), *rows), logits(params, *rows), atol=0.1)
 
 
-def test_a_merged_weight_is_the_explicit_sum():
-  _, params, _, _ = build("dense")
-  _, merged = merge(make_model(DENSE), params)
-  p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["layers"]["attention"])
-  q = p["q"][1] + 2.0 * np.einsum("dr,rhc->dhc", p["q_lora_a"][1], p["q_lora_b"][1])
-  o = p["o"][1] + 2.0 * np.einsum("hcr,rd->hcd", p["o_lora_a"][1], p["o_lora_b"][1])
-  np.testing.assert_allclose(merged["layers"]["attention"]["q"][1], q, atol=1e-5)
-  np.testing.assert_allclose(merged["layers"]["attention"]["o"][1], o, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["dense", "sparse"])
 def test_fresh_adapters_add_nothing(name):
   model, _, rows, logits = build(name)

@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from jaxrl_llm.models import make_model, preset
-from jaxrl_llm.models.attention import packed
-from jaxrl_llm.models.layers import Attention
 from tests.marks import few
+from tests.programs import equations
 
 NANO = preset("nano", vocab_size=264)
 # Fast to compile; the programs run only for milliseconds.
@@ -121,26 +119,6 @@ def test_logits_match_a_float64_loop(option):
     np.testing.assert_allclose(logits[row, : len(sequence)], expected, atol=1e-4)
 
 
-def test_attention_layer_matches_repeated_heads(rng):
-  config = NANO._replace(qkv_bias=True)
-  assert config.num_kv_heads < config.num_heads
-  graph, abstract = nnx.split(nnx.eval_shape(lambda: Attention(config, rngs=nnx.Rngs(0))))
-  state = jax.tree.map(lambda p: jnp.asarray(0.5 * rng.standard_normal(p.shape), jnp.float32), abstract)
-  x = rng.standard_normal((1, 6, config.d_model))
-
-  @jax.jit
-  def attention(state, x):
-    layer = nnx.merge(graph, state)
-    mixed, (k, v) = layer.over_rows(x, jnp.arange(6)[None], packed(jnp.ones((1, 6), jnp.int32)))
-    # Keys and values are never repeated in memory.
-    assert k.shape == v.shape == (1, 6, config.num_kv_heads, config.head_dim)
-    return mixed
-
-  expected = oracle_attention(config, jax.tree.map(lambda p: np.asarray(p, np.float64), nnx.to_pure_dict(state)), x[0])
-  assert expected.std() > 1
-  np.testing.assert_allclose(attention(state, jnp.asarray(x, jnp.float32))[0], expected, atol=1e-4)
-
-
 @pytest.mark.parametrize(
   ("option", "in_prompt", "blocks"), few([("nano", 3, (3,)), ("qkv_bias", 0, (2, 4)), ("no_head_shares", 4, (1, 2))], 0, 1)
 )
@@ -208,24 +186,6 @@ def test_no_operation_of_a_decoding_step_reads_all_layers():
   assert most_operands(8) == most_operands(2)
 
 
-def test_a_packed_row_equals_its_sequences_alone():
-  _, params, logits_fn = build()
-  sequences = draw_sequences([4, 1, 3])
-  alone = logits_fn(params, *padded(sequences, 9))
-  tokens, positions, segments = (np.zeros((3, 9), np.int32) for _ in range(3))
-  # The same sequences twice, in two orders.
-  for row, order in enumerate([(0, 1, 2), (2, 0, 1)]):
-    start = 0
-    for segment, index in enumerate(order, start=1):
-      slots = slice(start, start + len(sequences[index]))
-      tokens[row, slots], positions[row, slots], segments[row, slots] = sequences[index], np.arange(len(sequences[index])), segment
-      start = slots.stop
-  packed = np.asarray(logits_fn(params, *map(jnp.asarray, (tokens, positions, segments))))
-  for row, order in enumerate([(0, 1, 2), (2, 0, 1)]):
-    for segment, index in enumerate(order, start=1):
-      np.testing.assert_allclose(packed[row, segments[row] == segment], alone[index, : len(sequences[index])], atol=1e-5, rtol=1e-5)
-
-
 def test_a_later_token_changes_nothing_earlier():
   _, params, logits_fn = build()
   tokens, positions, segments = padded(draw_sequences([9, 9, 9]), 9)
@@ -277,20 +237,12 @@ def test_a_bfloat16_model_keeps_params_gradients_and_logits_in_float32():
   np.testing.assert_allclose(decoded[0], logits[0, -1], atol=0.1 * np.std(reference))
 
 
-def num_equations(jaxpr) -> int:
-  total = 0
-  for equation in jaxpr.eqns:
-    parts = jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"))
-    total += 1 + sum(num_equations(getattr(x, "jaxpr", x)) for x in parts if hasattr(x, "eqns") or hasattr(x, "jaxpr"))
-  return total
-
-
 def test_programs_for_whole_rows_do_not_grow_with_depth():
   batch, sizes = padded(draw_sequences([4]), 4), {}
   for num_layers in (1, 3, 12):
     model = make_model(NANO._replace(num_layers=num_layers))
     params = jax.eval_shape(model.init, jax.random.key(0))
-    sizes[num_layers] = num_equations(jax.make_jaxpr(jax.grad(loss_of(model)))(params, *batch).jaxpr)
+    sizes[num_layers] = sum(1 for _ in equations(jax.make_jaxpr(jax.grad(loss_of(model)))(params, *batch).jaxpr))
   assert sizes[1] > 50, "this test counts the wrong thing"
   assert sizes[1] == sizes[3] == sizes[12]
 
@@ -329,10 +281,6 @@ def test_init_follows_its_key_and_no_two_layers_are_alike():
   np.testing.assert_allclose(np.std(first["embedding"]), 0.88 * NANO.d_model**-0.5, rtol=0.03)
 
 
-def test_errors_name_the_setting():
-  with pytest.raises(ValueError, match=r"model.preset: found 'nanu', expected one of tiny, nano, .*; did you mean 'nano'\?"):
-    preset("nanu", vocab_size=264)
-  with pytest.raises(ValueError, match="model.dtype: found 'float16', expected one of float32, bfloat16"):
-    preset("nano", vocab_size=264, dtype="float16")
+def test_heads_that_cannot_share_keys_are_refused():
   with pytest.raises(ValueError, match="num_heads=4 must be a multiple of num_kv_heads=3"):
     make_model(NANO._replace(num_kv_heads=3))

@@ -82,6 +82,8 @@ def test_a_published_size_keeps_its_vocabulary():
     ("Qwen3-0.6B", {}, "model.preset: found 'Qwen3-0.6B', expected one of tiny, nano, "),
     ("Qwen3-0.6B", {}, "; did you mean 'qwen3-0.6b'?"),
     ("llama-3.1-8b", {}, "; did you mean 'llama3.1-8b'?"),
+    ("nanu", {}, "; did you mean 'nano'?"),
+    ("nano", dict(dtype="float16"), "model.dtype: found 'float16', expected one of float32, bfloat16"),
   ],
 )
 def test_a_bad_name_or_vocabulary_is_refused(name, fields, words):

@@ -1,8 +1,6 @@
 """Heads beside a tied embedding, and folders with two sets of weights: what transformers reads."""
 
 import json
-import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -10,32 +8,19 @@ import pytest
 from jaxrl_llm.models import load_reward_params, make_model, make_reward_model, save_hf
 from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.loading import check_tensors, load, load_params, logits, open_source, read_config
+from tests.models.recorded import CHECKPOINTS, INDEX, WEIGHTS, read, rewrite, write
 
-TESTS = pathlib.Path(__file__).parent
-FOLDERS = {path.name: path for path in [*(TESTS / "checkpoints").iterdir(), *(TESTS / "pictures").iterdir()]}
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IN_VISION = EMBEDDING.replace("model.", "model.language_model.")
 
 
-def read(path):
-  return {name: safetensors.read_tensor(tensor) for name, tensor in safetensors.read_header(path).items()}
-
-
-def write(path, tensors):
-  safetensors.write_file(path, {name: (x.shape, x.dtype.name) for name, x in tensors.items()}, tensors.values())
-
-
 @pytest.fixture
-def copy(tmp_path):
-  """Function `copy(name, change, **fields)` that copies and changes a checkpoint."""
+def changed(copy):
+  """Function `changed(name, change, **fields)` that copies a checkpoint and changes its tensors."""
 
-  def make(name, change=lambda tensors: None, **fields):
-    folder = shutil.copytree(FOLDERS[name], tmp_path / f"{name}{len(list(tmp_path.iterdir()))}")
-    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | fields))
-    tensors = read(folder / WEIGHTS)
-    change(tensors)
-    write(folder / WEIGHTS, tensors)
+  def make(name, change, **fields):
+    folder = copy(name, **fields)
+    rewrite(folder / WEIGHTS, change)
     return folder
 
   return make
@@ -83,19 +68,19 @@ def reads(folder):
     ("qwen3", only_head, True), ("qwen3_vl", only_head, True),
   ],
 )  # fmt: skip
-def test_a_head_is_compared_with_the_embedding_that_the_config_ties_it_to(name, change, tied, copy):
-  assert reads(copy(name, change)) == tied
+def test_a_head_is_compared_with_the_embedding_that_the_config_ties_it_to(name, change, tied, changed):
+  assert reads(changed(name, change)) == tied
 
 
-def test_a_large_head_is_compared_block_by_block(copy, monkeypatch):
+def test_a_large_head_is_compared_block_by_block(changed, monkeypatch):
   monkeypatch.setattr(safetensors, "_BLOCK_BYTES", 1000)  # 7 rows of 32 numbers, 96 rows.
-  assert [reads(copy("qwen3", change)) for change in (equal, last_row)] == [True, False]
+  assert [reads(changed("qwen3", change)) for change in (equal, last_row)] == [True, False]
 
 
-def test_the_other_head_is_used_trained_and_exported(copy, loaded, tmp_path):
+def test_the_other_head_is_used_trained_and_exported(changed, loaded, tmp_path):
   tokens = [[5, 7, 11, 13]]
   expected = -np.asarray(logits(*loaded("qwen3"), tokens))
-  folder = copy("qwen3", negative)
+  folder = changed("qwen3", negative)
   model, params = load(folder)
   np.testing.assert_array_equal(logits(model, params, tokens), expected)
   assert "head" in load_params(folder, make_model(read_config(folder)))
@@ -104,28 +89,28 @@ def test_the_other_head_is_used_trained_and_exported(copy, loaded, tmp_path):
   np.testing.assert_array_equal(read(tmp_path / "out" / WEIGHTS)[HEAD], read(folder / WEIGHTS)[HEAD])
 
 
-def test_an_embedding_stored_as_the_head_gives_the_model(copy, loaded):
-  folder = copy("qwen3", only_head)
+def test_an_embedding_stored_as_the_head_gives_the_model(changed, loaded):
+  folder = changed("qwen3", only_head)
   np.testing.assert_array_equal(logits(*load(folder), [[5, 7, 11]]), logits(*loaded("qwen3"), [[5, 7, 11]]))
 
 
-def test_a_reward_model_takes_the_trunk_behind_any_head(copy):
-  folders = [copy("qwen3", change) for change in (negative, only_head)]
-  model = make_reward_model(read_config(FOLDERS["qwen3"]))
+def test_a_reward_model_takes_the_trunk_behind_any_head(changed):
+  folders = [changed("qwen3", change) for change in (negative, only_head)]
+  model = make_reward_model(read_config(CHECKPOINTS / "qwen3"))
   one, other = (load_reward_params(folder, model)["trunk"]["embedding"] for folder in folders)
   np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("where", ["head", "embedding"])
-def test_an_untied_model_needs_both(where, copy):
+def test_an_untied_model_needs_both(where, changed):
   name = HEAD if where == "head" else EMBEDDING
-  folder = copy("llama3", lambda tensors: tensors.pop(name))
+  folder = changed("llama3", lambda tensors: tensors.pop(name))
   with pytest.raises(ValueError, match=f"{name} missing"):
     load(folder)
 
 
-def test_an_untied_model_with_equal_heads_stays_untied(copy):
-  assert not reads(copy("qwen3", equal, tie_word_embeddings=False))
+def test_an_untied_model_with_equal_heads_stays_untied(changed):
+  assert not reads(changed("qwen3", equal, tie_word_embeddings=False))
 
 
 def shards(folder, names_of_first):
@@ -141,8 +126,8 @@ def shards(folder, names_of_first):
 
 
 @pytest.mark.parametrize(("change", "tied"), [(negative, False), (equal, True)])
-def test_head_and_embedding_may_lie_in_two_files(change, tied, copy):
-  folder = copy("smollm2", change)
+def test_head_and_embedding_may_lie_in_two_files(change, tied, changed):
+  folder = changed("smollm2", change)
   shards(folder, {HEAD})
   (folder / WEIGHTS).unlink()
   assert reads(folder) == tied
@@ -151,10 +136,9 @@ def test_head_and_embedding_may_lie_in_two_files(change, tied, copy):
 def test_a_whole_file_counts_more_than_an_index_of_others(copy):
   folder = copy("smollm2")
   shards(folder, {EMBEDDING})
-  changed = read(folder / WEIGHTS)
-  changed[EMBEDDING] = changed[EMBEDDING] + 1
-  write(folder / WEIGHTS, changed)
-  np.testing.assert_array_equal(open_source(folder)[1].read(EMBEDDING), changed[EMBEDDING])
+  other = read(folder / WEIGHTS)[EMBEDDING] + 1
+  rewrite(folder / WEIGHTS, lambda tensors: tensors.update({EMBEDDING: other}))
+  np.testing.assert_array_equal(open_source(folder)[1].read(EMBEDDING), other)
   (folder / "model-00002-of-00002.safetensors").unlink()  # What is not read need not be there.
   assert set(open_source(folder)[1].files.values()) == {WEIGHTS}
 
