@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 
 def avg_at_n(correct: Float[np.ndarray, "n s"], n: int | None = None) -> Float[np.ndarray, " n"]:
@@ -124,16 +124,6 @@ def _vote(answers: list[str | None], rewards: Float[np.ndarray, " s"], key: Call
   most = max(votes.values())
   winners = [answer for answer, count in votes.items() if count == most]
   return float(np.mean([np.mean([reward for answer, reward in voters if answer == winner]) for winner in winners]))
-
-
-def truncation_rate(stopped: Bool[np.ndarray, "n s"]) -> Float[np.ndarray, " n"]:
-  """Returns the fraction of each problem's samples that ran out of the token budget.
-
-  Example:
-    >>> truncation_rate(np.array([[True, False]])).tolist()
-    [0.5]
-  """
-  return 1 - stopped.mean(axis=1)
 
 
 def by_level(values: Float[np.ndarray, " n"], levels: Sequence[Hashable] | Int[np.ndarray, " n"]) -> dict[Hashable, tuple[float, int]]:

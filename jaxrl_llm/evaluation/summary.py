@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxrl_llm.evaluation.intervals import bootstrap_interval
 from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
-from jaxrl_llm.evaluation.repeated import avg_at_n, by_level, maj_at_n, pass_at_k, truncation_rate
+from jaxrl_llm.evaluation.repeated import avg_at_n, by_level, maj_at_n, pass_at_k
 
 
 class Estimate(NamedTuple):
@@ -133,7 +133,7 @@ def summarise(
     problems=rewards.shape[0],
     samples=rewards.shape[1],
     failed=dict(Counter(causes).most_common()),
-    truncation_rate=float(truncation_rate(stopped).mean()),
+    truncation_rate=float((1 - stopped.mean(axis=1)).mean()),
     mean_tokens=float(lengths.mean()),
   )
 

@@ -7,14 +7,18 @@ from jaxrl_llm.evaluation import bootstrap_interval, intervals
 
 
 def test_it_covers_the_truth_as_often_as_it_says():
+  """The difficulties differ widely, so that an interval over independent samples is too narrow."""
   rng = np.random.default_rng(1)
-  covered = []
+  covered, widths = [], []
   for _ in range(300):
-    difficulty = rng.choice([0.05, 0.95], size=(40, 1))
+    difficulty = rng.choice([0.05, 0.95], size=(40, 1))  # 0.5 on average.
     interval = bootstrap_interval((rng.random((40, 8)) < difficulty).mean(axis=1), num_resamples=200)
     assert interval.low <= interval.mean <= interval.high
     covered.append(interval.low <= 0.5 <= interval.high)
+    widths.append(interval.high - interval.low)
   assert 0.89 < np.mean(covered) < 0.99
+  # The standard deviation of a mean over 40 problems, most of them all right or all wrong.
+  np.testing.assert_allclose(np.mean(widths), 2 * 1.96 * np.sqrt((0.45**2 + 0.0475 / 8) / 40), rtol=0.1)
 
 
 def test_it_is_the_normal_one_for_many_problems(rng):

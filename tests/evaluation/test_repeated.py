@@ -7,7 +7,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from jaxrl_llm.evaluation import avg_at_n, by_level, maj_at_n, pass_at_k, truncation_rate
+from jaxrl_llm.evaluation import avg_at_n, by_level, maj_at_n, pass_at_k
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 6])
@@ -93,7 +93,6 @@ def test_metrics_that_the_samples_do_not_allow_are_refused(call, message):
     call(np.ones((2, 3)))
 
 
-def test_levels_and_truncation():
+def test_levels():
   assert by_level(np.array([1.0, 0.0, np.nan, 0.5]), np.array([10, 9, 9, 10])) == {9: (0.0, 1), 10: (0.75, 2)}
   assert list(by_level(np.zeros(3), ["b", 2, "a"])) == [2, "a", "b"]
-  assert truncation_rate(np.array([[True, False], [True, True]])).tolist() == [0.5, 0]

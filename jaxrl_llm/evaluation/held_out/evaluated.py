@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from jaxrl_llm.evaluation.answers import Answer, answer_reader
 from jaxrl_llm.evaluation.intervals import bootstrap_interval
 from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
-from jaxrl_llm.evaluation.repeated import avg_at_n, pass_at_k
-from jaxrl_llm.evaluation.summary import Summary, estimate, short_name, summarise
+from jaxrl_llm.evaluation.repeated import avg_at_n
+from jaxrl_llm.evaluation.summary import Summary, estimate, per_problem, short_name, summarise
 from jaxrl_llm.rewards import Graded, WeightedReward
 from jaxrl_llm.rewards.outcome import refuse_failures
 from jaxrl_llm.text_types import Completion
@@ -120,11 +120,10 @@ def eval_metrics(evaluation: Evaluated, metrics: Sequence[str] = ()) -> dict[str
   Raises:
     ValueError: If the samples do not allow one of the metrics.
   """
-  rewards, known = evaluation.rewards, ~np.isnan(evaluation.rewards)
+  rewards = evaluation.rewards
   accuracy, size = bootstrap_interval(avg_at_n(rewards)), rewards.shape[1]
-  # Only a full reward counts as right. pass@s needs the rewards of all s samples, so problems with
-  # a missing reward are left out.
-  passed = pass_at_k(np.where(known, rewards >= 1, np.nan), size)
+  # It needs the rewards of all samples, so problems with a missing reward are left out.
+  passed = per_problem(MetricName("pass@k", size, size), rewards)
   row = {
     "eval/accuracy": accuracy.mean,
     "eval/accuracy_low": accuracy.low,

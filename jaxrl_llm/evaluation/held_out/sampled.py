@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated
-from jaxrl_llm.rewards import CallFn, WeightedReward, call_here, final_answer
+from jaxrl_llm.rewards import CallFn, WeightedReward, call_here
 from jaxrl_llm.rewards.outcome import mapped
 from jaxrl_llm.rewards.shared import grade_shared
 from jaxrl_llm.text_types import Completion
@@ -19,8 +19,6 @@ DrawFn = Callable[[Problems, PRNGKeyArray], tuple[Rollouts, list[Completion]]]
 
 The sampler determines the number of samples per problem.
 """
-
-_FINAL_ANSWER = WeightedReward("final_answer", final_answer)
 
 
 def choose(num_problems: int, num_wanted: int, *, seed: int) -> list[int]:
@@ -37,7 +35,7 @@ def evaluate_policy(
   key: PRNGKeyArray,
   *,
   batch_prompts: int,
-  verifier: WeightedReward = _FINAL_ANSWER,
+  verifier: WeightedReward,
   call: CallFn = call_here,
   note: Callable[[str], None] | None = None,
 ) -> Evaluated:

@@ -1,4 +1,4 @@
-"""Evaluation on held-out problems: counting, logged metrics, intervals, failures and regrading."""
+"""Evaluation on held-out problems: counting, logged metrics, failures and regrading."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.evaluation import Answer, avg_at_n, bootstrap_interval, read_samples, write_samples
+from jaxrl_llm.evaluation import Answer, read_samples, write_samples
 from jaxrl_llm.evaluation.held_out import (
   Evaluated,
   eval_metrics,
@@ -25,31 +25,6 @@ from tests.rollouts.players import swept, with_reasons
 
 TOKENIZER = ByteTokenizer()
 FINAL_ANSWER = WeightedReward("final_answer", final_answer)
-
-
-def interval(correct, **settings):
-  return bootstrap_interval(avg_at_n(correct), **settings)
-
-
-def test_the_interval_covers_the_truth_as_often_as_it_says():
-  """The difficulties differ widely, so that an interval over independent samples is too narrow."""
-  rng = np.random.default_rng(1)
-  covered, widths = [], []
-  for _ in range(200):
-    difficulty = rng.choice([0.05, 0.95], size=(40, 1), p=[0.5, 0.5])  # 0.5 on average.
-    estimate = interval((rng.random((40, 8)) < difficulty).astype(float), num_resamples=200)
-    assert estimate.low <= estimate.mean <= estimate.high
-    covered.append(estimate.low <= 0.5 <= estimate.high)
-    widths.append(estimate.high - estimate.low)
-  assert 0.89 < np.mean(covered) < 0.99
-  # The standard deviation of a mean over 40 problems, most of them all right or all wrong.
-  np.testing.assert_allclose(np.mean(widths), 2 * 1.96 * np.sqrt((0.45**2 + 0.0475 / 8) / 40), rtol=0.1)
-
-
-def test_an_interval_without_variance_is_a_point_and_others_depend_on_the_seed(rng):
-  assert interval(np.ones((5, 2))) == (1, 1, 1)
-  correct = rng.random((20, 2))  # Not only 0 and 1, so that two bootstraps cannot agree by chance.
-  assert interval(correct) == interval(correct) != interval(correct, seed=1)
 
 
 def evaluated(correct, *, lengths=None, levels=None, answers=None):
@@ -107,7 +82,7 @@ def test_too_many_failures_stop(causes, limit, stops):
     assert not stops
 
 
-def run(problems, *, batch_prompts, num_samples, **settings):
+def run(problems, *, batch_prompts, num_samples, verifier=FINAL_ANSWER):
   """Evaluates a sampler that answers every prompt with the prompt itself.
 
   The first sample of a problem has a line before the answer.
@@ -130,7 +105,7 @@ def run(problems, *, batch_prompts, num_samples, **settings):
   mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(mesh_lib.AXES)), mesh_lib.AXES)
   common = dict(mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(4,), group_size=num_samples, new_tokens=9)
   draw = lambda examples, key: swept(sample, None, examples, key, **common)
-  evaluation = evaluate_policy(draw, problems, jax.random.key(0), batch_prompts=batch_prompts, **settings)
+  evaluation = evaluate_policy(draw, problems, jax.random.key(0), batch_prompts=batch_prompts, verifier=verifier)
   return eval_metrics(evaluation), keys, widths, evaluation
 
 
