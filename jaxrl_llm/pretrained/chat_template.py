@@ -171,14 +171,12 @@ def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | Non
   return max((token for token in special_tokens if token and tail.startswith(token)), key=len, default=None)
 
 
-def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) -> str:
+def next_messages(template: ChatTemplate, messages: Sequence[Message], turn_end_token: str | None) -> str:
   """Returns the text from the end of one assistant turn to the beginning of the next.
-
-  In between, the user says `text`.
 
   Args:
     template: Template to render.
-    text: Text of the user's message.
+    messages: Messages in between. The template may write them in any spelling, as JSON or trimmed.
     turn_end_token: Token returned by `turn_end`, which the policy has already written.
 
   Raises:
@@ -187,17 +185,8 @@ def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) 
   Example:
     >>> source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     >>> source += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    >>> next_message(ChatTemplate(source, "example", {}), "42", "<|end|>")
+    >>> next_messages(ChatTemplate(source, "example", {}), [{"role": "user", "content": "42"}], "<|end|>")
     '<|user|>42<|end|><|assistant|>'
-  """
-  return next_messages(template, [{"role": "user", "content": text}], turn_end_token)
-
-
-def next_messages(template: ChatTemplate, messages: Sequence[Message], turn_end_token: str | None) -> str:
-  """Returns the text from the end of one assistant turn to the beginning of the next.
-
-  The arguments are those of `next_message`, with any messages in between. A template may write
-  them in any spelling, as JSON or trimmed.
   """
   missing = left_out(template, [*_EXCHANGE, *messages], first=len(_EXCHANGE))
   _, separator, tail = render(template, [*_EXCHANGE, *messages]).partition(_ANSWER)

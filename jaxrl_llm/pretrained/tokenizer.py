@@ -12,6 +12,7 @@ from tokenizers import decoders
 
 from jaxrl_llm.messages import Problem, problem_of
 from jaxrl_llm.pretrained import image_prompts, special_text, where
+from jaxrl_llm.pretrained.byte_tokenizer_files import byte_characters
 from jaxrl_llm.pretrained.chat_options import with_options
 from jaxrl_llm.pretrained.chat_template import ChatTemplate, left_out, render, turn_end
 from jaxrl_llm.pretrained.gguf_vocabulary import read_gguf
@@ -140,7 +141,7 @@ class PretrainedTokenizer:
         f"{self.path}: found {decoder}, expected ByteLevel: only byte-level tokens have bytes of their own; "
         "leave rollout.stop_strings unset"
       )
-    values = _byte_alphabet()
+    values = {character: byte for byte, character in enumerate(byte_characters())}
     pieces: list[bytes | None] = [None] * self.vocab_size
     for token, i in self.backend.get_vocab(with_added_tokens=True).items():
       if i not in self.special_ids:
@@ -203,7 +204,8 @@ def load_tokenizer(
     raise ValueError(
       f"{path}: has ids up to {vocab_size - 1}, but the model's embedding only {vocab_rows} rows; the two do not belong together"
     )
-  special = tuple(tokens[i] for i in sorted(vocabulary.special_ids)) if special_tokens == "text" else ()
+  specials = {i: tokens[i] for i in sorted(vocabulary.special_ids)}
+  special = tuple(specials.values()) if special_tokens == "text" else ()
   template = _chat_template(vocabulary, system, chat_options or {}, special) if chat else None
   if system is not None and not chat:
     raise ValueError(
@@ -211,7 +213,6 @@ def load_tokenizer(
     )
   if chat_options and not chat:
     raise ValueError(Problem("config.task.chat_options", repr(dict(chat_options)), "none with task.chat=False, where nothing reads them"))
-  specials = {i: tokens[i] for i in sorted(vocabulary.special_ids)}
   stop_ids = _stop_ids(vocabulary, tokens, template and turn_end(template, list(specials.values())))
   return PretrainedTokenizer(
     path=path,
@@ -226,17 +227,6 @@ def load_tokenizer(
     chat_template=template,
     system=system,
   )
-
-
-def _byte_alphabet() -> dict[str, int]:
-  """Maps each of GPT-2's characters for bytes to its byte.
-
-  Printable Latin-1 characters stand for their own codes. The other bytes have the characters from
-  U+0100, in order.
-  """
-  printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-  others = sorted(set(range(256)).difference(printable))
-  return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 def _conversation(system: str | None, text: str | list[dict[str, str]]) -> list[dict[str, Any]]:

@@ -214,10 +214,7 @@ def _pattern(form: CallForm) -> tuple[re.Pattern, re.Pattern]:
 def _flexible(text: str, *, inner: bool = False) -> str:
   """Returns the pattern of a text whose white space may differ.
 
-  Args:
-    text: Text.
-    inner: Whether the white space at its ends touches a value, of which it is then no part if it is
-      exactly this.
+  If `inner`, the white space at its ends touches a value, and is no part of one if it is the same.
   """
   pattern = r"\s*".join(map(re.escape, text.split())).replace(_ID, '[^"]*')
   ends = (text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]) if inner and text.strip() else ("", "")

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.pretrained.chat_messages import following_ids
 from jaxrl_llm.pretrained.chat_options import date_of
-from jaxrl_llm.pretrained.chat_template import next_message
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.pretrained.tokenizer import encode_foreign
 from jaxrl_llm.tasks.files.storage import LESSON, Row
+from jaxrl_llm.tasks.files.values import short
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.tasks.mixture import MixedRows
 from jaxrl_llm.text_types import Tokenizer
@@ -95,9 +96,8 @@ def encode_prompts(
   width = 0 if longest is None else len(rows[longest])
   fitting = [bucket for bucket in buckets if bucket >= width]
   if not fitting:
-    text = examples[longest]["prompt"]
     raise ValueError(
-      f"rollout.prompt_buckets: found a prompt of {width} tokens ({text if len(text) <= 60 else text[:60] + '...'!r}), expected at most "
+      f"rollout.prompt_buckets: found a prompt of {width} tokens ({short(examples[longest]['prompt'])}), expected at most "
       f"{max(buckets, default=0)}; add a bucket of {-(-width // 8) * 8}"
     )
   ids = np.full((len(rows), min(fitting)), tokenizer.pad_id, np.int32)
@@ -172,10 +172,9 @@ def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[i
     >>> encode_reply("6>>", ByteTokenizer(), is_message=False)
     [54, 62, 62]
   """
-  template = getattr(tokenizer, "chat_template", None) if is_message else None
-  if template is None:
-    return encode_foreign(text, tokenizer)
-  return tokenizer.encode(next_message(template, text, tokenizer.backend.id_to_token(tokenizer.eos_id)))
+  if is_message and getattr(tokenizer, "chat_template", None) is not None:
+    return following_ids([{"role": "user", "content": text}], tokenizer, is_ended=True)
+  return encode_foreign(text, tokenizer)
 
 
 def prompt_notes(source: Iterable[Row], tokenizer: Tokenizer, *, most: int = 1000) -> list[str]:

@@ -3,7 +3,8 @@
 import json
 import pathlib
 
-from jaxrl_llm.pretrained.byte_tokenizer_files import byte_characters
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.byte_tokenizer_files import tokenizer_json
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
 FIXTURES = pathlib.Path(__file__).parent / "tokenizers"
@@ -48,12 +49,8 @@ def write_folder(folder: pathlib.Path, family: str, *, template: str | None = No
   """Writes a tokenizer whose ids 0 to 255 are bytes, followed by the special tokens of a family."""
   source, names, end = SOURCES[family]
   flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-  byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-  tokenizer = {
-    "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None,
-    "decoder": byte_level, "added_tokens": [{"id": 256 + i, "content": name, **flags} for i, name in enumerate(names)],
-    "model": {"type": "BPE", "vocab": {character: i for i, character in enumerate(byte_characters())}, "merges": []},
-  }  # fmt: skip
+  added = [{"id": 256 + i, "content": name, **flags} for i, name in enumerate(names)]
+  tokenizer = tokenizer_json(ByteTokenizer()) | {"added_tokens": added, "post_processor": None}
   config = {"bos_token": names[0], "eos_token": end, "pad_token": names[0], "chat_template": template or source}
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "tokenizer.json").write_text(json.dumps(tokenizer))

