@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean
+from jaxrl_llm.tasks.files.values import short
 
 
 def fields(template: str, *, setting: str = "task.prompt_template") -> tuple[str, ...]:
@@ -31,7 +32,7 @@ def fields(template: str, *, setting: str = "task.prompt_template") -> tuple[str
     parsed = list(string.Formatter().parse(template))
   except ValueError as error:
     fix = "balanced braces; write {{ for one that is text"
-    raise ValueError(Problem(setting, f"{_short(template)} ({error})", fix)) from error
+    raise ValueError(Problem(setting, f"{short(template)} ({error})", fix)) from error
   names = []
   for _, name, form, conversion in parsed:
     if name is None:
@@ -42,7 +43,7 @@ def fields(template: str, *, setting: str = "task.prompt_template") -> tuple[str
       raise ValueError(Problem(setting, repr(text), fix))
     names.append(name)
   if not names:
-    raise ValueError(Problem(setting, _short(template), "a column in it, such as {question}"))
+    raise ValueError(Problem(setting, short(template), "a column in it, such as {question}"))
   return tuple(dict.fromkeys(names))
 
 
@@ -71,7 +72,3 @@ def render(template: str, row: Mapping[str, Any]) -> str:
 def _is_column(name: str) -> bool:
   first, *inner = name.split(".")
   return first.isidentifier() and all((x.isidentifier() and x[0] != "_") or x.isdecimal() for x in inner)
-
-
-def _short(text: str) -> str:
-  return repr(text if len(text) <= 60 else f"{text[:60]}...")

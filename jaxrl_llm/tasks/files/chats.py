@@ -46,10 +46,7 @@ def read(record: Record, name: str) -> str | list[Message]:
     >>> read({"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}]}, "prompt")
     [{'role': 'user', 'content': '1+1?'}]
   """
-  try:
-    value = find(record, name)
-  except KeyError:
-    return text(record, name)
+  value = find(record, name, None)
   if isinstance(value, str):
     value = _parsed(value, name)
   if isinstance(value, Mapping) and "role" in value:
@@ -92,12 +89,8 @@ def said(record: Record, name: str, *, empty: bool = False) -> str:
   Raises:
     Unusable: If a chat does not end with the assistant, or the text is empty.
   """
-  if empty:
-    try:
-      if find(record, name) in (None, "", []):
-        return ""
-    except KeyError:
-      return ""
+  if empty and find(record, name, None) in (None, "", []):
+    return ""
   value = read(record, name)
   if isinstance(value, str):
     return value

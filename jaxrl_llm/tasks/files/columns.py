@@ -161,13 +161,8 @@ def first_records(records: Records) -> list[Record]:
 
 def has(records: Sequence[Record], name: str) -> bool:
   """Returns whether one of some records has a column, by its dotted name."""
-  for record in records:
-    try:
-      find(record, name)
-    except KeyError:
-      continue
-    return True
-  return False
+  absent = object()
+  return any(find(record, name, absent) is not absent for record in records)
 
 
 def read_columns(path: os.PathLike, columns: Columns) -> Records:

@@ -26,14 +26,7 @@ def read(path: os.PathLike, columns: Columns) -> Records:
   """Yields the records of a file with the sources of their pictures, for `with_pictures`."""
   folder = pathlib.Path(path).parent
   for place, record in columns_lib.read_columns(path, columns):
-    yield place, record if isinstance(record, FileFault) else {**record, _SOURCES: (_value(record, columns.images), folder)}
-
-
-def _value(record: Record, name: str) -> Any:
-  try:
-    return find(record, name)
-  except KeyError:
-    return None
+    yield place, record if isinstance(record, FileFault) else {**record, _SOURCES: (find(record, columns.images, None), folder)}
 
 
 def with_pictures(convert: Convert) -> Convert:

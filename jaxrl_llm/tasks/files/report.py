@@ -93,8 +93,7 @@ def merge(reports: Iterable[Report]) -> Report:
 
 def to_json(counts: Report) -> dict[str, Any]:
   """Converts a report to plain values, for `summary.json`."""
-  words = {"columns": counts.columns, "doubts": list(counts.doubts)}
-  return {"read": counts.read, "kept": counts.kept, "dropped": dict(counts.dropped), "first": dict(counts.first)} | words
+  return counts._asdict() | {"doubts": list(counts.doubts)}
 
 
 def from_json(values: Mapping[str, Any]) -> Report:

@@ -17,6 +17,7 @@ OPTIONS = ("choices", "options")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MISSING = ("nan", "NaN", "<NA>", "NaT")  # How pandas writes a missing value as text.
 _DEPTH = 3  # Objects within objects whose keys a message names.
+_NONE_GIVEN = object()
 
 
 class Unusable(Exception):
@@ -32,13 +33,13 @@ class Unusable(Exception):
     self.reason, self.detail = reason, detail
 
 
-def find(record: Record, name: str) -> Any:
-  """Returns the value of a column.
+def find(record: Record, name: str, default: Any = _NONE_GIVEN) -> Any:
+  """Returns the value of a column, or a default that is given if there is no such column.
 
   A dot goes into an object or a list, which may be written as JSON text. Null there is null.
 
   Raises:
-    KeyError: If there is no such column.
+    KeyError: If there is no such column and no default.
 
   Example:
     >>> record = {"reward_model": {"style": "rule", "ground_truth": "72"}, "choices": ["a", "b"]}
@@ -56,8 +57,10 @@ def find(record: Record, name: str) -> Any:
       value = value[part]
     elif isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
       value = value[int(part)]
-    else:
+    elif default is _NONE_GIVEN:
       raise KeyError(name)
+    else:
+      return default
   return value
 
 
@@ -97,10 +100,7 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
     >>> text({"price": decimal.Decimal("12.50"), "day": datetime.date(2026, 3, 1)}, "price")
     '12.50'
   """
-  try:
-    value = find(record, name)
-  except KeyError:
-    raise Unusable(f"no column {name!r}", did_you_mean(name, names_in(record), "did you mean {!r}?")) from None
+  value = _required(record, name)
   while isinstance(value, list | tuple) and len(value) == 1:
     (value,) = value
   if isinstance(value, list | tuple) and value:
@@ -135,10 +135,7 @@ def shown(record: Record, name: str) -> str:
     >>> shown({"table": [[1, 2.50], ["a", None]]}, "table")
     '[[1, 2.5], ["a", null]]'
   """
-  try:
-    value = find(record, name)
-  except KeyError:
-    raise Unusable(f"no column {name!r}", did_you_mean(name, names_in(record), "did you mean {!r}?")) from None
+  value = _required(record, name)
   if value is None:
     return ""
   if not isinstance(value, list | tuple | Mapping):
@@ -180,6 +177,13 @@ def whole_number(record: Record, name: str) -> int:
 def short(value: str) -> str:
   """Returns the beginning of a text on one line, for a message."""
   return repr(value if len(value) <= 60 else f"{value[:60]}...")
+
+
+def _required(record: Record, name: str) -> Any:
+  try:
+    return find(record, name)
+  except KeyError:
+    raise Unusable(f"no column {name!r}", did_you_mean(name, names_in(record), "did you mean {!r}?")) from None
 
 
 def _scalar(value: Any, name: str) -> str:
