@@ -53,12 +53,7 @@ class Edit(NamedTuple):
 
 
 def edits(paths: list[str], values: tuple[Any, ...]) -> st.SearchStrategy[list[Edit]]:
-  """Makes a strategy of one to four mistakes in a config.
-
-  Args:
-    paths: Fields of the config.
-    values: Values to set.
-  """
+  """Makes a strategy of one to four mistakes in some fields, with some values to set."""
   # Not `integers`, into which hypothesis mixes constants of the loaded modules: each process would
   # try other mistakes.
   path, place = st.sampled_from(paths), st.sampled_from(range(31))
@@ -84,13 +79,15 @@ def changed(kind: str, old: Any, value: Any) -> Any:
   return text[:at] + text[at + 1 :] if value % 2 else text[:at] + string.ascii_letters[value] + text[at:]
 
 
-def in_python(config: ConfigDict, mutation: list[Edit]) -> ConfigDict:
-  """Applies a mutation to a copy of a config as a Python program could, without type checks.
+def written(edit: Edit, fields: dict[str, Any]) -> Any:
+  """Returns the value that an edit writes into a field, given the config's values."""
+  if edit.kind == "set":
+    return edit.value
+  return fields[edit.value] if edit.kind == "swap" else changed(edit.kind, fields[edit.path], edit.value)
 
-  Args:
-    config: Config to copy.
-    mutation: Edits to apply.
-  """
+
+def in_python(config: ConfigDict, mutation: list[Edit]) -> ConfigDict:
+  """Applies a mutation to a copy of a config as a Python program could, without type checks."""
   config = copy.deepcopy(config)
   fields = fields_lib.flatten(config)
   with config.unlocked(), config.ignore_type():
@@ -110,22 +107,14 @@ def in_python(config: ConfigDict, mutation: list[Edit]) -> ConfigDict:
         del section[name]
         section[name[: edit.value % len(name)] + "x" + name[edit.value % len(name) :]] = value
       else:
-        value = {"set": lambda e: e.value, "swap": lambda e: fields[e.value]}.get(
-          edit.kind, lambda e: changed(e.kind, fields[e.path], e.value)
-        )
         # ml_collections converts a value that is written to a float field to a float.
         with contextlib.suppress(OverflowError):
-          section[name] = value(edit)
+          section[name] = written(edit, fields)
   return config
 
 
 def on_the_command_line(config: ConfigDict, mutation: list[Edit]) -> list[str]:
-  """Returns the same mistakes as arguments of a command line.
-
-  Args:
-    config: Config with the current values.
-    mutation: Edits to express.
-  """
+  """Returns the same mistakes in a config as arguments of a command line."""
   fields = fields_lib.flatten(config)
   args = []
   for edit in mutation:
@@ -137,8 +126,7 @@ def on_the_command_line(config: ConfigDict, mutation: list[Edit]) -> list[str]:
     elif edit.kind == "typo":
       path = changed("letter", path, edit.value)
     else:
-      set_to = {"set": lambda e: e.value, "swap": lambda e: fields[e.value]}.get(edit.kind)
-      text = str(set_to(edit) if set_to else changed(edit.kind, fields[path], edit.value))
+      text = str(written(edit, fields))
     args.append(f"--config.{path}={text}")
   return args
 

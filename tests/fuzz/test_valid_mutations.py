@@ -33,7 +33,7 @@ def in_the_checkout(monkeypatch):
   monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
-def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str, ...] = NUMBERS):
+def valid(name: str, count: int, base: tuple[mutations.Edit, ...] = (), numbers: tuple[str, ...] = NUMBERS):
   """Returns arguments of mutations that no check refuses, the same ones every time."""
   draw, config = random.Random(name), mutations.load(name)
   paths = sorted(fields.flatten(config))
@@ -41,8 +41,7 @@ def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str,
   def drawn():
     while True:
       edits = [mutations.Edit("set", draw.choice(paths), draw.choice(numbers)) for _ in range(draw.randint(1, 3))]
-      before = [arg.removeprefix("--config.").partition("=")[::2] for arg in base]
-      before = [mutations.Edit("set", path, text) for path, text in before if path not in [edit.path for edit in edits]]
+      before = [one for one in base if one.path not in [edit.path for edit in edits]]
       changed, lines = mutations.refusal_on_the_command_line(config, [*before, *edits])
       if changed is not None and not lines and fields.flatten(changed) != fields.flatten(config):
         yield mutations.on_the_command_line(config, [*before, *edits])
@@ -83,5 +82,5 @@ def test_dry_runs(name, tmp_path):
 @pytest.mark.parametrize("name", few(RUNS, "own_data"))
 def test_short_runs(name, tmp_path):
   """The fields that determine the length of a run are reset."""
-  (args,) = valid(name, 1, tuple(flags(SHORT)), NUMBERS[:-1])
+  (args,) = valid(name, 1, tuple(mutations.Edit("set", *item) for item in SHORT.items()), NUMBERS[:-1])
   check(args, *outcome(f"--config=configs/{name}.py:tiny", *args, *flags(SHORT), f"--workdir={tmp_path / 'run'}"))
