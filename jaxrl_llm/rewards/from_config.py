@@ -1,6 +1,7 @@
 """The terms of a run's reward, built from its config."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -11,7 +12,7 @@ from jaxrl_llm.rewards import REWARDS, RewardSpec, WeightedReward, model, weight
 from jaxrl_llm.rewards.rubric import judge_terms, path_of, read_rubric, rubric_problems
 from jaxrl_llm.rewards.terms import parse_settings, parse_terms
 from jaxrl_llm.tasks import Task
-from jaxrl_llm.tasks.mixture import routed
+from jaxrl_llm.tasks.mixture import route
 from jaxrl_llm.tasks.sets.environment import REWARD, environment_reward, turn_steps
 
 
@@ -26,7 +27,7 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
   section, settings = config.reward, parse_settings(config.reward.settings)
   terms = [_term(task, name, config, settings.get(name, {})) for name in task.rewards]
   if task.routed:
-    terms = [WeightedReward("verifier", routed({term.name: term.fn for term in terms}), routes=tuple(terms))]
+    terms = [WeightedReward("verifier", partial(route, {term.name: term.fn for term in terms}), routes=tuple(terms))]
   terms = [term._replace(weight=section.verifier_weight) for term in terms]
   if REWARD in task.rewards:  # The verifier is the environment itself, whose reward counts once.
     terms = [term._replace(weight=term.weight * config.environment.weight, steps=turn_steps) for term in terms]

@@ -5,37 +5,32 @@ This package uses NumPy and text, but not JAX.
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.pretrained.pictures import PictureConfig, check_installed
+from jaxrl_llm.pretrained.pictures import check_installed
 from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
 from jaxrl_llm.tasks.files.storage import IMAGES, GeneratedProblems, Row
 from jaxrl_llm.tasks.image_prompts import check_reads_pictures
-from jaxrl_llm.tasks.problem_set import SHOT_TEMPLATE, ProblemSetEntry, Setup
+from jaxrl_llm.tasks.problem_set import ProblemSetEntry, Setup
 from jaxrl_llm.tasks.sets import arithmetic, drills, figures, gym, packaged, products, published, word_problems
 from jaxrl_llm.tasks.sets.environment import environment_task
 from jaxrl_llm.tasks.sets.own_files import check_file, file_task
 from jaxrl_llm.tasks.shots import with_shots
 from jaxrl_llm.tasks.task import Task
-from jaxrl_llm.text_types import Tokenizer
 
-__all__ = ["TASKS", "Row", "Task", "has_parts", "is_of_environment", "make", "names", "task_problems"]
+__all__ = ["TASKS", "Row", "Setup", "Task", "has_parts", "is_of_environment", "make", "names", "task_problems"]
 
 
-def generated_task(
-  builder: type[GeneratedProblems], known_levels: Sequence[int], render_prompt: Callable[[str], str], setup: Setup, **judged: Any
-) -> Task:
+def generated_task(builder: type[GeneratedProblems], setup: Setup, **judged: Any) -> Task:
   """Returns a task of generated problems, which needs no settings.
 
   Args:
     builder: Class that builds the dataset; its name is the task's name.
-    known_levels: Difficulty levels of the task.
-    render_prompt: Function from a question to the text of its prompt.
     setup: Settings common to all tasks.
     **judged: Reward attributes of the `Task`.
 
@@ -44,11 +39,11 @@ def generated_task(
   """
   if IMAGES in builder.columns:
     check_reads_pictures(builder.name, setup.pictures)
-  levels = known_levels if setup.levels is None else tuple(setup.levels)
-  if not levels or not set(levels) <= set(known_levels):
-    raise ValueError(f"task.levels: found {levels}, expected one or more of {known_levels}")
+  levels = builder.LEVELS if setup.levels is None else tuple(setup.levels)
+  if not levels or not set(levels) <= set(builder.LEVELS):
+    raise ValueError(f"task.levels: found {levels}, expected one or more of {builder.LEVELS}")
   splits = {
-    split: [row | {"prompt": render_prompt(row["question"])} for row in rows if row["level"] in levels]
+    split: [row | {"prompt": builder.TEMPLATE.format(question=row["question"])} for row in rows if row["level"] in levels]
     for split, rows in storage.load_splits(builder, data_dir=setup.data_dir).items()
   }
   if setup.tokenizer is not None:
@@ -56,26 +51,22 @@ def generated_task(
   return Task(name=builder.name, tokenizer=setup.tokenizer or ByteTokenizer(), **splits, **judged)
 
 
-def _generated(builder: type[GeneratedProblems], source: Any, render_prompt: Callable[[str], str], **judged: Any) -> ProblemSetEntry:
+def _generated(builder: type[GeneratedProblems], **judged: Any) -> ProblemSetEntry:
   check = {"check": check_installed} if IMAGES in builder.columns else {}
-  return ProblemSetEntry(partial(generated_task, builder, source.LEVELS, render_prompt, **judged), **check)
+  return ProblemSetEntry(partial(generated_task, builder, **judged), **check)
 
 
 TASKS = {
-  "arithmetic": _generated(
-    arithmetic.Arithmetic, arithmetic, arithmetic.render_prompt, rewards=("final_answer",), step_rewards=arithmetic.step_rewards
-  ),
-  "figures": _generated(figures.Figures, figures, figures.render_prompt, rewards=("final_answer",)),
-  "blank_figures": _generated(figures.BlankFigures, figures, figures.render_prompt, rewards=("final_answer",)),
-  "gsm_symbolic": _generated(
-    word_problems.GsmSymbolic, word_problems, word_problems.render_prompt, rewards=("final_number",), form_reward="answer_form"
-  ),
-  "hinted_arithmetic": _generated(arithmetic.HintedArithmetic, arithmetic, arithmetic.render_prompt, rewards=("final_answer",)),
-  "largest": _generated(drills.Largest, drills.Largest, drills.render_prompt, rewards=("final_number",)),
-  "products": _generated(products.Products, products, products.render_prompt, rewards=("final_answer",)),
-  "sums": _generated(drills.Sums, drills.Sums, drills.render_prompt, rewards=("final_number",)),
-  "tally": _generated(drills.Tally, drills.Tally, drills.render_prompt, rewards=("final_number",)),
-  "times": _generated(drills.Times, drills.Times, drills.render_prompt, rewards=("final_number",)),
+  "arithmetic": _generated(arithmetic.Arithmetic, rewards=("final_answer",), step_rewards=arithmetic.step_rewards),
+  "figures": _generated(figures.Figures, rewards=("final_answer",)),
+  "blank_figures": _generated(figures.BlankFigures, rewards=("final_answer",)),
+  "gsm_symbolic": _generated(word_problems.GsmSymbolic, rewards=("final_number",), form_reward="answer_form"),
+  "hinted_arithmetic": _generated(arithmetic.HintedArithmetic, rewards=("final_answer",)),
+  "largest": _generated(drills.Largest, rewards=("final_number",)),
+  "products": _generated(products.Products, rewards=("final_answer",)),
+  "sums": _generated(drills.Sums, rewards=("final_number",)),
+  "tally": _generated(drills.Tally, rewards=("final_number",)),
+  "times": _generated(drills.Times, rewards=("final_number",)),
 }
 """Generated tasks by name. They need no settings."""
 
@@ -188,20 +179,6 @@ def _settings(entry: ProblemSetEntry) -> list[str]:
 def make(
   name: str,
   *,
-  levels: Collection[int] | None = None,
-  data_dir: str | os.PathLike | None = None,
-  tokenizer: Tokenizer | None = None,
-  bad_rows: str = "drop",
-  max_prompt_tokens: int | None = None,
-  max_tokens: int | None = None,
-  max_answer_tokens: int | None = None,
-  shots: int = 0,
-  shot_template: str = SHOT_TEMPLATE,
-  vary_shots: bool = False,
-  pictures: PictureConfig | None = None,
-  max_pictures: int | None = None,
-  problems: Callable[[Sequence[int]], list[dict[str, Any]]] | None = None,
-  columns: tuple[str, ...] = (),
   test_name: str | None = None,
   test_source: str | os.PathLike | None = None,
   test_levels: Collection[int] | None = None,
@@ -211,35 +188,12 @@ def make(
 
   Args:
     name: Name of the task, one of `names` or `gym:NAME`.
-    levels: Difficulty levels to keep, in all splits; None keeps all.
-    data_dir: Local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
-    tokenizer: The checkpoint's tokenizer if the policy comes from one; None is the task's own byte
-      tokenizer.
-    bad_rows: Policy for unusable problems: "drop" leaves them out and counts them in the task's
-      report; "error" raises at the first.
-    max_prompt_tokens: Maximum length of a prompt, in tokens; longer ones are bad rows. None is no
-      limit. Generated tasks ignore it.
-    max_tokens: Maximum length of a demonstration with its prompt, in tokens; a longer one is
-      a bad row, but only its demonstration is left out. None is no limit.
-    max_answer_tokens: Maximum length of an answer that a response must spell, in tokens with the
-      end token; problems with longer ones are bad rows. None is no limit.
-    shots: Number of solved problems in front of every prompt; see `shots.with_shots`. A test with
-      other problems (`test_name`, `test_levels`) shows solved problems of its own kind, and none if
-      it has no training problems.
-    shot_template: Text of a solved problem, with columns and `{solution}` in braces.
-    vary_shots: Whether each prompt has solved problems of its own.
-    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone, which
-      tasks with pictures refuse.
-    max_pictures: Maximum number of pictures of a problem; ones with more are bad rows. None is no
-      limit.
-    problems: Function from seeds to the problems of the run's environment, for the task
-      `environment`; None if it has none.
-    columns: Columns that others than the policy read, such as a teacher, which own files must have.
     test_name: Another task whose test problems replace this task's own; None keeps its own.
     test_source: The `source` setting of that other task.
     test_levels: Difficulty levels of the test problems; None keeps `levels`, or all of another
       task.
-    **settings: Task-specific settings, such as `path`.
+    **settings: Settings common to all tasks, which are the fields of `Setup`, and task-specific
+      ones, such as `path`.
 
   Raises:
     MissingPackageError: If a dataset has to be built and the package that generates it is missing.
@@ -252,15 +206,13 @@ def make(
     ...
     ValueError: task.name: found 'aritmetic', expected one of ...; did you mean 'arithmetic'?
   """
+  setup = Setup(**{field: settings.pop(field) for field in Setup._fields if field in settings})
   for problem in task_problems(name, settings):
     raise ValueError(problem)
-  others = (pictures, max_pictures, problems, columns)
-  limits = (max_prompt_tokens, max_tokens, max_answer_tokens)
-  setup = Setup(levels, data_dir, tokenizer, bad_rows, *limits, shots, shot_template, vary_shots, *others)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
-    return task if has_parts(name) else with_shots(task, shots, shot_template, vary=vary_shots)
+    return task if has_parts(name) else with_shots(task, setup.shots, setup.shot_template, vary=setup.vary_shots)
   test_settings = settings if test_name is None else {} if test_source is None else {"source": test_source}
-  of_test = setup._replace(levels=test_levels, max_tokens=None, columns=columns if test_name is None else ())
+  of_test = setup._replace(levels=test_levels, max_tokens=None, columns=setup.columns if test_name is None else ())
   other = make(test_name or name, **of_test._asdict(), **test_settings)
   return mixture.with_test(make(name, **setup._asdict(), **settings), other)

@@ -1,7 +1,6 @@
 """Mixtures of tasks: training problems drawn by weight, each judged by its own task's verifier."""
 
 import bisect
-import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.tables import ConvertedRows
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import Completion, RewardFn
 
@@ -43,24 +43,6 @@ class MixedRows(Sequence):
 
   def __iter__(self):
     return itertools.chain.from_iterable(self.parts)
-
-
-class MarkedRows(Sequence):
-  """The rows of a task, with the task's name in `task` and its verifier's name in `reward`."""
-
-  def __init__(self, rows: Sequence[Row], *, task: str, reward: str):
-    self._rows, self._mark = rows, {"task": task, "reward": reward}
-
-  def __len__(self) -> int:
-    return len(self._rows)
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return [row | self._mark for row in self._rows[index]]
-    return self._rows[index] | self._mark
-
-  def __iter__(self):
-    return (row | self._mark for row in self._rows)
 
 
 def parse_parts(parts: Sequence[str]) -> dict[str, float]:
@@ -126,11 +108,9 @@ def with_test(task: Task, other: Task) -> Task:
   Raises:
     ValueError: If two verifiers have the same name.
   """
-  reports = [x.report for x in (task, other) if x.report is not None]
-  merged = report_lib.merge(reports) if reports else None
-  if task.rewards[0] == other.rewards[0] and not task.routed:
-    return task._replace(test=other.test, report=merged, fingerprint=_fingerprint([task, other]))
   both = routed_task([task, other])
+  if task.rewards[0] == other.rewards[0] and not task.routed:
+    return task._replace(test=other.test, report=both.report, fingerprint=both.fingerprint)
   train, demonstrations = (_marked(task, split) for split in ("train", "demonstrations"))
   return both._replace(name=task.name, train=train, test=_marked(other, "test"), demonstrations=demonstrations)
 
@@ -155,26 +135,16 @@ def routed_task(tasks: Sequence[Task]) -> Task:
     verifiers=verifiers,
     report=report_lib.merge(reports) if reports else None,
     routed=True,
-    fingerprint=_fingerprint(tasks),
+    fingerprint="-".join(task.fingerprint or task.name for task in tasks),
   )
 
 
-def routed(verifiers: Mapping[str, RewardFn]) -> RewardFn:
-  """Returns a reward that passes each row to the verifier named in its `reward`.
-
-  It can be sent to another process if `verifiers` can.
-  """
-  return functools.partial(_route, dict(verifiers))
-
-
-def _route(verifiers: Mapping[str, RewardFn], completion: Completion, example: Mapping[str, Any]) -> float:
+def route(verifiers: Mapping[str, RewardFn], completion: Completion, example: Mapping[str, Any]) -> float:
+  """Returns the reward of the verifier that a row names in its `reward`."""
   return verifiers[example["reward"]](completion, example)
 
 
-def _fingerprint(tasks: Sequence[Task]) -> str:
-  return "-".join(task.fingerprint or task.name for task in tasks)
-
-
 def _marked(task: Task, split: str) -> Sequence[Row]:
-  rows = getattr(task, split)
-  return rows if task.routed else MarkedRows(rows, task=task.name, reward=task.rewards[0])
+  """Returns rows with the task's name in `task` and its verifier's name in `reward`."""
+  rows, mark = getattr(task, split), {"task": task.name, "reward": task.rewards[0]}
+  return rows if task.routed else ConvertedRows(rows, lambda row: row | mark)

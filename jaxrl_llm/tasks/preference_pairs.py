@@ -20,11 +20,10 @@ from jaxrl_llm.tasks.files import tables, text_files
 from jaxrl_llm.tasks.files.chats import Message, as_json, read
 from jaxrl_llm.tasks.files.columns import Columns, Unusable, read_columns, short, text, usable_rows
 from jaxrl_llm.tasks.files.report import Report, Tally
-from jaxrl_llm.tasks.files.storage import Row
-from jaxrl_llm.tasks.files.tables import StoredRows
+from jaxrl_llm.tasks.files.storage import Row, plain, split_of, uniform
+from jaxrl_llm.tasks.files.tables import ConvertedRows
 from jaxrl_llm.tasks.files.text_files import Record
 from jaxrl_llm.tasks.image_prompts import prompt_ids
-from jaxrl_llm.tasks.problem_set import held_out
 from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.text_types import Tokenizer
 
@@ -94,11 +93,11 @@ def generated(levels: Collection[int] | None = None) -> Pairs:
     raise ValueError(f"task.levels: found {levels}, expected one or more of {arithmetic.LEVELS}")
   rows: dict[str, list[Row]] = {"train": [], "test": []}
   for question in itertools.chain(*map(arithmetic.questions_of, levels)):
-    split = arithmetic.split_of(question)
+    split = split_of(question)
     right = arithmetic.working(question)
     tries = (arithmetic.working(question, error_rate=arithmetic.ERROR_RATE, seed=seed) for seed in range(_TRIES))
     wrong = dict.fromkeys(x for x in tries if x.rpartition("\n")[2] != right.rpartition("\n")[2])
-    row = {"prompt": arithmetic.render_prompt(question), "conversation": "", "chosen": right, "margin": ""}
+    row = {"prompt": arithmetic.Arithmetic.TEMPLATE.format(question=question), "conversation": "", "chosen": right, "margin": ""}
     rows[split] += [
       row | {"rejected": x} for x in itertools.islice(wrong, WRONG_PER_PROBLEM if split == "train" else 1)
     ]
@@ -222,7 +221,7 @@ def _fitting(
   kept: dict[str, list[tuple[int, int, float]]] = {}
   for split, source in sources.items():
     kept[split] = []
-    for index, row in enumerate(StoredRows(source)):
+    for index, row in enumerate(ConvertedRows(source, plain)):
       try:
         length = max(map(len, encode_pair(row, tokenizer)))
       except Unusable as error:
@@ -232,7 +231,7 @@ def _fitting(
         tally.bad(f"longer than {max_tokens} tokens", row["place"], f"{length}; see task.max_tokens")
         continue
       # All pairs of a prompt go to the same split.
-      kept[split].append((row[tables.INDEX], index, held_out(row["conversation"] or row["prompt"])))
+      kept[split].append((row[tables.INDEX], index, uniform("split", row["conversation"] or row["prompt"])))
     kept[split].sort()
     digest.update(json.dumps([split, [number for number, _, _ in kept[split]]]).encode())
   counts = report_lib.merge(
@@ -249,7 +248,8 @@ def _fitting(
         "expected at least one to train on and one to test on"
       )
   rows_of = {
-    split: StoredRows(sources.get(split, sources["train"]), indices=[index for _, index, _ in kept[split]]) for split in ("train", "test")
+    split: ConvertedRows(sources.get(split, sources["train"]), plain, indices=[index for _, index, _ in kept[split]])
+    for split in ("train", "test")
   }
   for split, rows in rows_of.items():
     for row in rows:

@@ -18,14 +18,11 @@ from jaxrl_llm.tasks.files.chats import CONVERSATION
 from jaxrl_llm.tasks.files.columns import Convert, Unusable, short
 from jaxrl_llm.tasks.files.report import OTHER_DATE, OTHER_LEVEL, Report, Tally
 from jaxrl_llm.tasks.files.storage import IMAGES, Row, picture_digests
-from jaxrl_llm.tasks.files.tables import INDEX, StoredRows
+from jaxrl_llm.tasks.files.tables import INDEX, ConvertedRows
 from jaxrl_llm.tasks.files.text_files import Records
 from jaxrl_llm.tasks.image_prompts import check_reads_pictures, prompt_ids
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import RewardFn, Tokenizer
-
-SHOT_TEMPLATE = "{prompt}{solution}\n"
-"""Text of a solved problem, if no other is set."""
 
 COLUMNS = ("question", "answer", "level", "response", "id", "place")
 """Columns that every stored row has."""
@@ -35,22 +32,30 @@ class Setup(NamedTuple):
   """Settings common to all tasks.
 
   Attributes:
-    levels: Difficulty levels to keep; None keeps all.
+    levels: Difficulty levels to keep, in all splits; None keeps all.
     data_dir: Local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
-    tokenizer: The checkpoint's tokenizer; None is the byte tokenizer.
-    bad_rows: Policy for unusable rows: "drop" leaves them out and counts them; "error" raises at
-      the first.
-    max_prompt_tokens: Maximum length of a prompt, in tokens; None is no limit.
-    max_tokens: Maximum length of a demonstration with its prompt, in tokens; None is no limit.
+    tokenizer: The checkpoint's tokenizer if the policy comes from one; None is the task's own byte
+      tokenizer.
+    bad_rows: Policy for unusable problems: "drop" leaves them out and counts them in the task's
+      report; "error" raises at the first.
+    max_prompt_tokens: Maximum length of a prompt, in tokens; longer ones are bad rows. None is no
+      limit. Generated tasks ignore it.
+    max_tokens: Maximum length of a demonstration with its prompt, in tokens; a longer one is
+      a bad row, but only its demonstration is left out. None is no limit.
     max_answer_tokens: Maximum length of an answer that a response must spell, in tokens with the
-      end token; None is no limit.
-    shots: Number of solved problems in front of every prompt; see `shots.with_shots`.
-    shot_template: Text of a solved problem.
+      end token; problems with longer ones are bad rows. None is no limit.
+    shots: Number of solved problems in front of every prompt; see `shots.with_shots`. A test with
+      other problems (`test_name`, `test_levels`) shows solved problems of its own kind, and none if
+      it has no training problems.
+    shot_template: Text of a solved problem, with columns and `{solution}` in braces.
     vary_shots: Whether each prompt has solved problems of its own.
-    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
-    max_pictures: Maximum number of pictures of a problem; None is no limit.
-    problems: Function from seeds to the problems of the run's environment; None if it has none.
-    columns: Columns that others than the policy read, which own files must have.
+    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone, which
+      tasks with pictures refuse.
+    max_pictures: Maximum number of pictures of a problem; ones with more are bad rows. None is no
+      limit.
+    problems: Function from seeds to the problems of the run's environment, for the task
+      `environment`; None if it has none.
+    columns: Columns that others than the policy read, such as a teacher, which own files must have.
   """
 
   levels: Collection[int] | None = None
@@ -61,7 +66,7 @@ class Setup(NamedTuple):
   max_tokens: int | None = None
   max_answer_tokens: int | None = None
   shots: int = 0
-  shot_template: str = SHOT_TEMPLATE
+  shot_template: str = "{prompt}{solution}\n"
   vary_shots: bool = False
   pictures: PictureConfig | None = None
   max_pictures: int | None = None
@@ -113,16 +118,8 @@ class ProblemSetEntry(NamedTuple):
   has_parts: bool = False
 
 
-def held_out(question: str) -> float:
-  """Returns a number in [0, 1) that depends on the text alone.
-
-  Problems below the test fraction are held out, whatever else the file contains.
-  """
-  return storage.uniform("split", question)
-
-
 def _stem(row: Row) -> tuple[str, ...]:
-  """Returns what decides a problem's split: its pictures, or else its question or its turns.
+  """Returns what alone decides a problem's split: its pictures, or else its question or its turns.
 
   So no picture is in both splits, and another system message makes no other problem.
   """
@@ -179,9 +176,9 @@ def make_task(
   )
   tokenizer = setup.tokenizer or ByteTokenizer()
   if not style.rewards:
-    stored = (row["answer"] for source in sources.values() for row in StoredRows(source))
+    stored = (row["answer"] for source in sources.values() for row in ConvertedRows(source, storage.plain))
     style = style._replace(rewards=(reward_for(stored, options=style.options),))
-  first = next(iter(StoredRows(next(iter(sources.values())))))
+  first = storage.plain(next(iter(sources.values()))[0])
   prompt_template.check_template(style.template, [x for x in first if x not in ("place", INDEX, IMAGES, CONVERSATION)])
   tally = Tally(setup.bad_rows)
   kept, levels, fingerprint = _select(sources, style, tokenizer, setup, tally, choose)
@@ -196,9 +193,9 @@ def make_task(
     kept = _split(name, kept["train"], style.test_fraction, report.in_words(counts))
   sources = {"train": sources.get("train", ()), "test": sources.get("test", sources.get("train"))}
 
-  def rows(split: str, *, demonstrations: bool = False) -> StoredRows:
+  def rows(split: str, *, demonstrations: bool = False) -> ConvertedRows:
     indices = [one.index for one in kept.get(split, ()) if one.imitable or not demonstrations]
-    return StoredRows(sources[split], indices=indices, finish=_prompting(style.template, response=demonstrations))
+    return ConvertedRows(sources[split], _prompting(style.template, response=demonstrations), indices=indices)
 
   return Task(
     name=name,
@@ -231,7 +228,7 @@ def _select(
   levels, digest, draws, shared = set(), hashlib.blake2b(digest_size=8), {}, collections.Counter()
   for split, source in sources.items():
     kept[split] = []
-    for index, row in enumerate(StoredRows(source, finish=_prompting(style.template, keep=(INDEX,)))):
+    for index, row in enumerate(ConvertedRows(source, _prompting(style.template, keep=(INDEX,)))):
       levels.add(row["level"])
       stem = _stem(row)
       shared[hash(stem)] += not row.get(IMAGES)
@@ -249,13 +246,14 @@ def _select(
   return kept, levels, digest.hexdigest()
 
 
-def _prompting(template: str, *, response: bool = True, keep: Collection[str] = ()) -> Callable[[Row], Row]:
-  def finish(row: Row) -> Row:
-    row = {name: value for name, value in row.items() if (name != INDEX or name in keep) and (name != CONVERSATION or value)}
+def _prompting(template: str, *, response: bool = True, keep: Collection[str] = ()) -> Callable[[bytes], Row]:
+  def convert(record: bytes) -> Row:
+    stored = storage.plain(record).items()
+    row = {name: value for name, value in stored if (name != INDEX or name in keep) and (name != CONVERSATION or value)}
     row = row if response else row | {"response": ""}
     return row | {"prompt": with_marks(prompt_template.render(template, row), len(row.get(IMAGES, ())))}
 
-  return finish
+  return convert
 
 
 def _usable(row: Row, tokenizer: Tokenizer, style: Style, setup: Setup, tally: Tally) -> bool:

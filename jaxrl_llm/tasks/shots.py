@@ -5,28 +5,8 @@ from collections.abc import Callable, Sequence
 
 from jaxrl_llm.tasks import prompt_template
 from jaxrl_llm.tasks.files.storage import IMAGES, Row, uniform
+from jaxrl_llm.tasks.files.tables import ConvertedRows
 from jaxrl_llm.tasks.task import Task
-
-
-class PrefixedRows(Sequence):
-  """Some rows of a source, with a text in front of their prompts.
-
-  Example:
-    >>> PrefixedRows([{"prompt": "1+2="}, {"prompt": "3+4="}], [1], lambda row: "1+2=3\\n")[0]
-    {'prompt': '1+2=3\\n3+4='}
-  """
-
-  def __init__(self, rows: Sequence[Row], indices: Sequence[int], prefix: Callable[[Row], str]):
-    self._rows, self._indices, self._prefix = rows, indices, prefix
-
-  def __len__(self) -> int:
-    return len(self._indices)
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return [self[i] for i in range(*index.indices(len(self)))]
-    row = self._rows[self._indices[index]]
-    return row | {"prompt": self._prefix(row) + row["prompt"]}
 
 
 def with_shots(task: Task, shots: int, template: str, *, vary: bool = False) -> Task:
@@ -71,8 +51,9 @@ def with_shots(task: Task, shots: int, template: str, *, vary: bool = False) -> 
     key = "".join(texts(map(candidates.get, left_out)))
     prefix = lambda row: key
 
-  def prefixed(rows: Sequence[Row], left_out: Sequence[str] = ()) -> PrefixedRows:
-    return PrefixedRows(rows, [i for i, row in enumerate(rows) if row["prompt"] not in left_out], prefix)
+  def prefixed(rows: Sequence[Row], left_out: Sequence[str] = ()) -> ConvertedRows:
+    kept = [i for i, row in enumerate(rows) if row["prompt"] not in left_out]
+    return ConvertedRows(rows, lambda row: row | {"prompt": prefix(row) + row["prompt"]}, indices=kept)
 
   digest = hashlib.blake2b(f"{task.fingerprint}\0{key}".encode(), digest_size=8).hexdigest()
   return task._replace(

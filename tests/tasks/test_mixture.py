@@ -1,6 +1,7 @@
 """Parts occur in their shares, each with its own verifier, in an order that survives a resume."""
 
 import collections
+import functools
 import itertools
 import json
 import pathlib
@@ -92,7 +93,7 @@ def test_each_row_has_its_own_verifier(both):
   assert both.name == "mixture" and both.rewards == ("final_number", "maths") and both.routed
   for rows in (both.train, both.test, both.demonstrations):
     assert {(row["task"], row["reward"]) for row in rows} == {("gsm8k", "final_number"), ("math", "maths")}
-  verifier = pickle.loads(pickle.dumps(mixture.routed({"final_number": right, "maths": right})))
+  verifier = pickle.loads(pickle.dumps(functools.partial(mixture.route, {"final_number": right, "maths": right})))
   assert verifier(Completion(text="60", token_ids=(), num_tokens=1, stopped=True), both.train[0]) == 1.0
   counts = collections.Counter(row["task"] for batch in itertools.islice(stream(both.train), 10) for row in batch)
   assert counts == {"gsm8k": 10, "math": 30}

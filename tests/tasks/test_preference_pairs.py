@@ -7,8 +7,10 @@ import pytest
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks.files.columns import Unusable
+from jaxrl_llm.tasks.files.storage import split_of
 from jaxrl_llm.tasks.preference_pairs import PairColumns, encode_pair, from_files, generated, row_of
 from jaxrl_llm.tasks.sets import arithmetic
+from tests.tasks.written import parquet_bytes, write_lines
 
 USER, OTHER = {"role": "user", "content": "1+1?"}, {"role": "user", "content": "1+2?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -67,11 +69,6 @@ BAD = [
 ]
 
 
-def write(path, records):
-  path.write_text("".join(json.dumps(record) + "\n" for record in records))
-  return path
-
-
 def load(path, tmp_path, **options):
   return from_files(ByteTokenizer(), path=path, data_dir=tmp_path / "data", **({"max_tokens": 40} | options))
 
@@ -79,7 +76,7 @@ def load(path, tmp_path, **options):
 def test_bad_rows_are_dropped_and_counted(tmp_path):
   good = [{"prompt": f"g{i}", "chosen": "a", "rejected": f"b{i % 3}"} for i in range(40)]
   good.append({"prompt": "g1", "chosen": "a", "rejected": "b"})
-  pairs = load(write(tmp_path / "pairs.jsonl", [*good, *(record for record, _ in BAD)]), tmp_path, test_fraction=0.3)
+  pairs = load(write_lines(tmp_path / "pairs.jsonl", [*good, *(record for record, _ in BAD)]), tmp_path, test_fraction=0.3)
   assert len(pairs.train) + len(pairs.test) == pairs.report.kept == 41 and pairs.report.read == 41 + len(BAD)
   assert pairs.report.dropped == dict.fromkeys([reason for _, reason in BAD], 1)
   assert not {row["prompt"] for row in pairs.train} & {row["prompt"] for row in pairs.test} and len(pairs.test) > 3
@@ -89,14 +86,14 @@ def test_bad_rows_are_dropped_and_counted(tmp_path):
 
 @pytest.mark.parametrize(("record", "reason"), BAD[:-1])
 def test_bad_rows_are_refused_under_the_policy_error(record, reason, tmp_path):
-  path = write(tmp_path / "pairs.jsonl", [{"prompt": "g", "chosen": "a", "rejected": "b"}, record])
+  path = write_lines(tmp_path / "pairs.jsonl", [{"prompt": "g", "chosen": "a", "rejected": "b"}, record])
   with pytest.raises(ValueError, match=re.escape(reason)) as caught:
     load(path, tmp_path, bad_rows="error")
   assert "pairs.jsonl:2" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_files_that_cannot_be_used(tmp_path):
-  path = write(tmp_path / "pairs.jsonl", [{"prompt": "p", "choosen": "a", "rejected": "b"}])
+  path = write_lines(tmp_path / "pairs.jsonl", [{"prompt": "p", "choosen": "a", "rejected": "b"}])
   with pytest.raises(ValueError, match=r"found no column 'chosen', but prompt, choosen, rejected; did you mean 'choosen'\?"):
     load(path, tmp_path)
   with pytest.raises(ValueError, match="task.path: found None, expected a file of pairs"):
@@ -104,16 +101,13 @@ def test_files_that_cannot_be_used(tmp_path):
   with pytest.raises(ValueError, match="task.test_fraction: found 0.5 with test pairs of their own"):
     load(path, tmp_path, test_path=path, test_fraction=0.5)
   with pytest.raises(ValueError, match="task.path, test: found no pair that can be used .1 pairs read, 1 kept"):
-    load(write(tmp_path / "one.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}]), tmp_path)
+    load(write_lines(tmp_path / "one.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}]), tmp_path)
 
 
 def test_parquet(tmp_path):
-  pyarrow = pytest.importorskip("pyarrow")
-  from pyarrow import parquet
-
   rows = [{"prompt": "1+1?", "chosen": [USER, says("2")], "rejected": [USER, says(str(3 + i))], "score": 1.0} for i in range(3)]
-  parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
-  pairs = load(tmp_path / "pairs.parquet", tmp_path, test_path=write(tmp_path / "test.jsonl", [PLAIN]))
+  (tmp_path / "pairs.parquet").write_bytes(parquet_bytes(rows))
+  pairs = load(tmp_path / "pairs.parquet", tmp_path, test_path=write_lines(tmp_path / "test.jsonl", [PLAIN]))
   # The first pair of the file is held out, because test pairs are read first.
   assert [row["rejected"] for row in pairs.train] == ["4", "5"] and pairs.test[0]["rejected"] == "3"
 
@@ -125,7 +119,7 @@ def test_generated_pairs_are_right_and_wrong_and_some_are_held_out():
     for row in rows:
       question = row["prompt"].strip()
       answer = f"#{arithmetic.evaluate(question)}"
-      assert arithmetic.split_of(question) == split
+      assert split_of(question) == split
       assert row["chosen"].endswith(answer) and not row["rejected"].endswith(f"\n{answer}")
   with pytest.raises(ValueError, match="task.levels: found .4,., expected one or more of .1, 2, 3."):
     generated(levels=(4,))

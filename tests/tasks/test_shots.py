@@ -1,11 +1,10 @@
 """Few-shot prompts: solved problems in front of every prompt, which are not trained on."""
 
-import json
-
 import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator
+from tests.tasks.written import write_lines
 
 ROWS = [
   {"question": f"{a}+{b}=", "answer": str(a + b), "why": f"{a} and {b} are {a + b}", "level": a} for a in range(1, 9) for b in range(9)
@@ -13,15 +12,9 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-  path = tmp_path_factory.mktemp("shots") / "sums.jsonl"
-  path.write_text("\n".join(map(json.dumps, ROWS)))
-  return path
-
-
-@pytest.fixture(scope="module")
-def make(path, tmp_path_factory):
-  root = tmp_path_factory.mktemp("data")
+def make(tmp_path_factory):
+  root = tmp_path_factory.mktemp("shots")
+  path = write_lines(root / "sums.jsonl", ROWS)
   return lambda name="file", **settings: tasks.make(name, data_dir=root, **({"path": path} if name == "file" else {}) | settings)
 
 
@@ -68,8 +61,7 @@ def test_varied_shots_are_drawn_for_each_problem_from_its_level(make):
 
 
 def test_varied_shots_come_from_all_levels_if_one_has_too_few(tmp_path, make):
-  path = tmp_path / "few.jsonl"
-  path.write_text("\n".join(json.dumps(row | {"level": index}) for index, row in enumerate(ROWS)))
+  path = write_lines(tmp_path / "few.jsonl", [row | {"level": index} for index, row in enumerate(ROWS)])
   task = make(path=path, shots=2, vary_shots=True, level_column="level")
   assert all(len(row["prompt"].split("\n")) == 3 for row in task.train)
 

@@ -24,6 +24,7 @@ from jaxrl_llm.config import check
 from jaxrl_llm.rewards.final_answer import final_answer
 from jaxrl_llm.run.setup import start as start_lib
 from jaxrl_llm.run.setup.saved_state import abstract_arrays
+from jaxrl_llm.tasks.files.storage import split_of
 from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.workdir import checkpoint, claim
 from jaxrl_llm.workdir.metrics import read_rows
@@ -99,7 +100,7 @@ def write_problems(folder: Path) -> None:
       row = {"question": question, "terms": question, "answer": str(arithmetic.evaluate(question)), "level": level}
       # Only the demonstrations' response is read, but both files of a task have the same columns.
       row |= {"response": arithmetic.working(question)}
-      rows[split := arithmetic.split_of(question)].append(row)
+      rows[split := split_of(question)].append(row)
       if split == "train":
         # The questions of a file are unique, so the number of the attempt is part of the question.
         # The prompt is made of the terms.

@@ -21,6 +21,7 @@ from jaxrl_llm.decoding.sampler import make_filter, make_sampler
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset, routing
 from jaxrl_llm.rewards.final_answer import final_answer
+from jaxrl_llm.tasks.files.storage import split_of
 from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Metrics, Params, Rollouts, TrainBatch, TrainState
@@ -180,12 +181,12 @@ def encode(text: str) -> list[int]:
 
 def questions(split: str) -> list[str]:
   """Returns the problems of a split, "train" or "test", in a fixed order."""
-  return [question for question in arithmetic.questions_of(LEVEL) if arithmetic.split_of(question) == split]
+  return [question for question in arithmetic.questions_of(LEVEL) if split_of(question) == split]
 
 
 def prompts_of(chosen: Sequence[str]) -> np.ndarray:
   """Encodes the prompts of problems, [n, PROMPT_TOKENS]."""
-  return np.array([encode(arithmetic.render_prompt(question)) for question in chosen], np.int32)
+  return np.array([encode(f"{question}\n") for question in chosen], np.int32)
 
 
 def rectangle(bed: Bed, tokens: np.ndarray, drawn: np.ndarray) -> TrainBatch:
@@ -218,7 +219,7 @@ def demonstrations(bed: Bed, chosen: Sequence[str], rng: np.random.Generator) ->
     seed = int(rng.integers(arithmetic.DEMONSTRATIONS_PER_PROBLEM))
     text = arithmetic.working(question, error_rate=ERROR_RATE, seed=seed)
     response = [*encode(text), END]
-    tokens[row, : PROMPT_TOKENS + len(response)] = [*encode(arithmetic.render_prompt(question)), *response]
+    tokens[row, : PROMPT_TOKENS + len(response)] = [*encode(f"{question}\n"), *response]
     drawn[row, : len(response)] = True
   return rectangle(bed, tokens, drawn)
 

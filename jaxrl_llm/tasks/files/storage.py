@@ -100,10 +100,12 @@ class GeneratedProblems(StoredDataset, skip_registration=True):
   """A base class for generated datasets.
 
   The splits are `train` and held-out `test` problems without responses, and `demonstrations` of the
-  training problems.
+  training problems. Subclasses define `VERSION`, `LEVELS` and `_rows`.
   """
 
   SPLITS = ("train", "test", "demonstrations")
+  LEVELS: Sequence[int]  # Difficulty levels of the problems.
+  TEMPLATE = "{question}\n"  # Text of a prompt.
   columns = ("question", "answer", "level", "response")
 
   def _rows(self) -> Iterable[Row]:

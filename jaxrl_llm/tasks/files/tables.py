@@ -42,25 +42,22 @@ class Table(storage.StoredDataset, skip_registration=True):
       yield index, row | {INDEX: index}
 
 
-class StoredRows(Sequence):
-  """A sequence of rows of a dataset on disk, read on access.
+class ConvertedRows(Sequence):
+  """Some items of a source, each converted to a row on access.
 
   Args:
-    source: Records returned by `storage.open_split`.
-    indices: Indices of the records to include; None includes all.
-    finish: Function applied to each row after it is read.
+    source: Random access to items, such as the records returned by `storage.open_split`.
+    convert: Function from an item to a row.
+    indices: Indices of the items to include; None includes all.
 
   Example:
-    >>> from tensorflow_datasets.proto import tf_example_pb2
-    >>> features = {"level": {"int64_list": {"value": [2]}}, "question": {"bytes_list": {"value": [b"1+1"]}}}
-    >>> record = tf_example_pb2.Example(features={"feature": features}).SerializeToString()
-    >>> rows = StoredRows([record], finish=lambda row: row | {"prompt": row["question"] + "="})
-    >>> rows[0]
-    {'level': 2, 'question': '1+1', 'prompt': '1+1='}
+    >>> rows = ConvertedRows(["1+2", "3+4", "5+6"], lambda text: {"prompt": f"{text}="}, indices=[2, 0])
+    >>> rows[0], len(rows)
+    ({'prompt': '5+6='}, 2)
   """
 
-  def __init__(self, source: Sequence, *, indices: Sequence[int] | None = None, finish: Callable[[Row], Row] = dict):
-    self._source, self._finish = source, finish
+  def __init__(self, source: Sequence, convert: Callable[[Any], Row], *, indices: Sequence[int] | None = None):
+    self._source, self._convert = source, convert
     self._indices = range(len(source)) if indices is None else indices
 
   def __len__(self) -> int:
@@ -68,14 +65,19 @@ class StoredRows(Sequence):
 
   def __getitem__(self, index):
     if isinstance(index, slice):
-      return [self[i] for i in range(*index.indices(len(self)))]
-    return self._finish(storage.plain(self._source[int(self._indices[index])]))
+      return self.__getitems__(range(*index.indices(len(self))))
+    return self._convert(self._source[int(self._indices[index])])
+
+  def __getitems__(self, indices: Sequence[int]) -> list:
+    return list(self._several(indices))
 
   def __iter__(self) -> Iterator[Row]:
-    get_many = getattr(self._source, "__getitems__", lambda indices: [self._source[i] for i in indices])
     for start in range(0, len(self), _AT_ONCE):  # Several times faster than one by one.
-      for row in get_many([int(i) for i in self._indices[start : start + _AT_ONCE]]):
-        yield self._finish(storage.plain(row))
+      yield from self._several(range(len(self))[start : start + _AT_ONCE])
+
+  def _several(self, indices: Sequence[int]) -> Iterator[Row]:
+    get_many = getattr(self._source, "__getitems__", lambda indices: [self._source[i] for i in indices])
+    return map(self._convert, get_many([int(self._indices[i]) for i in indices]))
 
 
 def key_of(files: Sequence[str | os.PathLike], settings: Any) -> str:

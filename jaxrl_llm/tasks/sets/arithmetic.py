@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from jaxrl_llm.tasks.files.storage import GeneratedProblems, split_of, uniform  # noqa: F401  Re-exports `split_of`.
+from jaxrl_llm.tasks.files.storage import GeneratedProblems, uniform
 
 LEVELS = (1, 2, 3)
 ERROR_RATE = 1 / 3  # Probability that the teacher gets a step wrong.
@@ -41,11 +41,6 @@ def evaluate(question: str) -> int:
     10
   """
   return sum(_terms(question))
-
-
-def render_prompt(question: str) -> str:
-  """Returns the prompt: the problem on a line of its own."""
-  return f"{question}\n"
 
 
 def working(question: str, *, error_rate: float = 0.0, seed: int = 0) -> str:
@@ -136,6 +131,7 @@ class Arithmetic(GeneratedProblems):
 
   # Increase with any change to the generated problems; otherwise old copies stay in use.
   VERSION = tfds.core.Version("1.0.0")
+  LEVELS = LEVELS
 
   def _rows(self):
     return (
@@ -152,8 +148,9 @@ class Arithmetic(GeneratedProblems):
 class HintedArithmetic(Arithmetic):
   """Dataset of the same problems, with further demonstrations that follow a hint and are right.
 
-  A policy that imitates both kinds works carefully with a hint, and carelessly without one. It is
-  then worth learning from itself: the problems to train on and to test have no hints.
+  The hint is the answer, as in "10 is 7+8-5". A policy that imitates both kinds works carefully
+  with a hint, and carelessly without one. It is then worth learning from itself: the problems to
+  train on and to test have no hints.
   """
 
   VERSION = Arithmetic.VERSION
@@ -164,17 +161,7 @@ class HintedArithmetic(Arithmetic):
       if not self._is_test(row):
         question = row["question"]
         for copy in range(_HINTED_PER_PROBLEM):
-          yield f"hinted {question} {copy}", row | {"question": hinted(row), "response": working(question)}
-
-
-def hinted(row: Mapping[str, Any]) -> str:
-  """Returns a problem with its answer prepended.
-
-  Example:
-    >>> hinted({"question": "7+8-5", "answer": "10"})
-    '10 is 7+8-5'
-  """
-  return f"{row['answer']} is {row['question']}"
+          yield f"hinted {question} {copy}", row | {"question": f"{row['answer']} is {question}", "response": working(question)}
 
 
 def _terms(question: str) -> list[int]:

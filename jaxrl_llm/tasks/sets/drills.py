@@ -12,8 +12,8 @@ cheap.
     tally     how many digits    47 + 8 + 5 =                  47 + 8 = 55, 55 + 5 = 60
     times                        37 * 6 =                      222
 
-Responses to tallies and to sums of three or more terms show the steps. No problem is a reordering
-of another.
+A response continues the line of its question. Those to tallies and to sums of three or more terms
+show the steps. No problem is a reordering of another.
 """
 
 import itertools
@@ -24,11 +24,6 @@ import tensorflow_datasets as tfds
 from jaxrl_llm.tasks.files.storage import GeneratedProblems, Row, uniform
 
 _PROBLEMS_PER_LEVEL = 4000
-
-
-def render_prompt(question: str) -> str:
-  """Returns the prompt: the problem, which the response continues on the same line."""
-  return question
 
 
 def steps(terms: Sequence[int]) -> str:
@@ -66,6 +61,7 @@ class Largest(GeneratedProblems):
   # Increase with any change to the generated problems; otherwise old copies stay in use.
   VERSION = tfds.core.Version("1.0.0")
   LEVELS = (3, 4, 5, 6)
+  TEMPLATE = "{question}"
 
   def _rows(self) -> Iterator[Row]:
     for level in self.LEVELS:
@@ -79,6 +75,7 @@ class Sums(GeneratedProblems):
 
   VERSION = tfds.core.Version("1.0.0")
   LEVELS = (2, 3, 4)
+  TEMPLATE = "{question}"
 
   def _rows(self) -> Iterator[Row]:
     for level in self.LEVELS:
@@ -91,6 +88,7 @@ class Tally(GeneratedProblems):
 
   VERSION = tfds.core.Version("1.0.0")
   LEVELS = (2, 3, 4)
+  TEMPLATE = "{question}"
 
   def _rows(self) -> Iterator[Row]:
     for level in self.LEVELS:
@@ -113,6 +111,7 @@ class Times(GeneratedProblems):
 
   VERSION = tfds.core.Version("1.0.0")
   LEVELS = (1,)
+  TEMPLATE = "{question}"
 
   def _rows(self) -> Iterator[Row]:
     for left, right in itertools.product(range(10, 100), range(2, 10)):

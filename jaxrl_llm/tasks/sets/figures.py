@@ -82,11 +82,6 @@ class Question(NamedTuple):
   draw: Callable[[int, Pick], DrawnFigure]
 
 
-def render_prompt(question: str) -> str:
-  """Returns the prompt: the picture, and the question on the same line."""
-  return f"{MARK}{question}\n"
-
-
 def response(readings: dict[str, int]) -> str:
   """Returns the response that follows from what was read.
 
@@ -223,6 +218,8 @@ class Figures(GeneratedProblems):
 
   # Increase with any change to the generated problems; otherwise old copies stay in use.
   VERSION = tfds.core.Version("1.0.0")
+  LEVELS = LEVELS
+  TEMPLATE = f"{MARK}{{question}}\n"
   columns = (*GeneratedProblems.columns, "id", "images")
 
   def _rows(self) -> Iterator[Row]:

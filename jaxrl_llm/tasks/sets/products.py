@@ -28,11 +28,6 @@ DEMONSTRATIONS_PER_PROBLEM = 2
 _PROBLEMS_PER_LEVEL = 3000
 
 
-def render_prompt(question: str) -> str:
-  """Returns the prompt: the problem on a line of its own."""
-  return f"{question}\n"
-
-
 def product(question: str) -> int:
   """Returns the right answer to a problem.
 
@@ -94,6 +89,7 @@ class Products(GeneratedProblems):
 
   # Increase with any change to the generated problems; otherwise old copies stay in use.
   VERSION = tfds.core.Version("1.0.0")
+  LEVELS = LEVELS
 
   def _rows(self):
     return (

@@ -60,8 +60,8 @@ PUBLISHED = (
 _LIVECODEBENCH = Published("livecodebench", code.LIVECODEBENCH_FILES, code.livecodebench, _CODE, columns=code.COLUMNS)
 _MATHVISION = {
   split: Published(
-    "mathvision", {"test": files}, mathvision_lib.mathvision, Style(mathvision_lib.TEMPLATE, ("maths", "choice")),
-    reads=mathvision_lib.READS, columns=mathvision_lib.COLUMNS,
+    "mathvision" if split == "test" else f"mathvision_{split}", {"test": files}, mathvision_lib.mathvision,
+    Style(mathvision_lib.TEMPLATE, ("maths", "choice")), reads=mathvision_lib.READS, columns=mathvision_lib.COLUMNS,
   )
   for split, files in mathvision_lib.FILES.items()
 }  # fmt: skip
@@ -155,9 +155,7 @@ def mathvision(
   """
   if mode not in _MATHVISION:
     raise ValueError(f"task.mode: found {mode!r}, expected one of {', '.join(_MATHVISION)}")
-  published = _MATHVISION[mode]
-  folder = published._replace(name="mathvision" if mode == "test" else f"mathvision_{mode}")
-  return published_task(folder, None, setup, source=source, prompt_template=prompt_template)._replace(routed=True)
+  return published_task(_MATHVISION[mode], None, setup, source=source, prompt_template=prompt_template)._replace(routed=True)
 
 
 SETS: dict[str, ProblemSetEntry] = {

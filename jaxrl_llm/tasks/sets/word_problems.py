@@ -33,13 +33,8 @@ NUM_PROBLEMS = 16_000  # Each level keeps its first `MAX_PER_LEVEL`; level 1 is 
 MAX_PER_LEVEL = 1000
 SEED = 0
 _SMALL, _SHORT = 50, 60  # Largest number and most words of a problem of level 1.
-# Ends every question of the generator; `render_prompt` replaces it.
+# Ends every question of the generator; the prompt has its own.
 _GENERATOR_REQUEST = " Give the result as your final answer. Do not include units."
-
-
-def render_prompt(question: str) -> str:
-  """Returns the prompt: the problem and the form of the answer."""
-  return f"{question}\nAnswer with a number after ####."
 
 
 def level_of(question: str, solution: str) -> int:
@@ -91,6 +86,8 @@ class GsmSymbolic(GeneratedProblems):
 
   # Increase with any change to the generated problems; otherwise old copies stay in use.
   VERSION = tfds.core.Version("1.0.0")
+  LEVELS = LEVELS
+  TEMPLATE = "{question}\nAnswer with a number after ####."
 
   def _rows(self):
     return generate_rows().values()

@@ -13,6 +13,7 @@ from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.tasks.files import picture_column
 from jaxrl_llm.tasks.files.columns import Columns, Unusable
+from tests.tasks.written import parquet_bytes, write_lines
 
 CONFIG = PictureConfig(patch_size=8, min_pixels=256, max_pixels=4096)
 
@@ -31,9 +32,7 @@ def write(folder, rows):
   (folder / "pictures").mkdir(exist_ok=True)
   for i in range(40):
     (folder / "pictures" / f"{i}.png").write_bytes(picture(i))
-  path = folder / "own.jsonl"
-  path.write_text("\n".join(map(json.dumps, rows)))
-  return path
+  return write_lines(folder / "own.jsonl", rows)
 
 
 GOOD = [{"question": "How dark?", "answer": i, "images": f"pictures/{i}.png"} for i in range(40)]
@@ -158,13 +157,10 @@ def test_questions_about_a_picture_stay_in_one_split(load, tmp_path):
 
 
 def test_bytes_in_parquet(load, tmp_path):
-  import pyarrow
-  from pyarrow import parquet
-
   rows = [{"question": "How dark?", "answer": str(i), "images": [{"bytes": picture(i), "path": "gone.png"}]} for i in range(9)]
-  parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "own.parquet")
+  (tmp_path / "own.parquet").write_bytes(parquet_bytes(rows))
   plain = [row | {"images": row["images"][0]["bytes"]} for row in rows]
-  parquet.write_table(pyarrow.Table.from_pylist(plain), tmp_path / "plain.parquet")
+  (tmp_path / "plain.parquet").write_bytes(parquet_bytes(plain))
   made = [load(path=tmp_path / name, bad_rows="error") for name in ("own.parquet", "plain.parquet")]
   assert {row["images"][0] for row in [*made[0].train, *made[0].test]} == {picture(i) for i in range(9)}
   assert made[0].fingerprint == made[1].fingerprint
@@ -176,9 +172,6 @@ def test_a_model_that_reads_text_alone_is_refused(load, tmp_path):
 
 
 def test_mathvision(tmp_path):
-  import pyarrow
-  from pyarrow import parquet
-
   letters, decoded = list("ABCDE"), lambda i: {"bytes": picture(i), "path": None}
   common = {"image": "images/1.jpg", "solution": None, "level": 2, "subject": "counting"}
   rows = [
@@ -188,7 +181,7 @@ def test_mathvision(tmp_path):
     {"id": "4", "question": "Lost?", "options": [], "decoded_image": {"bytes": b"no picture", "path": None}, "answer": "4", **common},
   ]
   for name in ("test-00000-of-00001-3532b8d3f1b4047a", "testmini-00000-of-00001-f8ff70fcb2f29b1d"):
-    parquet.write_table(pyarrow.Table.from_pylist(rows[:3] if "mini" in name else rows), tmp_path / f"{name}.parquet")
+    (tmp_path / f"{name}.parquet").write_bytes(parquet_bytes(rows[:3] if "mini" in name else rows))
   task = tasks.make("mathvision", source=tmp_path, data_dir=tmp_path / "data", pictures=CONFIG)
   assert task.routed and task.rewards == ("maths", "choice") and not len(task.train)
   assert [row["reward"] for row in task.test] == ["maths", "choice", "choice"] and task.report.dropped == {"broken picture": 1}

@@ -6,29 +6,22 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
 from jaxrl_llm.tasks.files import storage, tables
 
 
-class Tiny(tfds.core.GeneratorBasedBuilder):
+class Tiny(storage.StoredDataset):
   """A dataset small enough to build for each test."""
 
   VERSION = tfds.core.Version("1.0.0")
   SPLITS = ("train", "test")
-  code_path = None
+  columns = ("text", "level")
 
-  def _info(self):
-    return storage.LocalInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "n": np.int32}))
-
-  def _split_generators(self, dl_manager):
-    return {"train": self._generate_examples(30), "test": self._generate_examples(5)}
-
-  def _generate_examples(self, n):
-    for i in range(n):
-      yield str(i), {"text": f"größe {i}", "n": i}
+  def _generate_examples(self, split):
+    for i in range({"train": 30, "test": 5}[split]):
+      yield str(i), {"text": f"größe {i}", "level": i}
 
 
 TRAIN = "tiny-train.array_record-00000-of-00001"
@@ -41,8 +34,8 @@ def load(root):
 
 def test_rows_are_text_and_ints(tmp_path):
   splits = load(tmp_path / "a" / "b")
-  assert sorted(splits["train"], key=lambda row: row["n"]) == [{"text": f"größe {i}", "n": i} for i in range(30)]
-  assert {type(row["n"]) for row in splits["test"]} == {int}
+  assert sorted(splits["train"], key=lambda row: row["level"]) == [{"text": f"größe {i}", "level": i} for i in range(30)]
+  assert {type(row["level"]) for row in splits["test"]} == {int}
   assert load(tmp_path / "a" / "b") == splits
 
 
@@ -136,13 +129,11 @@ def test_damage_is_one_line_with_the_fix(whole, tmp_path, damage):
 def test_rows_of_other_columns_are_refused(tmp_path):
   class Renamed(Tiny, skip_registration=True):
     name = "tiny"
+    columns = ("text", "title")
 
-    def _info(self):
-      return storage.LocalInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "m": np.int32}))
-
-    def _generate_examples(self, n):
-      for key, row in super()._generate_examples(n):
-        yield key, {"text": row["text"], "m": row["n"]}
+    def _generate_examples(self, split):
+      for key, row in super()._generate_examples(split):
+        yield key, {"text": row["text"], "title": ""}
 
   storage.load_splits(Renamed, data_dir=tmp_path)
   with pytest.raises(ValueError, match=r"tiny/1.0.0: found a dataset that cannot be used .*; delete .* and run again"):

@@ -8,10 +8,11 @@ import pytest
 from jaxrl_llm import tasks
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
-from jaxrl_llm.tasks import problem_set
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files import tables
+from jaxrl_llm.tasks.files.storage import uniform
 from jaxrl_llm.tasks.image_prompts import prompt_ids
+from tests.tasks.written import write_lines
 
 ROWS = [
   {"q": f"What is {i} + 1?", "a": i + 1, "hard": f"Level {i % 3}", "hint": "Count.", "work": "so" if i % 2 else None} for i in range(60)
@@ -87,7 +88,7 @@ def test_rows(own):
 
 
 def test_the_text_alone_decides_what_is_held_out(own, root, file, tmp_path):
-  assert set(questions(own.test)) == {row["q"] for row in ROWS if problem_set.held_out(row["q"]) < 0.1}
+  assert set(questions(own.test)) == {row["q"] for row in ROWS if uniform("split", row["q"]) < 0.1}
   assert 1 <= len(own.test) <= 15
   some = tmp_path / "some.csv"
   some.write_text("q,a\n" + "\n".join(f"{row['q']},{row['a']}" for row in reversed(ROWS[:30])))
@@ -134,48 +135,42 @@ def test_one_line_for_each_invalid_setting(case, file, root):
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("rows, words", [(1, "found one problem in all, expected one to train on and one to test"), (2, ""), (3, "")])
-def test_very_few_rows(rows, words, tmp_path):
-  path = tmp_path / "few.jsonl"
-  path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": i}) for i in range(rows)))
-  if words:
-    with pytest.raises(ValueError, match=words):
-      tasks.make("file", path=path, data_dir=tmp_path)
-    return
-  task = tasks.make("file", path=path, data_dir=tmp_path)
-  assert len(task.test) == 1 and len(task.train) == rows - 1
+@pytest.fixture
+def make(tmp_path):
+  """Makes a task of a file with some rows."""
+  return lambda rows, **settings: tasks.make("file", path=write_lines(tmp_path / "rows.jsonl", rows), data_dir=tmp_path, **settings)
+
+
+def test_very_few_rows(make):
+  rows = [{"question": f"{i}?", "answer": i} for i in range(3)]
+  with pytest.raises(ValueError, match="found one problem in all, expected one to train on and one to test"):
+    make(rows[:1])
+  for count in (2, 3):
+    task = make(rows[:count])
+    assert len(task.test) == 1 and len(task.train) == count - 1
 
 
 def test_a_problem_of_both_files_stays_held_out(tmp_path):
   for name, numbers in (("train", range(8)), ("test", range(6, 10))):
-    (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"question": f"{i}?", "answer": i}) for i in numbers))
+    write_lines(tmp_path / f"{name}.jsonl", [{"question": f"{i}?", "answer": i} for i in numbers])
   task = tasks.make("file", path=tmp_path / "train.jsonl", test_path=tmp_path / "test.jsonl", data_dir=tmp_path)
   assert questions(task.train) == [f"{i}?" for i in range(6)] and questions(task.test) == [f"{i}?" for i in range(6, 10)]
   assert task.report.dropped == {"duplicate question": 2} and task.report.kept == 10
 
 
-def test_each_split_has_at_least_one_problem(tmp_path):
-  low, high = ([str(i) for i in range(400) if (problem_set.held_out(str(i)) < 0.1) == side][:4] for side in (True, False))
+def test_each_split_has_at_least_one_problem(make):
+  low, high = ([str(i) for i in range(400) if (uniform("split", str(i)) < 0.1) == side][:4] for side in (True, False))
   for some, tests in ((low, 3), (high, 1)):
-    path = tmp_path / "some.jsonl"
-    path.write_text("\n".join(json.dumps({"question": text, "answer": 1}) for text in some))
     # The stored rows of the other file must not be reused for this one.
-    task = tasks.make("file", path=path, data_dir=tmp_path)
+    task = make([{"question": text, "answer": 1} for text in some])
     assert len(task.test) == tests and sorted(questions([*task.train, *task.test])) == sorted(some)
 
 
-def test_a_demonstration_that_is_too_long_is_not_imitated(tmp_path):
-  path = tmp_path / "a.jsonl"
-  path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": i, "response": "x" * i}) for i in range(10)))
-  task = tasks.make("file", path=path, data_dir=tmp_path, response_column="response", max_tokens=10, test_fraction=0.01)
+def test_a_demonstration_that_is_too_long_is_not_imitated(make):
+  rows = [{"question": f"{i}?", "answer": i, "response": "x" * i} for i in range(10)]
+  task = make(rows, response_column="response", max_tokens=10, test_fraction=0.01)
   assert len(task.train) == 9 and {len(row["response"]) for row in task.demonstrations} <= {1, 2, 3, 4, 5, 6}
   assert task.report.kept == 10 and task.report.dropped == {"not imitated: longer than 10 tokens with its prompt": 3}
-
-
-def write(folder, rows):
-  path = folder / "rows.jsonl"
-  path.write_text("\n".join(map(json.dumps, rows)))
-  return path
 
 
 SHOWN = {  # What tells 40 problems with one question apart, and the template that shows it.
@@ -188,43 +183,43 @@ SHOWN = {  # What tells 40 problems with one question apart, and the template th
 
 
 @pytest.mark.parametrize("column", SHOWN)
-def test_rows_with_one_question_are_told_apart_by_all_that_their_prompts_show(column, tmp_path):
-  make, template = SHOWN[column]
-  rows = [{"question": "Which is true?", column: make(i), "answer": "AB"[i % 2]} for i in range(40)]
-  task = tasks.make("file", path=write(tmp_path, [*rows, *rows[:3]]), data_dir=tmp_path, prompt_template=template, test_fraction=0.3)
+def test_rows_with_one_question_are_told_apart_by_all_that_their_prompts_show(column, make):
+  value, template = SHOWN[column]
+  rows = [{"question": "Which is true?", column: value(i), "answer": "AB"[i % 2]} for i in range(40)]
+  task = make([*rows, *rows[:3]], prompt_template=template, test_fraction=0.3)
   assert task.report.dropped == {"duplicate question": 3} and len(task.train) + len(task.test) == 40
   prompts = [{row["prompt"] for row in split} for split in (task.train, task.test)]
   assert prompts[0].isdisjoint(prompts[1]) and 3 < len(task.test) < 25
-  shown = tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, prompt_template=template, shots=2)
-  assert len(shown.train) == len(tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, prompt_template=template).train) - 2
+  shown = make(rows, prompt_template=template, shots=2)
+  assert len(shown.train) == len(make(rows, prompt_template=template).train) - 2
 
 
-def test_a_question_of_one_problem_is_held_out_as_ever_beside_shared_ones(tmp_path):
+def test_a_question_of_one_problem_is_held_out_as_ever_beside_shared_ones(make):
   shared = [{"question": "Which?", "choices": [f"{i}", f"{i + 1}"], "answer": "A"} for i in range(40)]
   single = [{"question": f"Which of {i}?", "choices": ["1", "2"], "answer": "B"} for i in range(100)]
-  task = tasks.make("file", path=write(tmp_path, [*shared, *single]), data_dir=tmp_path, prompt_template="{question}\n{choices}")
-  held_out = {row["question"] for row in single if problem_set.held_out(row["question"]) < 0.1}
+  task = make([*shared, *single], prompt_template="{question}\n{choices}")
+  held_out = {row["question"] for row in single if uniform("split", row["question"]) < 0.1}
   assert {*questions(task.test)} - {"Which?"} == held_out and 0 < questions(task.test).count("Which?") < 15
 
 
-def test_another_answer_to_the_same_prompt_is_a_contradiction(tmp_path):
+def test_another_answer_to_the_same_prompt_is_a_contradiction(make):
   rows = [{"question": f"{i}?", "answer": i} for i in range(9)]
   rows += [{"question": "3?", "answer": 4}, {"question": "4?", "answer": "4"}]
-  task = tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path)
+  task = make(rows)
   assert task.report.dropped == {"duplicate question with another answer": 1, "duplicate question": 1}
   assert {row["answer"] for row in (*task.train, *task.test) if row["question"] == "3?"} == {"3"}
 
 
-def test_an_error_says_that_only_duplicates_are_left_out(tmp_path):
-  with pytest.raises(ValueError, match=r"one problem in all, .*40 problems read, 1 kept; 39 dropped: 39 duplicate question\)"):
-    tasks.make("file", path=write(tmp_path, [{"question": "?", "answer": 1}] * 40), data_dir=tmp_path)
+SYSTEM = {"role": "system", "content": "Add."}
 
 
-def test_chats_keep_their_messages_and_one_set_of_turns_is_in_one_split(tmp_path):
-  chat = lambda i, *first: [*first, {"role": "user", "content": f"{i}+1?"}]
-  system = {"role": "system", "content": "Add."}
-  rows = [{"prompt": chat(i, *extra), "reward_model": {"ground_truth": str(i + 1)}} for i in range(30) for extra in ((), (system,))]
-  task = tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, test_fraction=0.3, prompt_template="{question} Think.")
+def chat(i, *first):
+  return [*first, {"role": "user", "content": f"{i}+1?"}]
+
+
+def test_chats_keep_their_messages_and_one_set_of_turns_is_in_one_split(make):
+  rows = [{"prompt": chat(i, *extra), "reward_model": {"ground_truth": str(i + 1)}} for i in range(30) for extra in ((), (SYSTEM,))]
+  task = make(rows, test_fraction=0.3, prompt_template="{question} Think.")
   train, test = ({row["question"] for row in split} for split in (task.train, task.test))
   assert not task.report.dropped and len(train) + len(test) == 30 and train.isdisjoint(test) and test
   assert task.report.columns.startswith("columns: question 'prompt' (chats), answer 'reward_model.ground_truth'; ")
@@ -234,25 +229,24 @@ def test_chats_keep_their_messages_and_one_set_of_turns_is_in_one_split(tmp_path
   assert ByteTokenizer().decode(prompt_ids(with_system[0], ByteTokenizer())) == f"Add.\n{with_system[0]['prompt']}"
 
 
-def test_the_end_of_a_chat_is_a_demonstration(tmp_path):
-  chat = lambda i: [{"role": "user", "content": f"{i}+1?"}, {"role": "assistant", "content": f"#### {i + 1}"}]
-  rows = [{"messages": chat(i), "gold": {"values": [i + 1]}} for i in range(30)]
-  task = tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, answer_column="gold.values.0")
+def test_the_end_of_a_chat_is_a_demonstration(make):
+  replied = lambda i: [*chat(i), {"role": "assistant", "content": f"#### {i + 1}"}]
+  rows = [{"messages": replied(i), "gold": {"values": [i + 1]}} for i in range(30)]
+  task = make(rows, answer_column="gold.values.0")
   assert task.rewards == ("final_number",) and {row["response"] for row in task.demonstrations} <= {f"#### {i}" for i in range(1, 31)}
   assert "whose last message is the demonstration" in task.report.columns and len(task.demonstrations) == len(task.train)
-  alone = tasks.make("file", path=write(tmp_path, [{"messages": chat(i)} for i in range(30)]), data_dir=tmp_path)
+  alone = make([{"messages": replied(i)} for i in range(30)])
   assert alone.rewards == ("maths",) and alone.train[0]["answer"].startswith("####") and not alone.report.dropped
 
 
-def test_a_system_message_that_no_prompt_would_get_is_refused(tmp_path):
+def test_a_system_message_that_no_prompt_would_get_is_refused(make):
   class WithSystem(ByteTokenizer):
     system = "Be brief."
 
-  chat = lambda i, *first: [*first, {"role": "user", "content": f"{i}+1?"}]
-  rows = [{"prompt": chat(i, {"role": "system", "content": "Add."}), "answer": i + 1} for i in range(9)]
+  rows = [{"prompt": chat(i, SYSTEM), "answer": i + 1} for i in range(9)]
   with pytest.raises(ValueError, match=r"^config.task.system: found 'Be brief.', expected None, because all prompts of the file have"):
-    tasks.make("file", path=write(tmp_path, rows), data_dir=tmp_path, tokenizer=WithSystem())
-  tasks.make("file", path=write(tmp_path, [*rows, {"prompt": chat(9), "answer": 10}]), data_dir=tmp_path, tokenizer=WithSystem())
+    make(rows, tokenizer=WithSystem())
+  make([*rows, {"prompt": chat(9), "answer": 10}], tokenizer=WithSystem())
 
 
 @pytest.mark.parametrize(
@@ -262,13 +256,12 @@ def test_a_system_message_that_no_prompt_would_get_is_refused(tmp_path):
     ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}", "9 messages that the chat template refuses"),
   ],
 )
-def test_chats_that_a_chat_template_cannot_write(source, words, tmp_path):
+def test_chats_that_a_chat_template_cannot_write(source, words, make):
   class Templated(ByteTokenizer):
     chat_template = ChatTemplate(source, "mine", {})
 
-  chat = lambda i: [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{i}+1?"}]
   with pytest.raises(ValueError, match=words):
-    tasks.make("file", path=write(tmp_path, [{"prompt": chat(i), "answer": i} for i in range(9)]), data_dir=tmp_path, tokenizer=Templated())
+    make([{"prompt": chat(i, SYSTEM), "answer": i} for i in range(9)], tokenizer=Templated())
 
 
 def test_damage_to_the_stored_copy(own, file, root, tmp_path):

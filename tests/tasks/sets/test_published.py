@@ -14,8 +14,10 @@ from jaxrl_llm import tasks
 from jaxrl_llm.tasks.files import downloads, text_files
 from jaxrl_llm.tasks.sets import logic, published
 from jaxrl_llm.text_types import Completion
+from tests.tasks.written import parquet_bytes
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
+GOLD = {"House 1": {"Name": "Bo", "Drink": "tea"}, "House 2": {"Name": "Ada", "Drink": "milk"}}
 
 
 @pytest.fixture
@@ -25,14 +27,17 @@ def load(tmp_path):
 
 def as_parquet(folder: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
   """Copies a fixture in Parquet, the other format of the originals."""
-  import pyarrow
-  from pyarrow import parquet
-
   for path in folder.rglob("*.jsonl"):
     copy = target / path.relative_to(folder).with_suffix(".parquet")
     copy.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pyarrow.Table.from_pylist([record for _, record in text_files.read_records(path)]), copy)
+    copy.write_bytes(parquet_bytes([record for _, record in text_files.read_records(path)]))
   return target
+
+
+@pytest.fixture(params=["published", "parquet"])
+def source(request, tmp_path):
+  """Function from a fixture's name to its folder, in both formats of the originals."""
+  return lambda name: as_parquet(FIXTURES / name, tmp_path / "parquet") if request.param == "parquet" else FIXTURES / name
 
 
 def test_gsm8k(load):
@@ -57,11 +62,9 @@ def test_math(load):
   assert [row["question"] for row in only.test] == [row["question"] for row in task.test] and len(only.train) == 0
 
 
-@pytest.mark.parametrize("parquet", [False, True])
 @pytest.mark.parametrize("variant", ["dapo_math", "dapo_math_processed"])
-def test_dapo_math(load, variant, parquet, tmp_path):
-  source = as_parquet(FIXTURES / variant, tmp_path / "parquet") if parquet else FIXTURES / variant
-  task = load("dapo_math", source=source)
+def test_dapo_math(load, variant, source):
+  task = load("dapo_math", source=source(variant))
   rows = sorted([*task.train, *task.test], key=lambda row: row["question"])
   assert [(row["question"], row["answer"]) for row in rows] == sorted(
     (f"What is the remainder of ${n}^{{10}}$ on division by 7?", str(n**10 % 7)) for n in (3, 5, 8, 11)
@@ -106,9 +109,8 @@ def test_livecodebench(load):
       load("livecodebench", source=FIXTURES / "livecodebench", after=limits[0], before=limits[1])
 
 
-@pytest.mark.parametrize("parquet", [False, True])
-def test_codeforces(load, parquet, tmp_path):
-  task = load("codeforces", source=as_parquet(FIXTURES / "codeforces", tmp_path / "parquet") if parquet else FIXTURES / "codeforces")
+def test_codeforces(load, source):
+  task = load("codeforces", source=source("codeforces"))
   assert [(row["id"], row["level"]) for row in task.train] == [("9001/A", 900), ("9002/A", 0)] and task.test[0]["level"] == 1500
   assert json.loads(task.train[0]["tests"]) == {
     "kind": "stdin",
@@ -120,21 +122,17 @@ def test_codeforces(load, parquet, tmp_path):
   assert sum(task.report.dropped.values()) == len(task.report.dropped) == 4
 
 
-@pytest.mark.parametrize("parquet", [False, True])
-def test_zebralogic(load, parquet, tmp_path):
-  source = as_parquet(FIXTURES / "zebralogic", tmp_path / "parquet") if parquet else FIXTURES / "zebralogic"
-  grid, choice = load("zebralogic", source=source), load("zebralogic", source=source, mode="mc")
+def test_zebralogic(load, source):
+  folder = source("zebralogic")
+  grid, choice = load("zebralogic", source=folder), load("zebralogic", source=folder, mode="mc")
   (row,) = grid.test
-  assert json.loads(row["answer"]) == {"House 1": {"Name": "Bo", "Drink": "tea"}, "House 2": {"Name": "Ada", "Drink": "milk"}}
+  assert json.loads(row["answer"]) == GOLD
   assert grid.report.dropped == {"solution is hidden": 1} and row["level"] == 2
   assert row["prompt"].endswith('{"House 1": {"Name": "?", "Drink": "?"}, "House 2": {"Name": "?", "Drink": "?"}}')
   (row,) = choice.test
   assert row["answer"] == "B" and choice.rewards == ("choice",) and "A) Ada\nB) Bo" in row["prompt"]
   with pytest.raises(ValueError, match="task.mode: found 'cells', expected one of grid, mc"):
-    load("zebralogic", source=source, mode="cells")
-
-
-GOLD = {"House 1": {"Name": "Bo", "Drink": "tea"}, "House 2": {"Name": "Ada", "Drink": "milk"}}
+    load("zebralogic", source=folder, mode="cells")
 
 
 @pytest.mark.parametrize(

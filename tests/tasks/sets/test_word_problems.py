@@ -61,7 +61,7 @@ def test_splits(word_task):
   assert len(train) == len(word_task.train) and len(test) == len(word_task.test)
   for name in ("train", "test", "demonstrations"):
     for row in getattr(word_task, name):
-      assert row["prompt"] == word_problems.render_prompt(row["question"])
+      assert row["prompt"] == f"{row['question']}\nAnswer with a number after ####."
       assert bool(row["response"]) == (name == "demonstrations")
 
 
