@@ -13,13 +13,10 @@ from typing import Any
 from jaxrl_llm.config import changes as changes_lib
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import flatten, table_of, unread_defaults
+from jaxrl_llm.workdir import disk
 
-try:
-  import fcntl
-except ImportError:  # Windows.
-  fcntl = None
-
-_MARKER, _HALF, _LOCK = "config.json", "config.tmp", ".lock"
+_MARKER, _LOCK = "config.json", ".lock"
+_HALF = (f"{_MARKER}.tmp", "config.tmp")  # A half-written claim; the second is that of earlier versions.
 _CHANGES = "config_changes.jsonl"
 _locked: dict[Path, Any] = {}  # Open files: closing one releases its lock.
 
@@ -46,7 +43,7 @@ def check_claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool
     if marker.exists():
       return _refuse_changes(marker, config, allow_changes)
     # Another process of this run may be claiming the folder at this moment.
-    strangers = sorted(path.name for path in workdir.iterdir() if path.name not in (_MARKER, _HALF, _LOCK)) if workdir.exists() else []
+    strangers = sorted(path.name for path in workdir.iterdir() if path.name not in (_MARKER, *_HALF, _LOCK)) if workdir.exists() else []
   except OSError as error:
     raise _unusable(workdir, error) from error
   if strangers:
@@ -75,8 +72,7 @@ def claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = Fal
     return False
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / _HALF).write_text(json.dumps(config, indent=2) + "\n")
-    (workdir / _HALF).replace(workdir / _MARKER)
+    disk.replace(workdir / _MARKER, json.dumps(config, indent=2) + "\n")
   except OSError as error:
     raise _unusable(workdir, error) from error
   return True
@@ -110,21 +106,17 @@ def lock(workdir: Path) -> None:
   Note:
     The lock is advisory (`flock`). Nothing is locked on Windows, or on a file system without locks.
   """
-  if fcntl is None:
-    return
   file = open(workdir / _LOCK, "a+")  # noqa: SIM115 (stays open while it is locked)
   try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError as error:
+    is_locked = disk.lock(file)
+  except OSError:  # There are no locks.
+    file.close()
+    return
+  if not is_locked:
     file.seek(0)
     owner = file.read().strip() or "another process"
     file.close()
-    raise WorkdirError(
-      f"--workdir={workdir}: {owner} is writing there; wait until it ends, stop it, or choose another"
-    ) from error
-  except OSError:  # No locks on this file system.
-    file.close()
-    return
+    raise WorkdirError(f"--workdir={workdir}: {owner} is writing there; wait until it ends, stop it, or choose another")
   file.truncate(0)
   file.write(f"process {os.getpid()} on {socket.gethostname()}")
   file.flush()
@@ -189,8 +181,7 @@ def change(workdir: Path, config: Mapping[str, Any], *, attempt: int) -> str | N
   kept = next(path for n in range(1, 10_000) if not (path := workdir / f"config.{n}.json").exists())
   try:
     shutil.copyfile(workdir / _MARKER, kept)
-    (workdir / _HALF).write_text(json.dumps(config, indent=2) + "\n")
-    (workdir / _HALF).replace(workdir / _MARKER)
+    disk.replace(workdir / _MARKER, json.dumps(config, indent=2) + "\n")
     with open(workdir / _CHANGES, "a", encoding="utf-8") as file:
       file.write(json.dumps({"attempt": attempt, "before": kept.name, "changes": {f: list(pair) for f, pair in changed.items()}}) + "\n")
   except OSError as error:

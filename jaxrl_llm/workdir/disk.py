@@ -1,12 +1,13 @@
-"""Handling of full disks: how they are recognised, and writes that may be skipped."""
+"""Files that others may read, on disks that may be full: whole writes, locks, and free room."""
 
 import errno
 import functools
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 """Error numbers for a full device, a file above the size limit, and an exceeded quota of a user."""
@@ -31,6 +32,51 @@ def free_bytes(path: Path) -> int:
   return shutil.disk_usage(path).free
 
 
+def replace(path: Path, data: bytes | str, *, synced: bool = False) -> None:
+  """Writes a file by one rename of PATH.tmp, so that a kill leaves the old file or the new one.
+
+  Args:
+    path: Path of the file.
+    data: Content; text is written in UTF-8.
+    synced: Whether content and name are on the disk (fsync) before the return.
+  """
+  temporary = path.with_name(path.name + ".tmp")
+  with open(temporary, "wb") as file:
+    file.write(data.encode() if isinstance(data, str) else data)
+    if synced:
+      file.flush()
+      os.fsync(file.fileno())
+  os.replace(temporary, path)
+  if synced:
+    sync_names(path.parent)
+
+
+def sync_names(folder: Path) -> None:
+  """Brings new names in a folder to the disk."""
+  opened = os.open(folder, os.O_RDONLY)
+  try:
+    os.fsync(opened)
+  finally:
+    os.close(opened)
+
+
+def lock(file: IO[str]) -> bool:
+  """Locks an open file (`flock`), and returns whether it did: another process may have it.
+
+  Raises:
+    OSError: If the file system has no locks, or the platform, as on Windows.
+  """
+  try:
+    import fcntl
+  except ImportError as error:
+    raise OSError(errno.ENOSYS, "no file locks on this platform") from error
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True
+
+
 def write_if_room(path: Path, write: Callable[[], Any]) -> bool:
   """Writes a file unless the disk is full, which causes one warning per file.
 
@@ -38,7 +84,7 @@ def write_if_room(path: Path, write: Callable[[], Any]) -> bool:
 
   Args:
     path: Path of the file.
-    write: Function that writes the file by way of PATH.tmp, which is removed if it fails.
+    write: Function that writes the file as `replace` does, whose PATH.tmp is removed if it fails.
 
   Returns:
     Whether the file was written.

@@ -13,18 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir import checkpoint, disk
 from jaxrl_llm.workdir.checkpoint import manifest
-
-try:
-  import fcntl
-except ImportError:  # Windows.
-  fcntl = None
 
 _STEP = 0  # A result is a checkpoint with this number in a folder of its own.
 _POLL_SECONDS = 0.2
@@ -73,19 +68,10 @@ def turn(results: Results, key: str, *, waiting: Callable[[], None]) -> Iterator
     with contextlib.suppress(OSError):  # `TimeoutError` is one.
       (results.folder / "locks").mkdir(parents=True, exist_ok=True)
       file = stack.enter_context(open(results.folder / "locks" / key, "a"))
-      while fcntl is not None and not _locked(file):
+      while not disk.lock(file):
         waiting()
         time.sleep(_POLL_SECONDS)
     yield
-
-
-def _locked(file: IO[str]) -> bool:
-  """Locks a file, and returns whether it did; another process may have it."""
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return False
-  return True
 
 
 def read(results: Results, key: str, abstract_arrays: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -186,8 +172,4 @@ def _rename(source: Path, target: Path) -> None:
     if target.exists():
       raise FileExistsError(target) from error
     raise
-  opened = os.open(target.parent, os.O_RDONLY)
-  try:
-    os.fsync(opened)
-  finally:
-    os.close(opened)
+  disk.sync_names(target.parent)

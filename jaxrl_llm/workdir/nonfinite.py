@@ -73,9 +73,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any
 
   def write() -> None:
     path.parent.mkdir(exist_ok=True, parents=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(packed.getvalue())
-    temporary.replace(path)
+    disk.replace(path, packed.getvalue())
 
   return disk.write_if_room(path, write)
 

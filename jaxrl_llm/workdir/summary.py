@@ -152,7 +152,5 @@ def write_summary(workdir: Path | None, record: Record, *, objective: str, num_p
 
 
 def write_json(path: Path, value: Any) -> None:
-  """Writes JSON by one rename, so that a kill leaves the old file or the new one."""
-  temporary = path.with_name(path.name + ".tmp")
-  temporary.write_text(json.dumps(value, indent=2) + "\n")
-  temporary.replace(path)
+  """Writes JSON by one rename."""
+  disk.replace(path, json.dumps(value, indent=2) + "\n")

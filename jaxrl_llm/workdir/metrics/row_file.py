@@ -58,7 +58,7 @@ class RowFile:
     lines = read_lines(path)
     self._count(row for _, row in lines)
     if path.exists() and path.stat().st_size != sum(len(line) for line, _ in lines):
-      _replace(path, lines)  # Otherwise the next row would continue the torn line.
+      _rewrite(path, lines)  # Otherwise the next row would continue the torn line.
     self._fd = self._open()
 
   def append(self, rows: list[Row]) -> None:
@@ -99,7 +99,7 @@ class RowFile:
     kept = [(line, row) for line, row in lines if keep(row)]
     if len(kept) == len(lines):
       return False
-    _replace(self.path, kept)
+    _rewrite(self.path, kept)
     os.close(self._fd)
     self._fd = self._open()
     self.phase_steps = {}
@@ -146,16 +146,5 @@ def read_lines(path: Path) -> list[tuple[bytes, Row]]:
   return rows
 
 
-def _replace(path: Path, lines: list[tuple[bytes, Row]]) -> None:
-  """Replaces the file atomically: a kill leaves either the old file or the new one."""
-  temporary = path.with_name(path.name + ".tmp")
-  with open(temporary, "wb") as file:
-    file.write(b"".join(line for line, _ in lines))
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
-  folder = os.open(path.parent, os.O_RDONLY)
-  try:
-    os.fsync(folder)  # The new name itself must reach the disk.
-  finally:
-    os.close(folder)
+def _rewrite(path: Path, lines: list[tuple[bytes, Row]]) -> None:
+  disk.replace(path, b"".join(line for line, _ in lines), synced=True)
