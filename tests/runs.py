@@ -15,6 +15,8 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -141,6 +143,14 @@ def free_address() -> str:
 def joined(address: str, index: int) -> dict[str, str]:
   """Returns the variables of one of two processes. On a busy machine, heartbeats come late."""
   return dict(zip(hosts.VARIABLES, (address, "2", str(index)), strict=True)) | {hosts.HEARTBEAT: "60"}
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20) -> None:
+  """Waits until a condition holds."""
+  end = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < end, "it never came true"
+    time.sleep(0.01)
 
 
 def command(*args: str) -> list[str]:

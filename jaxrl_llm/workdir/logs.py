@@ -41,6 +41,7 @@ class _Doubled(io.TextIOBase):
 
   def __init__(self, stream: io.TextIOBase, log: Log):
     self._stream, self._log, self._rest = stream, log, ""
+    self.flush, self.isatty, self.fileno = stream.flush, stream.isatty, stream.fileno
 
   def write(self, text: str) -> int:
     self._stream.write(text)
@@ -48,15 +49,6 @@ class _Doubled(io.TextIOBase):
     if lines:
       self._log.write("\n".join(lines))
     return len(text)
-
-  def flush(self) -> None:
-    self._stream.flush()
-
-  def isatty(self) -> bool:
-    return self._stream.isatty()
-
-  def fileno(self) -> int:
-    return self._stream.fileno()
 
   @property
   def encoding(self) -> str:

@@ -46,7 +46,6 @@ def take(
   *,
   silence: float = SILENCE_SECONDS,
   tell: Callable[[str], None] = lambda line: None,
-  look_seconds: float = _LOOK_SECONDS,
   sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Index, Tag]:
   """Claims a workdir for a process. Returns the index, which names the process as the owner.
@@ -56,8 +55,7 @@ def take(
     owner: Process to claim the workdir for.
     silence: Time without a sign of life, in seconds, after which another owner is replaced.
     tell: Function called with a line about a long wait or about a replaced owner.
-    look_seconds: Time between two looks at the index of a silent owner.
-    sleep: Function that waits between them.
+    sleep: Function that waits between two looks at the index of a silent owner.
 
   Raises:
     WorkdirError: If another process writes there, or the folder holds something else.
@@ -83,7 +81,7 @@ def take(
       elif time.monotonic() - since >= silence:
         tell(f"{index.owner} has given no sign of life for {silence:.0f} s; its claim is taken over")
         return _replace(store, index, tag, owner)
-      sleep(look_seconds)
+      sleep(_LOOK_SECONDS)
     except ConflictError:  # Another process was faster. It may have been the last sign of life.
       continue
 
@@ -94,13 +92,7 @@ def _create(store: Store, owner: Owner) -> tuple[Index, Tag]:
     shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
     raise WorkdirError(f"--workdir={store.address}: found {shown} but no {index_lib.NAME}, expected no object or a run; choose another")
   index = Index(serial=1, owner=owner)
-  try:
-    tag = patiently(lambda: store.create(index_lib.NAME, index_lib.to_bytes(index)))
-  except ConflictError:  # By another process, or by a request whose answer was lost.
-    known = patiently(lambda: index_lib.read(store))
-    if known is None or known[0] != index:
-      raise
-    tag = known[1]
+  tag = _write(store, index, lambda data: store.create(index_lib.NAME, data))
   try:
     patiently(lambda: store.create(index_lib.NAME, index_lib.to_bytes(index)))
   except ConflictError:
@@ -113,13 +105,17 @@ def _create(store: Store, owner: Owner) -> tuple[Index, Tag]:
 
 def _replace(store: Store, index: Index, tag: Tag, owner: Owner) -> tuple[Index, Tag]:
   index = index._replace(serial=index.serial + 1, owner=owner)
+  return index, _write(store, index, lambda data: store.replace(index_lib.NAME, data, tag))
+
+
+def _write(store: Store, index: Index, write: Callable[[bytes], Tag]) -> Tag:
   try:
-    return index, patiently(lambda: store.replace(index_lib.NAME, index_lib.to_bytes(index), tag))
-  except ConflictError:
+    return patiently(lambda: write(index_lib.to_bytes(index)))
+  except ConflictError:  # With another process, or with a request whose answer was lost.
     known = patiently(lambda: index_lib.read(store))
     if known is None or known[0] != index:
       raise
-    return known
+    return known[1]
 
 
 def _boot() -> str:

@@ -45,7 +45,7 @@ def bring_pages(store: Store, folder: Path) -> None:
       (folder / name).write_bytes(answer[0])
 
 
-def bring_steps(store: Store, index: Index, folder: Path, *, step: int | None = None) -> list[str]:
+def bring_steps(store: Store, index: Index, folder: Path, *, step: int | None = None) -> None:
   """Brings the newest whole checkpoint, with damaged ones after it, or the one that is named.
 
   A damaged checkpoint comes as it is, so that the run names it and sets it aside like one of its
@@ -56,27 +56,19 @@ def bring_steps(store: Store, index: Index, folder: Path, *, step: int | None = 
     index: Contents of the workdir.
     folder: Mirrored workdir.
     step: Number of the checkpoint; None for the newest.
-
-  Returns:
-    Folders of the bucket whose checkpoints came damaged.
   """
-  damaged = []
-  for number in sorted(index.steps, reverse=True):
-    if step is not None and number != step:
-      continue
+  for number in sorted(index.steps, reverse=True) if step is None else [step]:
     place, at = folder / "checkpoints" / str(number), index.steps[number]
-    if not (place / MANIFEST).is_file() or _sha256(place / MANIFEST) != at.sha256:
-      half = folder.parent / f"{number}{_HALF}"
-      for path in (place, half):
-        shutil.rmtree(path, ignore_errors=True)
-      whole = _bring_step(store, at, half)
-      place.parent.mkdir(parents=True, exist_ok=True)
-      half.rename(place)
-      if not whole:
-        damaged.append(at.at)
-        continue
-    break
-  return damaged
+    if (place / MANIFEST).is_file() and hashlib.sha256((place / MANIFEST).read_bytes()).hexdigest() == at.sha256:
+      return
+    half = folder.parent / f"{number}{_HALF}"
+    for path in (place, half):
+      shutil.rmtree(path, ignore_errors=True)
+    whole = _bring_step(store, at, half)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    half.rename(place)
+    if whole:
+      return
 
 
 def files_of(manifest: bytes) -> dict[str, tuple[int, str]]:
@@ -147,7 +139,3 @@ def _download(store: Store, name: str, path: Path, size: int = 0) -> tuple[int, 
       return facts
 
   return patiently(attempt)
-
-
-def _sha256(path: Path) -> str:
-  return hashlib.sha256(path.read_bytes()).hexdigest()

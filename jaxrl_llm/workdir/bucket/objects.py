@@ -14,7 +14,7 @@ MERGED_BYTES = 256 << 10
 
 _GROWING = (".jsonl", ".log")
 _FOLDERS = ("checkpoints", "damaged", "tensorboard")
-_LEFT_OUT = (".lock", "config.tmp", "samplers.json")
+_LEFT_OUT = (".lock", "samplers.json")
 
 
 class ObjectPart(NamedTuple):
@@ -70,18 +70,17 @@ def collect(
   """
   kept, pieces = {}, []
   for path in paths_of(folder):
-    parts = tuple(known.get(path, ()))
+    before = tuple(known.get(path, ()))
     try:
       now = signature(folder / path)
       if seen.get(path) == now and path in known:
-        kept[path] = parts
+        kept[path] = before
         continue
       grows = path.endswith(_GROWING)
       if grows:
         # A file that was replaced, as on resuming, may differ anywhere, others only at the end.
         same = seen.get(path, (None,))[0] == now[0] and seen[path][1] <= now[1]
-        count = len(parts) if same else leading(folder / path, parts)
-        parts = parts[:count]
+        parts = before if same else before[: leading(folder / path, before)]
         if parts and parts[-1].bytes < merged_bytes:
           parts = parts[:-1]
       else:
@@ -94,7 +93,6 @@ def collect(
       continue
     if grows:
       data = data[: data.rfind(b"\n") + 1]  # A line may be half written.
-    before = tuple(known.get(path, ()))
     last = before[len(parts) :]
     seen[path] = now
     if len(last) == 1 and (last[0].bytes, last[0].sha256) == (len(data), hashlib.sha256(data).hexdigest()):

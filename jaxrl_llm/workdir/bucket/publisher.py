@@ -6,6 +6,7 @@ everything waits on the local disk meanwhile.
 """
 
 import hashlib
+import itertools
 import os
 import shutil
 import threading
@@ -25,9 +26,8 @@ from jaxrl_llm.workdir.bucket.store import ConflictError, StorageError, Store, T
 from jaxrl_llm.workdir.checkpoint import manifest
 from jaxrl_llm.workdir.checkpoint.retention import Save, kept
 
-BEAT_SECONDS = 10.0
-"""Maximum time between two signs of life."""
-
+_LOOK_SECONDS = 1.0  # Time between two looks at the mirror.
+_BEAT_SECONDS = 10.0  # Maximum time between two writes of the index, which are signs of life.
 _WAITS = (0.5, 15.0)  # First and last wait before a failed request is tried again, in seconds.
 _THREADS = 4  # Files of a checkpoint sent at a time.
 _TOLD_SECONDS = 5.0  # Failures that are over sooner are not worth a line.
@@ -49,25 +49,21 @@ class Publisher:
     retention: Keyword arguments of `retention.kept`, for the checkpoints in the bucket.
     tell: Function called with lines about storage that fails or answers again.
     lost: Function called once if another process has taken the workdir over.
-    seconds: Time between two looks at the mirror.
-    beat_seconds: Maximum time between two writes of the index.
   """
 
   def __init__(
     self, store: Store, mirror: Mirror, name: str, index: Index, tag: Tag, *, retention: Mapping[str, Any],
-    tell: Callable[[str], None] = lambda line: None, lost: Callable[[], None] = lambda: None, seconds: float = 1.0,
-    beat_seconds: float = BEAT_SECONDS,
+    tell: Callable[[str], None], lost: Callable[[], None],
   ):  # fmt: skip
     self._store, self._mirror, self._name, self._retention = store, mirror, name, retention
-    self._index, self._tag, self._tell, self._lost = index, tag, tell, lost
-    self._seconds, self._beat_seconds, self._beat = seconds, beat_seconds, time.monotonic()
+    self._index, self._tag, self._tell, self._lost, self._beat = index, tag, tell, lost, time.monotonic()
     self._seen: dict[str, objects_lib.Signature] = {}
     self._pages: dict[str, objects_lib.Signature] = {}
     self._sent: dict[int, Step] = {}  # Checkpoints that the index does not name yet.
     # Folder and files in the bucket of each checkpoint that is being sent.
     self._begun: dict[int, tuple[str, set[str]]] = {}
     self._dropped: set[str] = set()  # Objects and folders to delete.
-    self._count, self._lock = 0, threading.Lock()
+    self._numbers, self._lock = itertools.count(1), threading.Lock()
     # Newest checkpoint of the run as it began, until the index knows it.
     self._resumed: int | None = None
     self._wake, self._enabled, self._ending = threading.Event(), False, False
@@ -135,7 +131,7 @@ class Publisher:
   def _publish(self) -> None:
     """Runs the thread that sends files and writes the index."""
     while not self._ending:
-      self._wake.wait(self._seconds)
+      self._wake.wait(_LOOK_SECONDS)
       self._wake.clear()
       try:
         self._cycle()
@@ -182,7 +178,7 @@ class Publisher:
     self._delete()
 
   def _beat_if_due(self) -> None:
-    if time.monotonic() - self._beat >= self._beat_seconds:
+    if time.monotonic() - self._beat >= _BEAT_SECONDS:
       self._commit(self._index)
 
   def _commit(self, index: Index) -> None:
@@ -216,7 +212,7 @@ class Publisher:
     while not self._ending and not self.is_lost:
       steps = self._unsent_steps() if self._enabled else []
       if not steps:
-        time.sleep(min(self._seconds, 0.2))
+        time.sleep(0.2)
         continue
       try:
         self._send_step(steps[0])
@@ -289,9 +285,7 @@ class Publisher:
     self._put(name, data)
 
   def _new_token(self) -> str:
-    with self._lock:
-      self._count += 1
-      return f"{self._index.owner.token}-{self._count}"
+    return f"{self._index.owner.token}-{next(self._numbers)}"
 
   def _new_name(self, path: str) -> str:
     """Returns a name for an object that no other object has ever had."""
@@ -304,7 +298,7 @@ class Publisher:
     if not self._told and now - self._failing >= _TOLD_SECONDS:
       self._told = True
       self._tell(f"{self._store.address} does not answer ({self.failure}); the run goes on, and what is new waits in {self._mirror.run}")
-    time.sleep(min(_WAITS[0], self._seconds))
+    time.sleep(_WAITS[0])
 
   def _answered(self) -> None:
     if self._told:

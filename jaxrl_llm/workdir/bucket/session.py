@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jaxrl_llm.messages import MissingPackageError
+from jaxrl_llm.workdir import disk
 from jaxrl_llm.workdir.bucket import address as address_lib
 from jaxrl_llm.workdir.bucket import claim as claim_lib
 from jaxrl_llm.workdir.bucket import download
 from jaxrl_llm.workdir.bucket.address import Address, Mirror
-from jaxrl_llm.workdir.bucket.index import NAME, Index, content_digest
+from jaxrl_llm.workdir.bucket.index import NAME, Index, content_digest, names_of
 from jaxrl_llm.workdir.bucket.store import StorageError, Store, patiently
 from jaxrl_llm.workdir.claim import WorkdirError, lock, unlock
 
@@ -179,7 +180,7 @@ def _leave(mirror: Mirror, tell: Callable[[str], None]) -> None:
 def _sweep(store: Store, index: Index) -> None:
   """Deletes objects that a killed writer has sent and the index does not name."""
   with contextlib.suppress(StorageError):
-    known = {part.name for parts in index.files.values() for part in parts}
+    known = names_of(index)
     folders = (*(f"{step.at}/" for step in index.steps.values()), *(f"{place}/" for place in index.aside))
     names = [name for folder in _LISTED for name in patiently(lambda: list(store.names(folder)))]  # noqa: B023 (called at once)
     store.delete(name for name in names if name not in known and not name.startswith(folders or ("\0",)))
@@ -189,6 +190,5 @@ def _name_of(mirror: Mirror) -> str:
   """Returns the random name of a mirror, which it keeps."""
   path = mirror.state / "name"
   if not path.exists():
-    path.with_suffix(".tmp").write_text(secrets.token_hex(8), encoding="ascii")
-    path.with_suffix(".tmp").replace(path)
+    disk.replace(path, secrets.token_hex(8))
   return path.read_text(encoding="ascii")

@@ -71,19 +71,19 @@ class Store:
 
   def create(self, name: str, data: bytes) -> Tag:
     """Writes an object that must not exist. Raises `ConflictError` if it does."""
-    return self._tag(self._call(lambda: self._store.put(name, data, mode="create")))
+    return _tag(self._call(lambda: self._store.put(name, data, mode="create")))
 
   def replace(self, name: str, data: bytes, tag: Tag) -> Tag:
     """Replaces an object in a known state. Raises `ConflictError` if its state is another one."""
     mode = {name: value for name, value in tag._asdict().items() if value is not None}
-    return self._tag(self._call(lambda: self._store.put(name, data, mode=mode)))
+    return _tag(self._call(lambda: self._store.put(name, data, mode=mode)))
 
   def get(self, name: str) -> tuple[bytes, Tag] | None:
     """Reads a small object and its state; None if there is none."""
 
     def read() -> tuple[bytes, Tag]:
       answer = self._store.get(name)
-      return bytes(answer.bytes()), Tag(answer.meta.get("e_tag"), answer.meta.get("version"))
+      return bytes(answer.bytes()), _tag(answer.meta)
 
     try:
       return self._call(read)
@@ -105,12 +105,8 @@ class Store:
 
   def names(self, prefix: str = "") -> Iterator[str]:
     """Yields the names of all objects, or of those below a folder."""
-
-    def page(pages: Iterator[Any]) -> Any:
-      return next(pages, None)
-
     pages = iter(self._call(lambda: self._store.list(prefix or None)))
-    while (objects := self._call(lambda: page(pages))) is not None:
+    while (objects := self._call(lambda: next(pages, None))) is not None:
       yield from (str(each["path"]) for each in objects)
 
   def folders(self) -> list[str]:
@@ -151,8 +147,9 @@ class Store:
         ) from error
       raise StorageError(f"{self.address}: {_reason(error)}") from error
 
-  def _tag(self, answer: Any) -> Tag:
-    return Tag(answer.get("e_tag"), answer.get("version"))
+
+def _tag(facts: Any) -> Tag:
+  return Tag(facts.get("e_tag"), facts.get("version"))
 
 
 def lacks_credentials(text: str) -> bool:

@@ -61,13 +61,6 @@ class Checkpoints:
     self._saving = thread.submit(work)
     thread.shutdown(wait=False)
 
-  def join(self) -> None:
-    """Waits for the thread of `run`. Raises its error unless that is a failed save."""
-    if self._saving is not None:
-      futures.wait([self._saving])
-      saving, self._saving = self._saving, None
-      saving.result()
-
 
 def open_checkpoints(
   directory: Path, *, keep: int = 2, keep_best: int = 0, keep_every_hours: float | None = None, asynchronous: bool | None = False
@@ -90,9 +83,13 @@ def open_checkpoints(
 def finish(checkpoints: Checkpoints) -> None:
   """Waits for the save in flight, if there is one.
 
-  Afterwards, its checkpoint is complete or `checkpoints.failure` gives the reason.
+  Afterwards, its checkpoint is complete or `checkpoints.failure` gives the reason. An error that is
+  no failed save is raised.
   """
-  checkpoints.join()
+  if checkpoints._saving is not None:
+    futures.wait([checkpoints._saving])
+    saving, checkpoints._saving = checkpoints._saving, None
+    saving.result()
 
 
 def failures(checkpoints: Checkpoints) -> list[str]:

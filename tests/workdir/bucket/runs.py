@@ -3,14 +3,19 @@
 import contextlib
 import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
 
 from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket import session
+from jaxrl_llm.workdir.bucket.address import mirror_of
+from jaxrl_llm.workdir.bucket.index import Owner
 from jaxrl_llm.workdir.metrics import MetricWriter, read_rows
 
+ELSEWHERE = Owner("abcd1234", "another-host", "another-boot", 7, "100")
 RETENTION = dict(newest=2, best=0, every_hours=None)
 SHAPE = jax.ShapeDtypeStruct((1000,), np.float32)
 
@@ -65,3 +70,14 @@ def running(place, *, told=None, **options):
     run.session = opened
     yield run
     run.writer.close()
+
+
+def lose_machine(place):
+  """Removes the mirror of a workdir, which a new machine lacks."""
+  shutil.rmtree(mirror_of(place).state.parent)
+
+
+def rewrite(store, **changes):
+  """Writes the index once more, as another process would: a sign of life, or with other values."""
+  index, tag = index_lib.read(store)
+  store.replace(index_lib.NAME, index_lib.to_bytes(index._replace(serial=index.serial + 1, **changes)), tag)

@@ -11,20 +11,14 @@ from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.index import Owner
 from jaxrl_llm.workdir.bucket.store import Store
 from jaxrl_llm.workdir.claim import WorkdirError
-
-ELSEWHERE = Owner("abcd1234", "another-host", "another-boot", 7, "100")
-
-
-def beat(store):
-  index, tag = index_lib.read(store)
-  store.replace(index_lib.NAME, index_lib.to_bytes(index._replace(serial=index.serial + 1)), tag)
+from tests.workdir.bucket.runs import ELSEWHERE, rewrite
 
 
 def test_a_second_writer_is_refused_as_soon_as_the_first_gives_a_sign_of_life(place):
   store, told = Store(place), []
   claim_lib.take(store, ELSEWHERE)
   with pytest.raises(WorkdirError) as caught:
-    claim_lib.take(store, claim_lib.this_process(), tell=told.append, sleep=lambda seconds: beat(store))
+    claim_lib.take(store, claim_lib.this_process(), tell=told.append, sleep=lambda seconds: rewrite(store))
   assert str(caught.value) == (
     f"--workdir={place}: process 7 on another-host is writing there; wait until it ends, stop it, or choose another"
   )
@@ -35,7 +29,7 @@ def test_a_silent_writer_is_replaced_and_can_then_write_nothing(place):
   store, told = Store(place), []
   index, tag = claim_lib.take(store, ELSEWHERE)
   own = claim_lib.this_process()
-  taken, _ = claim_lib.take(store, own, silence=0.2, look_seconds=0.05, tell=told.append)
+  taken, _ = claim_lib.take(store, own, silence=0.2, tell=told.append, sleep=lambda seconds: None)
   assert taken.owner == own and "has given no sign of life for 0 s; its claim is taken over" in told[1]
   with pytest.raises(claim_lib.ConflictError):
     store.replace(index_lib.NAME, index_lib.to_bytes(index), tag)

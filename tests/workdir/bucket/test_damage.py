@@ -1,34 +1,20 @@
 """Damage to any object of a checkpoint is reported on a new machine, which goes one step back."""
 
 import io
-import shutil
 
 import pytest
 
 from jaxrl_llm.workdir.bucket import index as index_lib
-from jaxrl_llm.workdir.bucket.address import mirror_of
 from jaxrl_llm.workdir.bucket.store import Store
 from jaxrl_llm.workdir.claim import WorkdirError
 from tests.marks import few
-from tests.workdir.bucket.runs import running
-
-
-def flip(data):
-  return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
-
-
-DAMAGES = {"flip": flip, "cut": lambda data: data[:-1], "empty": lambda data: b"", "delete": lambda data: None}
-
-
-def content(store, name):
-  file = io.BytesIO()
-  store.download(name, file)
-  return file.getvalue()
+from tests.workdir.bucket.runs import lose_machine, running
+from tests.workdir.damage import DAMAGES
 
 
 def damage(store, name, kind):
   """Damages an object. Returns its content before, or None if this damage changes nothing."""
-  data = content(store, name)
+  data, _ = store.get(name)
   if not data and kind != "delete":
     return None
   after = DAMAGES[kind](data)
@@ -49,7 +35,7 @@ def test_any_damage_to_any_object_is_reported_and_the_previous_step_is_restored(
     if (before := damage(store, name, kind)) is None:
       continue
     tried += 1
-    shutil.rmtree(mirror_of(place).state.parent)
+    lose_machine(place)
     with running(place) as run:
       assert run.step == 1 and run.rows() == [1], name
       (line,) = run.told
@@ -61,13 +47,10 @@ def test_any_damage_to_any_object_is_reported_and_the_previous_step_is_restored(
     assert set(store.names(at)) >= set(names) - {name}, "nothing is deleted"
     # The workdir as it was, for the next case.
     store.put(name, before)
-    index = index._replace(steps=index.steps | {2: index.steps[2]._replace(at=at, sha256=digest(store, at))}, aside=())
+    sha256 = store.download(f"{at}/manifest.json", io.BytesIO())[1]
+    index = index._replace(steps=index.steps | {2: index.steps[2]._replace(at=at, sha256=sha256)}, aside=())
     store.replace(index_lib.NAME, index_lib.to_bytes(index), tag)
   assert tried > 2
-
-
-def digest(store, at):
-  return store.download(f"{at}/manifest.json", io.BytesIO())[1]
 
 
 def test_a_run_does_not_restart_silently_if_all_checkpoints_are_damaged(place):
@@ -76,7 +59,7 @@ def test_a_run_does_not_restart_silently_if_all_checkpoints_are_damaged(place):
   store = Store(place)
   for step in index_lib.read(store)[0].steps.values():
     store.delete([f"{step.at}/manifest.json"])
-  shutil.rmtree(mirror_of(place).state.parent)
+  lose_machine(place)
   with pytest.raises(ValueError, match="found none that is complete"), running(place):
     pass
   assert sorted(index_lib.read(store)[0].steps) == [1, 2]
@@ -89,7 +72,7 @@ def test_damaged_rows_are_named_and_nothing_is_sent(place, kind):
   store = Store(place)
   (part,) = index_lib.read(store)[0].files["metrics.jsonl"]
   damage(store, part.name, kind)
-  shutil.rmtree(mirror_of(place).state.parent)
+  lose_machine(place)
   expected = "metrics.jsonl is not as it was written" if kind == "flip" else "an object that its index.json names is gone"
   with pytest.raises(WorkdirError, match=expected), running(place):
     pass

@@ -106,18 +106,12 @@ def test_a_run_without_storage_for_a_while_and_on_a_new_machine_has_the_bits_of_
     job = golden._replace(url=url, workdir=mirror_of(parse(url)).run)
     assert attempt(golden).statuses == (0,)
     rows = job.workdir / "metrics.jsonl"
-    begun = lambda *_: rows.exists() and rows.read_bytes().count(b'"rl"') > 6 and any(
-      each.startswith("checkpoints/") for each in localize_names(url)
-    )  # fmt: skip
+    begun = lambda *_: rows.exists() and rows.read_bytes().count(b'"rl"') > 6 and any(Store(parse(url)).names("checkpoints"))
     assert attempt(job, when=begun).statuses == (-9,)
     shutil.rmtree(job.workdir.parents[1])
     threading.Thread(target=fail_after, args=(emulated.weather, rows), daemon=True).start()
     assert attempt(job).statuses == (0,)
     assert emulated.weather.refused and mismatches(golden.workdir, job.workdir) == 0 == mismatches(golden.workdir, localize(url))
-
-
-def localize_names(url):
-  return list(Store(parse(url)).names())
 
 
 def fail_after(weather, rows):

@@ -1,5 +1,6 @@
 """A run in a bucket resumes on any machine, survives bad storage, and stops when it is replaced."""
 
+import contextlib
 import shutil
 import signal
 import time
@@ -7,31 +8,17 @@ import time
 import pytest
 
 from jaxrl_llm.workdir import checkpoint
-from jaxrl_llm.workdir.bucket import claim
 from jaxrl_llm.workdir.bucket import index as index_lib
 from jaxrl_llm.workdir.bucket.address import mirror_of
 from jaxrl_llm.workdir.bucket.copies import give_back, localize
-from jaxrl_llm.workdir.bucket.index import Owner
-from jaxrl_llm.workdir.bucket.store import StorageError, Store
+from jaxrl_llm.workdir.bucket.store import ConflictError, StorageError, Store
 from jaxrl_llm.workdir.claim import WorkdirError
-from tests.workdir.bucket.runs import running
-
-ELSEWHERE = Owner("abcd1234", "another-host", "another-boot", 7, "100")
-
-
-def until(holds, seconds=20.0):
-  end = time.monotonic() + seconds
-  while not holds():
-    assert time.monotonic() < end, "it did not happen"
-    time.sleep(0.02)
+from tests.runs import wait_for
+from tests.workdir.bucket.runs import ELSEWHERE, lose_machine, rewrite, running
 
 
 def index_of(place):
   return index_lib.read(Store(place))[0]
-
-
-def lose_machine(place):
-  shutil.rmtree(mirror_of(place).state.parent)
 
 
 def test_a_new_machine_continues_with_the_rows_and_the_newest_checkpoint(place):
@@ -97,21 +84,21 @@ def test_a_storage_that_is_gone_stops_nothing_and_loses_nothing(storage, place):
   told = []
   with running(place, told=told) as run:
     run.advance()
-    until(lambda: 1 in index_of(place).steps)
+    wait_for(lambda: 1 in index_of(place).steps)
     run.session._publisher._failing = time.monotonic() - 100  # As if it had failed for long.
     storage.weather.gone = True
     run.advance(3)
-    until(lambda: any("does not answer" in line for line in told))
+    wait_for(lambda: any("does not answer" in line for line in told))
     assert run.rows() == [1, 2, 3, 4] and run.session._publisher.unsent()
     storage.weather.gone = False
-    until(lambda: any("answers again" in line for line in told))
+    wait_for(lambda: any("answers again" in line for line in told))
   assert sorted(index_of(place).steps) == [3, 4] and run.session.status(0) == 0
 
 
 def test_what_is_unsent_at_the_end_is_named_and_sent_by_the_next_command(storage, place, capsys):
   with running(place, patience=0.5) as run:
     run.advance()
-    until(lambda: 1 in index_of(place).steps)
+    wait_for(lambda: 1 in index_of(place).steps)
     storage.weather.status = 500
     run.advance()
     run.writer.close()
@@ -156,23 +143,21 @@ def test_a_replaced_writer_stops_and_sends_nothing_more(place, monkeypatch):
   monkeypatch.setattr("jaxrl_llm.workdir.bucket.session.os.kill", lambda pid, number: signals.append(number))
   with running(place, told=told) as run:
     run.advance()
-    until(lambda: 1 in index_of(place).steps)
+    wait_for(lambda: 1 in index_of(place).steps)
     store = Store(place)
-    until(lambda: replaced(store))
+    wait_for(lambda: replaced(store))
     run.advance()
-    until(lambda: signals)
+    wait_for(lambda: signals)
   assert signals == [signal.SIGTERM] and run.session.status(42) == 1
   assert any("was taken over by process 7 on another-host" in line and "its own steps stay in" in line for line in told)
   assert sorted(index_of(place).steps) == [1] and index_of(place).owner == ELSEWHERE
 
 
 def replaced(store):
-  index, tag = index_lib.read(store)
-  try:
-    store.replace(index_lib.NAME, index_lib.to_bytes(index._replace(owner=ELSEWHERE, serial=index.serial + 1)), tag)
-  except claim.ConflictError:
-    return False
-  return True
+  with contextlib.suppress(ConflictError):
+    rewrite(store, owner=ELSEWHERE)
+    return True
+  return False
 
 
 def test_a_lost_answer_to_a_write_of_the_index_is_no_takeover(place, monkeypatch):
@@ -188,7 +173,7 @@ def test_a_lost_answer_to_a_write_of_the_index_is_no_takeover(place, monkeypatch
 
     monkeypatch.setattr(Store, "replace", loses)
     run.advance(2)
-    until(lambda: lost and 2 in index_of(place).steps)
+    wait_for(lambda: lost and 2 in index_of(place).steps)
   assert run.session.status(0) == 0 and sorted(index_of(place).steps) == [1, 2]
 
 
