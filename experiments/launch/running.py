@@ -121,7 +121,7 @@ def finish(
   begun = [Path(one.workdir) for one in trials if (Path(one.workdir) / "metrics.jsonl").exists()]
   if begun:
     try:
-      print(comparison.write_comparison(begun, folder / "report.html", title=request.sweep.name))
+      print(comparison.write_comparison(*comparison.load_arms(begun), folder / "report.html", title=request.sweep.name))
     except (comparison.EmptyComparisonError, OSError) as error:
       print(f"note: no report: {error}", file=sys.stderr)
   left = {at.state for at in statuses} - {FINISHED}

@@ -325,7 +325,7 @@ def differences(workdirs: Sequence[pathlib.Path]) -> Table:
 
 def write_page(workdirs: Sequence[pathlib.Path], name: str = "comparison.html") -> str:
   """Writes a comparison page into `runs/` and returns its path relative to the root."""
-  path = comparison.write_comparison(list(workdirs), ROOT / "runs" / name)
+  path = comparison.write_comparison(*comparison.load_arms(workdirs), ROOT / "runs" / name)
   return path.relative_to(ROOT).as_posix()
 
 

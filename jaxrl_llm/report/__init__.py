@@ -14,14 +14,15 @@ from pathlib import Path
 from jaxrl_llm.report import page
 from jaxrl_llm.report.data import SOURCES, report_data
 from jaxrl_llm.report.learning_curves import write_figure
+from jaxrl_llm.workdir import disk
 
-__all__ = ["SCRIPTS", "SOURCES", "report_data", "write_figure", "write_report"]
+__all__ = ["TEMPLATES", "SOURCES", "report_data", "write_figure", "write_report"]
 
-SCRIPTS = {
-  "run": ("charts.js", "panels.js", "tokens.js", "rollouts.js", "page.js"),
-  "comparison": ("charts.js", "arms.js", "comparison.js"),
+TEMPLATES = {
+  "run": ("page.html", ("charts.js", "panels.js", "tokens.js", "rollouts.js", "page.js")),
+  "comparison": ("comparison.html", ("charts.js", "arms.js", "comparison.js")),
 }
-"""Scripts of the page of a run and of a comparison, in the order in which they run."""
+"""Template of the page of a run and of a comparison, with its scripts in the order in which they run."""
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
@@ -36,4 +37,6 @@ def write_report(workdir: str | os.PathLike) -> Path:
   Raises:
     FileNotFoundError: If `workdir` does not exist or holds none of `SOURCES`.
   """
-  return page.write_page(page.build_page("page.html", SCRIPTS["run"], report_data(workdir)), Path(workdir) / "report.html")
+  path = Path(workdir) / "report.html"
+  disk.replace(path, page.build_page(*TEMPLATES["run"], report_data(workdir)))
+  return path

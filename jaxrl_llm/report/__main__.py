@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_llm.report import SOURCES, write_figure, write_report
-from jaxrl_llm.report.comparison.page import load_arms, write_comparison_page
+from jaxrl_llm.report.comparison.page import load_arms, write_comparison
 from jaxrl_llm.report.comparison.paper_figure import DEFAULT_METRICS, WIDTHS, draw
 from jaxrl_llm.report.comparison.runs import X_AXES, is_run
 from jaxrl_llm.workdir.bucket.copies import give_back, localize
@@ -34,10 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--figure", metavar="FILE.pdf", type=Path, help="draw a figure (.pdf, .svg or .png)")
   parser.add_argument("--out", metavar="FILE.html", type=Path, help="file of the comparison's page")
   parser.add_argument("--title", help="title of the comparison's page")
-  metrics = parser.add_argument(
-    "--metrics", metavar="NAME,NAME", help="metrics of the figure's panels, and of further charts of the page"
-  )
-  metrics.help += f"; default for the figure: {','.join(DEFAULT_METRICS)}"
+  names = f"metrics of the figure's panels, and of further charts of the page; default for the figure: {','.join(DEFAULT_METRICS)}"
+  parser.add_argument("--metrics", metavar="NAME,NAME", type=_names, help=names)
   parser.add_argument("--x", choices=tuple(X_AXES), help="x axis of the figure's curves; default: step")
   parser.add_argument(
     "--width", choices=tuple(WIDTHS), help="width of one column of a paper (3.3 in), or of both (7 in, the default)"
@@ -69,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   return 0
 
 
+def _names(text: str) -> tuple[str, ...]:
+  return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
 def _serve(args: argparse.Namespace, *, compares: bool) -> None:
   from jaxrl_llm.report import live
 
@@ -78,8 +80,7 @@ def _serve(args: argparse.Namespace, *, compares: bool) -> None:
   for folder in args.folders:
     if folder.exists() and not folder.is_dir():
       raise ValueError(f"{folder}: found a file, expected the folder of a run or of a sweep, which may not exist yet")
-  metrics = tuple(filter(None, (name.strip() for name in (args.metrics or "").split(","))))
-  followed = live.Followed(tuple(args.folders), args.title or "", metrics, compares and len(args.folders) == 1)
+  followed = live.Followed(tuple(args.folders), args.title or "", args.metrics or (), compares and len(args.folders) == 1)
   host, port = args.host or "127.0.0.1", _PORT if args.port is None else args.port
   try:
     server = live.make_server(followed, host=host, port=port)
@@ -99,16 +100,15 @@ def _serve(args: argparse.Namespace, *, compares: bool) -> None:
 
 def _compare(args: argparse.Namespace, given: Sequence[Path]) -> None:
   logging.basicConfig(level=logging.ERROR)  # The notes cover the warnings of the row reader.
-  metrics = tuple(filter(None, (name.strip() for name in (args.metrics or "").split(","))))
   arms, notes = load_arms(args.folders)
   for note in notes:
     print(f"note: {note}", file=sys.stderr)
   if args.figure:
-    print(draw(arms, metrics or DEFAULT_METRICS, args.figure, axis=args.x or "step", width=args.width or "full"))
+    print(draw(arms, args.metrics or DEFAULT_METRICS, args.figure, axis=args.x or "step", width=args.width or "full"))
   if args.out or not args.figure:
     is_sweep = len(args.folders) == 1 and not is_run(args.folders[0])
     page = args.out or (args.folders[0] if is_sweep else Path()) / "comparison.html"
-    page = write_comparison_page(arms, notes, page, title=args.title or "", metrics=metrics)
+    page = write_comparison(arms, notes, page, title=args.title or "", metrics=args.metrics or ())
     print((give_back(given[0], args.folders[0], [page]) if is_sweep else None) or page)
 
 

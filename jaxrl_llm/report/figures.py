@@ -10,7 +10,7 @@ in grey and by colour-blind readers.
 
 import contextlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_llm.messages import MissingPackageError
@@ -75,13 +75,6 @@ def line_style(index: int) -> dict[str, Any]:
   return {"color": _COLORS[index % 7], "linestyle": _DASHES[index % 5], "marker": _MARKERS[index % 8]}
 
 
-def save(figure: Any, folder: pathlib.Path, name: str, formats: Sequence[str]) -> None:
-  """Writes a figure once in each format (`FORMATS`)."""
-  folder.mkdir(parents=True, exist_ok=True)
-  for suffix in formats:
-    save_as(figure, folder / f"{name}.{suffix}")
-
-
 def save_as(figure: Any, path: pathlib.Path) -> pathlib.Path:
   """Writes a figure to a file in the format of its ending, and returns the path.
 
@@ -98,15 +91,3 @@ def save_as(figure: Any, path: pathlib.Path) -> pathlib.Path:
   options = {"pil_kwargs": {"optimize": True}} if suffix == "png" else {}
   figure.savefig(path, metadata=metadata, **options)
   return path
-
-
-def letter(axes: Any, label: str, title: str) -> None:
-  """Writes the letter and the title of a panel."""
-  axes.set_title(rf"$\bf{{{label}}}$  {title}")
-
-
-def two_sided(below: str, middle: str, above: str) -> Any:
-  """Makes a colour map that runs from one colour through a second to a third."""
-  from matplotlib.colors import LinearSegmentedColormap
-
-  return LinearSegmentedColormap.from_list("two_sided", [below, middle, above])

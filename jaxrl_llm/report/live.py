@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.report import SCRIPTS, page
+from jaxrl_llm.report import TEMPLATES, page
 from jaxrl_llm.report.comparison import page as page_lib
 from jaxrl_llm.report.comparison.runs import find_runs, is_run
 from jaxrl_llm.report.data import SOURCES, report_data
@@ -56,13 +56,6 @@ class Followed(NamedTuple):
   every_ms: int = EVERY_MS
 
 
-class HttpAnswer(NamedTuple):
-  """Data of a page, and the version of the files that it was made from."""
-
-  version: str
-  data: dict[str, Any]
-
-
 def local(folder: Path) -> Path:
   """Returns the folder of this machine in which the files of a workdir lie.
 
@@ -79,34 +72,28 @@ def local(folder: Path) -> Path:
   return addresses.mirror_of(addresses.parse(str(folder)), reads=True).run
 
 
-def make_reader(followed: Followed) -> Callable[[str | None, str], HttpAnswer | None]:
+def make_reader(followed: Followed) -> Callable[[str | None, str], dict[str, Any] | None]:
   """Makes the function that reads the runs.
 
   Returns:
-    Function `(run, version) -> Answer` for the number of a run, or None for all folders. The result
-    is None for a number that no run has. Its data is empty if the version is still the newest.
+    Function `(run, version) -> data` for the number of a run, or None for all folders. The data is
+    None for a number that no run has, and empty if the version is still the newest.
   """
   known: list[Path] = []  # Runs in the order in which they were found: their numbers never change.
   lock = threading.Lock()  # Pages of several browsers are read one after another.
 
-  def runs(folders: Sequence[Path]) -> list[Path]:
-    for path in find_runs([x for x in folders if x.is_dir()])[0]:
-      if path not in known:
-        known.append(path)
-    return known
-
-  def read(run: str | None, version: str) -> HttpAnswer | None:
+  def read(run: str | None, version: str) -> dict[str, Any] | None:
     with lock:
       folders = [local(folder) for folder in followed.folders]
-      members = runs(folders)
+      runs, _ = find_runs([folder for folder in folders if folder.is_dir()])
+      known.extend([path for path in runs if path not in known])
       alone = len(folders) == 1 and not followed.compares and is_run(folders[0])
-      if run is not None:
-        if int(run) >= len(members):
-          return None
-        members = [members[int(run)]]
+      if run is not None and int(run) >= len(known):
+        return None
+      members = known if run is None else [known[int(run)]]
       newest = _version(members, folders)
       if newest == version:
-        return HttpAnswer(newest, {})
+        return {}
       if not members:
         data = _nothing_yet(followed.folders)
       elif alone or run is not None:
@@ -120,7 +107,7 @@ def make_reader(followed: Followed) -> Callable[[str | None, str], HttpAnswer | 
         except ValueError as error:  # A metric that no run has, or has yet.
           data = page_lib.page_data(arms, [*notes, *str(error).splitlines()], **options)
         data = {"kind": "comparison"} | data
-      return HttpAnswer(newest, data | {"version": newest, "every_ms": followed.every_ms, "source": _SOURCE, "ended": _ended(data)})
+      return data | {"version": newest, "every_ms": followed.every_ms, "source": _SOURCE, "ended": _ended(data)}
 
   return read
 
@@ -155,10 +142,9 @@ def _ended(data: Mapping[str, Any]) -> bool:
 
 
 def build_live_page(data: Mapping[str, Any]) -> str:
-  """Builds the page of a reader's answer."""
-  kind = "comparison" if data["kind"] == "comparison" else "run"
-  template = {"run": "page.html", "comparison": "comparison.html"}[kind]
-  return page.build_page(template, (*SCRIPTS[kind], "live.js"), data, asks_for_more=True)
+  """Builds the page of a reader's data."""
+  template, scripts = TEMPLATES["comparison" if data["kind"] == "comparison" else "run"]
+  return page.build_page(template, (*scripts, "live.js"), data, asks_for_more=True)
 
 
 def make_server(followed: Followed, *, host: str = "127.0.0.1", port: int = 0) -> http.server.ThreadingHTTPServer:
@@ -188,14 +174,14 @@ def make_server(followed: Followed, *, host: str = "127.0.0.1", port: int = 0) -
         return self.reply(HTTPStatus.NOT_FOUND, "there is no such page")
       version = self.headers.get("If-None-Match", "") if route[2] else ""
       try:
-        answer = read(route[1], version)
-        if answer is None:
+        data = read(route[1], version)
+        if data is None:
           return self.reply(HTTPStatus.NOT_FOUND, "there is no such run")
-        if not answer.data:
+        if not data:
           return self.reply(HTTPStatus.NOT_MODIFIED, "")
         if route[2]:
-          return self.reply(HTTPStatus.OK, json.dumps(page.strict(answer.data), allow_nan=False), "application/json")
-        return self.reply(HTTPStatus.OK, build_live_page(answer.data), "text/html")
+          return self.reply(HTTPStatus.OK, json.dumps(page.strict(data), allow_nan=False), "application/json")
+        return self.reply(HTTPStatus.OK, build_live_page(data), "text/html")
       # Whatever a half-written or damaged file causes, the next question may succeed.
       except Exception as error:
         return self.reply(HTTPStatus.INTERNAL_SERVER_ERROR, one_line(error))

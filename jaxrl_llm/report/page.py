@@ -4,11 +4,10 @@ import base64
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any
 
 
@@ -22,27 +21,26 @@ def build_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], *
     data: JSON values. Non-finite numbers become null.
     asks_for_more: Whether the page may ask the server that it came from for more data.
   """
+  connect = " connect-src 'self';" if asks_for_more else ""
   assets = resources.files("jaxrl_llm") / "report" / "assets"
-  script = "\n".join((assets / name).read_text("utf-8") for name in scripts)
-  style = (assets / "page.css").read_text("utf-8")
-  parts = {
-    "{{script_hash}}": _hash(script),
-    "{{style_hash}}": _hash(style),
-    "{{style}}": style,
-    "{{script}}": script,
-    "{{data}}": embed_json(strict(data)),
-    "{{connect}}": " connect-src 'self';" if asks_for_more else "",
-  }
-  # A single pass, so that no text of the data is taken for a placeholder.
-  return re.sub(r"{{\w+}}", lambda mark: parts[mark[0]], (assets / template).read_text("utf-8"))
+  return fill_template(assets, template, "page.css", scripts, data=embed_json(strict(data)), connect=connect)
 
 
-def write_page(page: str, path: Path) -> Path:
-  """Writes a page atomically, so that a reader sees either the old one or the new one."""
-  temporary = path.with_name(path.name + ".tmp")
-  temporary.write_text(page, encoding="utf-8")
-  os.replace(temporary, path)
-  return path
+def fill_template(folder: Traversable, template: str, style: str, scripts: Sequence[str], **parts: str) -> str:
+  """Fills the placeholders of a page, whose policy allows no style or script but its own.
+
+  Args:
+    folder: Folder of the files.
+    template: File with placeholders, such as `{{style}}` and `{{style_hash}}`.
+    style: File of the style.
+    scripts: Files of the script, in the order in which they run.
+    **parts: Texts for further placeholders, by name.
+  """
+  parts["style"] = (folder / style).read_text("utf-8")
+  parts["script"] = "\n".join((folder / name).read_text("utf-8") for name in scripts)
+  parts |= {f"{name}_hash": _hash(parts[name]) for name in ("style", "script")}
+  # A single pass, so that no text of a part is taken for a placeholder.
+  return re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], (folder / template).read_text("utf-8"))
 
 
 def _hash(text: str) -> str:

@@ -1,9 +1,8 @@
 """The page on which to chat with the checkpoint, in one file."""
 
-import base64
-import hashlib
-import re
 from importlib import resources
+
+from jaxrl_llm.report.page import fill_template
 
 
 def build_chat_page() -> str:
@@ -16,12 +15,4 @@ def build_chat_page() -> str:
     >>> "connect-src 'self'" in page, "{{" in page
     (True, False)
   """
-  folder = resources.files("jaxrl_llm") / "serve" / "page"
-  script, style = ((folder / name).read_text("utf-8") for name in ("chat.js", "chat.css"))
-  parts = {"{{script_hash}}": _hash(script), "{{style_hash}}": _hash(style), "{{style}}": style, "{{script}}": script}
-  # A single pass, so that no text of a part is taken for a placeholder.
-  return re.sub(r"{{\w+}}", lambda mark: parts[mark[0]], (folder / "chat.html").read_text("utf-8"))
-
-
-def _hash(text: str) -> str:
-  return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+  return fill_template(resources.files("jaxrl_llm") / "serve" / "page", "chat.html", "chat.css", ["chat.js"])

@@ -1,7 +1,6 @@
 """Pages that follow runs in progress: what the server answers, and what a real browser shows."""
 
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -9,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +18,7 @@ from jaxrl_llm.workdir import owner
 from jaxrl_llm.workdir.metrics import MetricWriter
 from tests.report.test_report import HOSTILE, make_run
 from tests.serve.browser import HAS_CHROMIUM, browsing
+from tests.serve.fake_engine import ask, port_of
 
 in_a_browser = pytest.mark.skipif(not HAS_CHROMIUM, reason="needs chromium")
 GONE = 2**22 - 3  # Number of a process that does not run.
@@ -28,23 +29,14 @@ def serving(*folders, **options):
   with live.make_server(live.Followed(folders, every_ms=100, **options)) as server:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
-    yield server
+    yield SimpleNamespace(url=live.address(server).removesuffix("/"))
     server.shutdown()
     thread.join()
 
 
-def ask(server, path="/data", method="GET", **headers):
-  connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
-  connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-  answer = connection.getresponse()
-  body = answer.read().decode()
-  connection.close()
-  return answer, body
-
-
 def data_of(server, path="/data"):
-  answer, body = ask(server, path)
-  assert answer.status == 200, body
+  status, _, body = ask(server, path)
+  assert status == 200, body
   return json.loads(body)
 
 
@@ -66,11 +58,12 @@ def test_new_rows_arrive_and_no_answer_repeats(tmp_path):
     first = data_of(server)
     assert (first["kind"], first["header"]["status"], first["ended"]) == ("run", "running", False)
     assert first["phases"]["rl"]["step"][-1] == 6
-    answer, body = ask(server, If_None_Match=first["version"])
-    assert (answer.status, body) == (304, "")
+    known = {"If-None-Match": first["version"]}
+    status, _, body = ask(server, "/data", headers=known)
+    assert (status, body) == (304, "")
     add_step(tmp_path, 7)
-    answer, body = ask(server, If_None_Match=first["version"])
-    assert answer.status == 200 and json.loads(body)["phases"]["rl"]["step"][-1] == 7
+    status, _, body = ask(server, "/data", headers=known)
+    assert status == 200 and json.loads(body)["phases"]["rl"]["step"][-1] == 7
 
 
 @pytest.mark.parametrize("status, process, shown, ended", [
@@ -89,10 +82,9 @@ def test_the_state_of_a_run(tmp_path, status, process, shown, ended):
     assert run["status"] == {"running": "running, step 6 of 80", "finished": "finished"}.get(shown, f"{shown.split(':')[0]}, step 6 of 80")
 
 
-def test_a_process_of_another_machine_is_unknown(tmp_path):
-  (tmp_path / ".lock").write_text(f"process {GONE} on another-machine")
-  assert owner.is_alive(tmp_path) is None
-  (tmp_path / ".lock").write_text("what?")
+@pytest.mark.parametrize("text", [f"process {GONE} on another-machine", "what?"])
+def test_a_process_of_another_machine_is_unknown(tmp_path, text):
+  (tmp_path / ".lock").write_text(text)
   assert owner.is_alive(tmp_path) is None
 
 
@@ -122,7 +114,7 @@ def test_a_sweep_grows_and_its_runs_keep_their_addresses(tmp_path):
     rows = [run for arm in data_of(server)["arms"] for run in arm["runs"]]
     assert {run["name"]: run["report"] for run in rows} == {"trial-1": "runs/0/", "trial-0": "runs/1/"}
     assert data_of(server, "/runs/1/data")["header"]["workdir"] == "trial-0"
-    assert ask(server, "/runs/2/data")[0].status == 404
+    assert ask(server, "/runs/2/data")[0] == 404
 
 
 def test_a_metric_that_no_run_has_yet_is_a_note(tmp_path):
@@ -138,63 +130,55 @@ def test_a_metric_that_no_run_has_yet_is_a_note(tmp_path):
 def test_only_fixed_addresses_are_answered(tmp_path, path):
   make_run(tmp_path)
   with serving(tmp_path) as server:
-    answer, body = ask(server, path)
-    assert answer.status == 404 and "gspo" not in body
+    status, _, body = ask(server, path)
+    assert status == 404 and "gspo" not in body
 
 
 def test_only_reading_and_only_for_this_machine(tmp_path):
   make_run(tmp_path)
   with serving(tmp_path) as server:
-    port = server.server_address[1]
-    assert ask(server, method="POST")[0].status == 501
+    port = port_of(server)
+    assert ask(server, "/data", method="POST")[0] == 501
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "evil]", ""):
-      assert ask(server, Host=host)[0].status == 403, host
+      assert ask(server, "/data", headers={"Host": host})[0] == 403, host
     for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
-      assert ask(server, Host=host)[0].status == 200, host
-    answer, body = ask(server, "/")
+      assert ask(server, "/data", headers={"Host": host})[0] == 200, host
+    _, headers, body = ask(server, "/")
     assert "connect-src 'self'" in body and "default-src 'none'" in body and "unsafe" not in body
-    assert answer.headers["X-Content-Type-Options"] == "nosniff" and answer.headers["Cache-Control"] == "no-store"
-  before = sorted(path.name for path in tmp_path.iterdir())
-  assert "report.html" not in before
+    assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
+  assert not (tmp_path / "report.html").exists()
 
 
 def test_damaged_files_are_one_line(tmp_path, monkeypatch):
   make_run(tmp_path)
   with serving(tmp_path) as server:
     monkeypatch.setattr(live, "report_data", lambda workdir: 1 / 0)
-    answer, body = ask(server)
-    assert answer.status == 500 and "division" in body and "\n" not in body
+    status, _, body = ask(server, "/data")
+    assert status == 500 and "division" in body and "\n" not in body
     monkeypatch.undo()
-    assert ask(server)[0].status == 200
+    assert ask(server, "/data")[0] == 200
 
 
 @pytest.mark.parametrize("words, expected", [
+  (["metrics.jsonl", "--serve"], "metrics.jsonl: found a file, expected the folder"),
   (["--serve", "--figure=a.pdf"], "--figure: found with --serve"),
   (["--port=1"], "found no --serve"),
   (["--serve", "--host=192.0.2.1", "--port=0"], "expected an address of this machine"),
   (["--serve", "--port=99999"], "a free port"),
 ])  # fmt: skip
-def test_bad_input_is_one_line(tmp_path, capsys, words, expected):
-  assert main([str(make_run(tmp_path)), *words]) == 2
+def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, words, expected):
+  monkeypatch.chdir(make_run(tmp_path))
+  assert main([".", *words]) == 2
   error = capsys.readouterr().err
   assert expected in error and error.startswith("error: ") and error.count("\n") == 1
-
-
-def test_a_file_is_no_folder(tmp_path, capsys):
-  (tmp_path / "a").write_text("")
-  assert main([str(tmp_path / "a"), "--serve"]) == 2
-  assert "found a file, expected the folder" in capsys.readouterr().err
 
 
 def test_the_command_serves_until_it_is_ended(tmp_path):
   command = [sys.executable, "-m", "jaxrl_llm.report", str(tmp_path / "later"), "--serve", "--port=0"]
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
     line = process.stdout.readline()
-    port = int(re.search(r"http://127\.0\.0\.1:(\d+)/ \(.*later: nothing there yet, the page waits\); Ctrl-C ends it", line)[1])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.request("GET", "/data")
-    assert json.loads(connection.getresponse().read())["kind"] == "nothing yet"
-    connection.close()
+    url = re.search(r"(http://127\.0\.0\.1:\d+)/ \(.*later: nothing there yet, the page waits\); Ctrl-C ends it", line)[1]
+    assert data_of(SimpleNamespace(url=url))["kind"] == "nothing yet"
     process.terminate()
     assert process.wait(20) == 0
 
@@ -202,7 +186,7 @@ def test_the_command_serves_until_it_is_ended(tmp_path):
 @in_a_browser
 def test_a_browser_follows_a_run_and_keeps_what_the_reader_chose(tmp_path):
   run = tmp_path / "run"
-  with serving(run) as server, browsing(live.address(server), tmp_path) as page:
+  with serving(run) as server, browsing(server.url, tmp_path) as page:
     page.wait("document.querySelector('.pill').textContent === 'waiting: it does not exist yet'")
     run.mkdir()
     running(make_run(run, steps=30))
@@ -233,8 +217,7 @@ def test_a_browser_follows_a_run_and_keeps_what_the_reader_chose(tmp_path):
     page.wait("document.querySelector('.pill').textContent === 'running' && document.querySelector('.live').textContent === 'live'")
     running(run, status="finished")
     page.wait("document.querySelector('.pill.good')?.textContent === 'finished'")
-    origin = live.address(server)
-    assert {url for url in page.requests if not url.startswith("data:")} == {origin, f"{origin}data"}
+    assert {url for url in page.requests if not url.startswith("data:")} == {f"{server.url}/", f"{server.url}/data"}
     assert page.problems == []
     page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1)
     page.wait("document.querySelector('.live.bad')?.textContent.startsWith('not connected')")
@@ -244,7 +227,7 @@ def test_a_browser_follows_a_run_and_keeps_what_the_reader_chose(tmp_path):
 def test_a_browser_follows_a_sweep(tmp_path):
   sweep = tmp_path / "sweep"
   running(make_run(sweep / "trial-0"))
-  with serving(sweep) as server, browsing(live.address(server), tmp_path) as page:
+  with serving(sweep) as server, browsing(server.url, tmp_path) as page:
     page.wait("document.querySelectorAll('#runs tbody tr').length === 1")
     page.run("document.querySelector('[aria-label=Against]').value = 'seconds'")
     page.run("document.querySelector('[aria-label=Against]').dispatchEvent(new Event('change'))")

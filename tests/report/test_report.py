@@ -6,8 +6,8 @@ import html
 import itertools
 import json
 import math
+import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -20,6 +20,7 @@ from jaxrl_llm.report import page as report_page
 from jaxrl_llm.report import report_data, write_figure, write_report
 from jaxrl_llm.report.__main__ import main
 from jaxrl_llm.workdir.metrics import MetricWriter, SampleWriter
+from tests.serve.browser import HAS_CHROMIUM, drawn
 
 HOSTILE = "</script><script>alert(1)</script><!--<script> <img src=x onerror=alert(2)> {{data}} \x1b[31m \u2028 \ud800"
 
@@ -71,9 +72,17 @@ def make_run(workdir, steps=6, **extra):
   return workdir
 
 
+def assert_self_contained(text):
+  """Checks that a page needs no network and parses no HTML."""
+  # A name that is never fetched.
+  assert set(re.findall(r"https?://[^\s\"')]+", text)) == {"http://www.w3.org/2000/svg"}
+  assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bfetch\(|@import|url\(", text)
+
+
 def test_model_output_stays_data(tmp_path):
   text = write_report(make_run(tmp_path)).read_text("utf-8")
   page = Page(text)
+  assert_self_contained(text)
   assert [tag for tag, _ in page.elements].count("script") == 2 and "alert(1)</script" not in text
   assert "img" not in [tag for tag, _ in page.elements]
   # The escaping loses nothing, not even {{data}}.
@@ -91,13 +100,6 @@ def test_only_the_pages_own_script_and_style_may_run(tmp_path):
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     assert f"{kind}-src 'sha256-{digest}';" in policy
   assert "default-src 'none'" in policy and "unsafe" not in policy
-
-
-def test_the_page_needs_no_network_and_parses_no_html(tmp_path):
-  text = write_report(make_run(tmp_path)).read_text("utf-8")
-  # A name that is never fetched.
-  assert set(re.findall(r"https?://[^\s\"')]+", text)) == {"http://www.w3.org/2000/svg"}
-  assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bfetch\(|@import|url\(", text)
 
 
 @pytest.mark.parametrize("present", [names for n in range(1, 5) for names in itertools.combinations(report.SOURCES, n)], ids="+".join)
@@ -120,11 +122,13 @@ def test_incomplete_files_of_a_running_job_are_read_as_far_as_they_go(tmp_path):
   assert data["config"] == {} and data["header"]["status"] == "no summary yet"
 
 
-def test_header_takes_the_summary_and_falls_back_on_the_rows(tmp_path):
-  make_run(tmp_path)
-  header = report_data(tmp_path)["header"]
+def test_header_takes_the_summary_and_falls_back_on_the_rows_and_config_is_flat(tmp_path):
+  data = report_data(make_run(tmp_path))
+  header, config = data["header"], data["config"]
   assert (header["status"], header["accuracy_start"], header["accuracy_final"]) == ("done", 0.3, 0.8125)
   assert (header["objective"], header["num_steps"], header["planned_steps"], header["peak_memory_gb"]) == ("gspo", 6, 80, 6)
+  # Its numbers need not be finite.
+  assert config["objective.clip_low"] == 3e-4 and config["objective.tau_pos"] is None and config["limit"] is None
 
 
 def test_columns_keep_gaps_and_drop_values_that_are_no_numbers(tmp_path):
@@ -135,11 +139,6 @@ def test_columns_keep_gaps_and_drop_values_that_are_no_numbers(tmp_path):
     writer.write(7, "rl", {"actor/loss": 1.5})
   rl = report_data(tmp_path)["phases"]["rl"]
   assert rl["actor/loss"] == [None] * 6 + [1.5] and rl["actor/entropy"][-1] is None
-
-
-def test_config_is_flat_and_may_hold_non_finite_numbers(tmp_path):
-  config = report_data(make_run(tmp_path))["config"]
-  assert config["objective.clip_low"] == 3e-4 and config["objective.tau_pos"] is None and config["limit"] is None
 
 
 def test_large_runs_are_thinned_and_the_page_says_so(tmp_path, monkeypatch):
@@ -183,7 +182,7 @@ def test_a_page_is_replaced_in_one_step(tmp_path, monkeypatch):
   before = write_report(tmp_path).read_bytes()
   with MetricWriter(tmp_path, tensorboard=False) as writer:
     writer.write(7, "rl", {"actor/loss": 1.5})
-  monkeypatch.setattr(report_page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+  monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
   with pytest.raises(OSError, match="killed here"):
     write_report(tmp_path)
   assert (tmp_path / "report.html").read_bytes() == before
@@ -225,14 +224,9 @@ def test_the_figure_draws_the_gate_if_there_is_one(tmp_path):
     write_figure(tmp_path, tmp_path / "none.png")
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.skipif(not HAS_CHROMIUM, reason="needs chromium")
 def test_a_browser_draws_it(tmp_path):
-  page = write_report(make_run(tmp_path))
-  flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-  flags += ["--disable-component-update", "--disable-sync", "--virtual-time-budget=2000", "--dump-dom"]
-  command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
-  dom = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-  shown = re.sub(r'<script type="application/json".*?</script>', "", dom, flags=re.S)
+  shown = drawn(write_report(make_run(tmp_path)), tmp_path)
   titles = re.findall(r"<h3>([^<]+)", shown)
   assert {"Held-out accuracy", "Reward", "Entropy", "Clip fraction", "Importance ratio", "Time per step", "Warm-start loss"} <= set(titles)
   # They have no data, and so no chart.

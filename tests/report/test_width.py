@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxrl_llm.report import write_report
-from jaxrl_llm.report.comparison.page import write_comparison
+from jaxrl_llm.report.comparison.page import load_arms, write_comparison
 from tests.report.comparison.test_comparison import make_run as make_member
 from tests.report.test_report import make_run
 from tests.serve.browser import HAS_CHROMIUM, browsing
@@ -54,5 +54,5 @@ def test_the_page_of_several_runs(tmp_path, arms, seeds):
       alarms = {"no_signal": 12, "entropy_collapse": 3, "grad_norm_spike": 4, "loss_spike": 100}
       summary = json.loads((run / "summary.json").read_text())
       (run / "summary.json").write_text(json.dumps(summary | {"alarms": alarms, "tokens": 123_456_789}))
-  page = write_comparison([folder], tmp_path / "comparison.html")
+  page = write_comparison(*load_arms([folder]), tmp_path / "comparison.html")
   assert shown(page, tmp_path) == ([], [], 2 if arms == 1 else 3)

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 FLAGS = (
   "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-  "--disable-component-update --disable-sync --remote-debugging-pipe --window-size=1100,900"
+  "--disable-component-update --disable-sync"
 ).split()
 # The browser reads from descriptor 3 and writes to 4.
 LAUNCHER = """
@@ -120,7 +121,7 @@ def browsing(url: str, folder: Path):
   """
   read_ours, write_theirs = os.pipe()
   read_theirs, write_ours = os.pipe()
-  chromium = ["chromium", *FLAGS, f"--user-data-dir={folder / 'profile'}"]
+  chromium = ["chromium", *FLAGS, "--remote-debugging-pipe", "--window-size=1100,900", f"--user-data-dir={folder / 'profile'}"]
   command = [sys.executable, "-c", LAUNCHER, str(read_theirs), str(write_theirs), *chromium]
   quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   browser = subprocess.Popen(command, pass_fds=(read_theirs, write_theirs), **quiet)
@@ -138,3 +139,10 @@ def browsing(url: str, folder: Path):
       browser.kill()
       browser.wait()
     os.close(read_ours)
+
+
+def drawn(path: Path, folder: Path) -> str:
+  """Returns the elements of a page in a file as its scripts have made them, without its data."""
+  flags = [*FLAGS, "--virtual-time-budget=2000", "--dump-dom", f"--user-data-dir={folder / 'profile'}"]
+  dom = subprocess.run(["chromium", *flags, path.as_uri()], capture_output=True, text=True, timeout=60).stdout
+  return re.sub(r'<script type="application/json".*?</script>', "", dom, flags=re.S)

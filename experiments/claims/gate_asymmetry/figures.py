@@ -4,9 +4,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.ablations.plots import new_figure, save
 from experiments.claims import drawing
 from experiments.claims.gate_asymmetry import rules
-from jaxrl_llm.report.figures import new_figure, save
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY
+from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY, new_figure, save
 from experiments.ablations.routing_replay.measures import where
 from experiments.claims import drawing
 from experiments.claims.moe_stability import rules
-from jaxrl_llm.report.figures import new_figure, save
 
 _LINES = {
   "GRPO": (ORANGE, "-"), "GRPO with R2": (PINK, "--"), "GSPO": (BLUE, "-"), "GSPO with R2": (SKY, "--"), "SAPO": (GREEN, "-"),

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.ablations.plots import new_figure, save
 from experiments.claims import drawing
 from experiments.claims.precision import rules
-from jaxrl_llm.report.figures import line_style, new_figure, save
+from jaxrl_llm.report.figures import line_style
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:

@@ -36,22 +36,6 @@ class Arm(NamedTuple):
   config: dict[str, Any]
 
 
-class Interval(NamedTuple):
-  """A mean over seeds with its 95 % interval.
-
-  Attributes:
-    mean: Mean over the seeds.
-    low: Lower end; None with fewer than two seeds.
-    high: Upper end; None with fewer than two seeds.
-    n: Number of seeds.
-  """
-
-  mean: float
-  low: float | None
-  high: float | None
-  n: int
-
-
 def t_factor(n: int) -> float:
   """Returns half the width of Student's 95 % interval for a mean of n numbers, in standard errors.
 
@@ -64,25 +48,25 @@ def t_factor(n: int) -> float:
   return float(stdtrit(n - 1, 0.975))
 
 
-def interval(values: Sequence[float]) -> Interval | None:
-  """Returns the mean over seeds with Student's 95 % interval; None without a value.
+def interval(values: Sequence[float]) -> dict[str, float | None] | None:
+  """Returns the mean over seeds with Student's 95 % interval, and their number; None without any.
 
   Args:
     values: One value per seed. A single value has no interval, since the variance is unknown.
 
   Example:
-    >>> [round(x, 3) for x in interval([0.5, 0.6, 0.7])]
-    [0.6, 0.352, 0.848, 3]
+    >>> interval([0.5, 0.6, 0.7])
+    {'mean': 0.6, 'low': 0.352, 'high': 0.848, 'n': 3}
     >>> interval([0.5])
-    Interval(mean=0.5, low=None, high=None, n=1)
+    {'mean': 0.5, 'low': None, 'high': None, 'n': 1}
   """
   if not len(values):
     return None
   mean = float(np.mean(values))
   if len(values) < 2:
-    return Interval(mean, None, None, 1)
+    return {"mean": mean, "low": None, "high": None, "n": 1}
   half = t_factor(len(values)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
-  return Interval(mean, mean - half, mean + half, len(values))
+  return {"mean": mean, "low": mean - half, "high": mean + half, "n": len(values)}
 
 
 def group(runs: Sequence[RunRecord]) -> list[Arm]:
@@ -90,15 +74,14 @@ def group(runs: Sequence[RunRecord]) -> list[Arm]:
 
   A run without a config is an arm of its own.
   """
-  groups: dict[str, list[RunRecord]] = {}
+  groups: dict[str, Arm] = {}
   for run in runs:
     counted = {field: value for field, value in run.config.items() if _counts(field)}
-    groups.setdefault(_canonical(counted) if run.config else f"{run.path}", []).append(run)
-  configs = [
-    {field: value for field, value in members[0].config.items() if _counts(field)} for members in groups.values()
-  ]
-  names = arm_names(configs, [members[0].name for members in groups.values()])
-  return [Arm(name, members, config) for name, members, config in zip(names, groups.values(), configs, strict=True)]
+    key = _canonical(counted) if run.config else f"{run.path}"
+    groups.setdefault(key, Arm(run.name, [], counted)).runs.append(run)
+  arms = list(groups.values())
+  names = arm_names([arm.config for arm in arms], [arm.name for arm in arms])
+  return [arm._replace(name=name) for arm, name in zip(arms, names, strict=True)]
 
 
 def _counts(field: str) -> bool:
@@ -255,20 +238,16 @@ def results(arms: Sequence[Arm]) -> list[dict[str, Any]]:
       {
         "counted": len(runs),
         "so_far": so_far[i],
-        "start": _plain(interval(list(start.values()))),
-        "final": _plain(interval(list(final.values()))),
-        "gain": _plain(interval([final[seed] - start[seed] for seed in final if seed in start])),
-        "difference": None if i == 0 or so_far[0] or so_far[i] else _plain(interval(paired)),
+        "start": interval(list(start.values())),
+        "final": interval(list(final.values())),
+        "gain": interval([final[seed] - start[seed] for seed in final if seed in start]),
+        "difference": None if i == 0 or so_far[0] or so_far[i] else interval(paired),
         "tokens": _mean([run.summary.get("tokens") for run in runs]),
         "steps": _mean([run.num_steps for run in runs]),
         "seconds": _mean([run.summary.get("wall_seconds") for run in runs]),
       }
     )
   return rows
-
-
-def _plain(value: Interval | None) -> dict[str, Any] | None:
-  return value and value._asdict()
 
 
 def _mean(values: Sequence[Any]) -> float | None:

@@ -6,52 +6,47 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jaxrl_llm.report import SCRIPTS, page
+from jaxrl_llm.report import TEMPLATES, page
 from jaxrl_llm.report.comparison.arms import UNCOUNTED, Arm, accuracy_of, differences, group, results
 from jaxrl_llm.report.comparison.curves import PANELS, page_panels
 from jaxrl_llm.report.comparison.paper_figure import choose_panels
 from jaxrl_llm.report.comparison.runs import MARKS, X_AXES, RunRecord, find_runs, read_runs
+from jaxrl_llm.workdir import disk
 
 
 class EmptyComparisonError(ValueError):
   """The error of a comparison of folders that hold no run."""
 
 
-def write_comparison(workdirs: Sequence[Path], path: Path, *, title: str = "", metrics: Sequence[str] = ()) -> Path:
+def write_comparison(arms: Sequence[Arm], notes: Sequence[str], path: Path, **options: Any) -> Path:
   """Writes the page that compares runs, which atomically replaces an older one. Returns `path`.
 
-  Runs may be unfinished or lack files.
-
   Args:
-    workdirs: Folders of runs, or folders that hold runs, such as that of a sweep.
+    arms: Arms, as returned by `load_arms`.
+    notes: Notes, as returned by `load_arms`.
     path: File of the page.
-    title: Heading of the page; by default, the objectives of the arms.
-    metrics: Metrics that get charts in addition to those of `curves.PANELS`.
+    **options: The `title` and `metrics` of `page_data`.
 
   Raises:
-    EmptyComparisonError: If no folder holds a run. The error is a `ValueError` with a line for each
-      folder.
     ValueError: If no run has one of the metrics.
     OSError: If the page cannot be written.
   """
-  arms, notes = load_arms(workdirs)
-  return write_comparison_page(arms, notes, Path(path), title=title, metrics=metrics)
-
-
-def write_comparison_page(
-  arms: Sequence[Arm], notes: Sequence[str], path: Path, *, title: str = "", metrics: Sequence[str] = ()
-) -> Path:
-  """Writes the page of `write_comparison` for the arms and notes of `load_arms`."""
-  data = page_data(arms, notes, title=title, metrics=metrics, link=lambda run: _link(run, path.parent))
+  data = page_data(arms, notes, link=lambda run: _link(run, path.parent), **options)
   path.parent.mkdir(parents=True, exist_ok=True)
-  return page.write_page(page.build_page("comparison.html", SCRIPTS["comparison"], data), path)
+  disk.replace(path, page.build_page(*TEMPLATES["comparison"], data))
+  return path
 
 
 def load_arms(workdirs: Sequence[Path]) -> tuple[list[Arm], list[str]]:
   """Reads the arms of the runs in some folders, and a note for each missing or skipped part.
 
+  Args:
+    workdirs: Folders of runs, which may be unfinished or lack files, or folders that hold runs,
+      such as that of a sweep.
+
   Raises:
-    EmptyComparisonError: If no folder holds a run.
+    EmptyComparisonError: If no folder holds a run. The error is a `ValueError` with a line for each
+      folder.
   """
   paths, problems = find_runs(workdirs)
   if not paths:
