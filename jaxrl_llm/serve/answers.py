@@ -4,7 +4,7 @@ import base64
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,26 +16,6 @@ from jaxrl_llm.serve.tools import message
 _REASONS = {"stop": "stop", "length": "length", "aborted": "abort"}
 _LEAST_LOGPROB = -9999.0
 """Log-probability that says of itself that none is known, as in vLLM: JSON has no infinity."""
-
-
-class Format(NamedTuple):
-  """A format of OpenAI's.
-
-  Attributes:
-    prefix: Beginning of the answers' ids.
-    whole: Type of a whole answer.
-    chunk: Type of a chunk.
-    is_chat: Whether the text is a message.
-  """
-
-  prefix: str
-  whole: str
-  chunk: str
-  is_chat: bool
-
-
-CHAT = Format("chatcmpl", "chat.completion", "chat.completion.chunk", True)
-COMPLETION = Format("cmpl", "text_completion", "text_completion", False)
 
 
 def new_id(prefix: str) -> str:
@@ -70,14 +50,11 @@ def _routed_experts(completion: Decoded, start: int) -> dict[str, Any] | None:
   return {"data": base64.b64encode(routes).decode("ascii"), "dtype": routes.dtype.name, "shape": list(routes.shape), "start": start}
 
 
-def whole(
-  call: Call, form: Format, served: Served, spelling: Spelling, completions: Sequence[Decoded], texts: Sequence[str]
-) -> dict[str, Any]:
-  """Returns a whole answer in a format of OpenAI's.
+def whole(call: Call, served: Served, spelling: Spelling, completions: Sequence[Decoded], texts: Sequence[str]) -> dict[str, Any]:
+  """Returns a whole answer in the format of the call.
 
   Args:
     call: Client's call.
-    form: Format of the answer.
     served: Checkpoint.
     spelling: Vocabulary.
     completions: Completions, in the order of the call's requests.
@@ -86,11 +63,11 @@ def whole(
   choices = []
   for i, (completion, text) in enumerate(zip(completions, texts, strict=True)):
     said, reason = _said(call, served, text, completion.reason)
-    content = {"message": {"role": "assistant", **said}} if form.is_chat else {"text": text}
+    content = {"message": {"role": "assistant", **said}} if call.form.is_chat else {"text": text}
     choice = {"index": i, **content, "finish_reason": reason}
-    choices.append(choice | _numbers(call, form, spelling, Piece(completion.tokens, completion.logprobs), prompt=_prompt_of(call, i)))
-  answer = {**envelope(form.prefix, form.whole, served), "choices": choices, "usage": usage(call, completions)}
-  return answer | ({"prompt_token_ids": call.prompts[0]} if form.is_chat and call.returns_ids else {})
+    choices.append(choice | _numbers(call, spelling, Piece(completion.tokens, completion.logprobs), prompt=_prompt_of(call, i)))
+  answer = {**envelope(call.form.prefix, call.form.whole, served), "choices": choices, "usage": usage(call, completions)}
+  return answer | ({"prompt_token_ids": call.prompts[0]} if call.form.is_chat and call.returns_ids else {})
 
 
 def _said(call: Call, served: Served, text: str, reason: str) -> tuple[dict[str, Any], str]:
@@ -104,9 +81,9 @@ def envelope(prefix: str, kind: str, served: Served) -> dict[str, Any]:
   return {"id": new_id(prefix), "object": kind, "created": int(time.time()), "model": served.name}
 
 
-def first_chunks(call: Call, form: Format, shared: dict[str, Any]) -> list[dict[str, Any]]:
+def first_chunks(call: Call, shared: dict[str, Any]) -> list[dict[str, Any]]:
   """Returns the chunks before any token: the roles of a conversation's choices."""
-  if not form.is_chat:
+  if not call.form.is_chat:
     return []
   ids = {"prompt_token_ids": call.prompts[0]} if call.returns_ids else {}
   start = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -115,7 +92,6 @@ def first_chunks(call: Call, form: Format, shared: dict[str, Any]) -> list[dict[
 
 def chunk(
   call: Call,
-  form: Format,
   served: Served,
   spelling: Spelling,
   shared: dict[str, Any],
@@ -131,7 +107,6 @@ def chunk(
 
   Args:
     call: Client's call.
-    form: Format of the answer.
     served: Checkpoint.
     spelling: Vocabulary.
     shared: Fields of `envelope`.
@@ -145,10 +120,10 @@ def chunk(
   said, ended = ({"content": text}, None) if reason is None else _said(call, served, text, reason)
   for i, item in enumerate(said.get("tool_calls", ())):
     item["index"] = i
-  content = {"delta": said} if form.is_chat else {"text": text}
+  content = {"delta": said} if call.form.is_chat else {"text": text}
   choice = {"index": index, **content, "finish_reason": ended}
-  prompt = _prompt_of(call, index) if is_first and not form.is_chat else None
-  return {**shared, "choices": [choice | _numbers(call, form, spelling, piece, prompt=prompt, offset=offset)]}
+  prompt = _prompt_of(call, index) if is_first else None
+  return {**shared, "choices": [choice | _numbers(call, spelling, piece, prompt=prompt, offset=offset)]}
 
 
 def usage(call: Call, completions: Sequence[Decoded]) -> dict[str, Any]:
@@ -164,14 +139,14 @@ def _prompt_of(call: Call, index: int) -> list[int]:
   return call.prompts[index * len(call.prompts) // len(call.requests)]
 
 
-def _numbers(call: Call, form: Format, spelling: Spelling, piece: Piece, *, prompt: list[int] | None, offset: int = 0) -> dict[str, Any]:
+def _numbers(call: Call, spelling: Spelling, piece: Piece, *, prompt: list[int] | None, offset: int = 0) -> dict[str, Any]:
   """Returns the fields of a choice with log-probabilities and ids, as far as they are asked for."""
   logprobs = None
   if call.logprobs:
     names = None if call.names_ids else spelling
-    logprobs = _chat_logprobs(piece, names) if form.is_chat else _completion_logprobs(piece, names, offset)
+    logprobs = _chat_logprobs(piece, names) if call.form.is_chat else _completion_logprobs(piece, names, offset)
   ids = {"token_ids": piece.tokens} if call.returns_ids else {}
-  if ids and prompt is not None and not form.is_chat:
+  if ids and prompt is not None and not call.form.is_chat:
     ids["prompt_token_ids"] = prompt
   return {"logprobs": logprobs, **ids}
 

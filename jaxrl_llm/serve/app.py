@@ -12,7 +12,6 @@ from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.serve import answers, calls
 from jaxrl_llm.serve import completions as completions_lib
-from jaxrl_llm.serve.answers import CHAT, COMPLETION, Format
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.completions import State
 from jaxrl_llm.serve.exchange import Gone, header, read_body, refuse, reply, send_bytes
@@ -56,17 +55,16 @@ class App(NamedTuple):
   close: Callable[[], None]
 
 
-def make_app(engine: Engine, served: Served, *, page: str = "", rules: Rules | None = None, created: int = 0) -> App:
+def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created: int) -> App:
   """Makes the application.
 
   Args:
     engine: Engine that draws.
     served: Checkpoint.
     page: HTML of the page at "/".
-    rules: What clients may do; None for the defaults.
+    rules: What clients may do.
     created: Time of the checkpoint, in seconds since 1970.
   """
-  rules = Rules() if rules is None else rules
   spelling = make_spelling(served.tokenizer)
   # Parsing, templates and tokenizers, which must not hold up other clients.
   pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="serve")
@@ -85,10 +83,9 @@ def make_app(engine: Engine, served: Served, *, page: str = "", rules: Rules | N
     await reply(send, 200, {"status": "ok", "open_requests": counts["open"]})
 
   async def front(scope: Any, receive: Any, send: Any) -> None:
-    policy = "default-src 'none'; frame-ancestors 'none'"
     headers = [("content-type", "text/html; charset=utf-8"), ("cache-control", "no-store"), ("x-content-type-options", "nosniff")]
-    # The page states its own, longer policy, with the hashes of its script and style.
-    headers += [("x-frame-options", "DENY"), ("referrer-policy", "no-referrer"), *([] if page else [("content-security-policy", policy)])]
+    # The page states its own policy, with the hashes of its script and style.
+    headers += [("x-frame-options", "DENY"), ("referrer-policy", "no-referrer")]
     await send_bytes(send, 200, page.encode(), headers)
 
   def read(parse: Callable[..., Call], body: bytes) -> Call:
@@ -110,21 +107,21 @@ def make_app(engine: Engine, served: Served, *, page: str = "", rules: Rules | N
   async def answer_generate(send: Any, call: Call, events: asyncio.Queue) -> None:
     await reply(send, 200, answers.generated(call, await completions_lib.whole(call, events, state)))
 
-  async def answer_openai(form: Format, send: Any, call: Call, events: asyncio.Queue) -> None:
+  async def answer_openai(send: Any, call: Call, events: asyncio.Queue) -> None:
     if call.stream:
-      await completions_lib.stream(send, call, events, form, served, spelling, state)
+      await completions_lib.stream(send, call, events, served, spelling, state)
       return
     completions = await completions_lib.whole(call, events, state)
     texts = [completions_lib.text_of(call, i, spelling, completion) for i, completion in enumerate(completions)]
-    await reply(send, 200, answers.whole(call, form, served, spelling, completions, texts))
+    await reply(send, 200, answers.whole(call, served, spelling, completions, texts))
 
   routes = {
     ("GET", "/"): front,
     ("GET", "/health"): health,
     ("GET", "/v1/models"): models,
     ("POST", "/inference/v1/generate"): partial(post, calls.generate, answer_generate),
-    ("POST", "/v1/chat/completions"): partial(post, calls.chat, partial(answer_openai, CHAT)),
-    ("POST", "/v1/completions"): partial(post, calls.completion, partial(answer_openai, COMPLETION)),
+    ("POST", "/v1/chat/completions"): partial(post, calls.chat, answer_openai),
+    ("POST", "/v1/completions"): partial(post, calls.completion, answer_openai),
   }
 
   async def app(scope: Any, receive: Any, send: Any) -> None:

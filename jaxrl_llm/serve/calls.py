@@ -53,12 +53,33 @@ class Served(NamedTuple):
     return getattr(self.tokenizer, "chat_template", None)
 
 
+class Format(NamedTuple):
+  """A format of OpenAI's.
+
+  Attributes:
+    prefix: Beginning of the answers' ids.
+    whole: Type of a whole answer.
+    chunk: Type of a chunk.
+    is_chat: Whether the text is a message.
+  """
+
+  prefix: str
+  whole: str
+  chunk: str
+  is_chat: bool
+
+
+CHAT = Format("chatcmpl", "chat.completion", "chat.completion.chunk", True)
+COMPLETION = Format("cmpl", "text_completion", "text_completion", False)
+
+
 class Call(NamedTuple):
   """A client's request, checked.
 
   Attributes:
     prompts: Token ids of each prompt.
     requests: Requests of the engine: the choices of the first prompt, then those of the next.
+    form: Format of the answer; None for that of `/inference/v1/generate`.
     stream: Whether to send the completion while it is drawn.
     usage: Whether a stream ends with the numbers of tokens.
     logprobs: Whether to return log-probabilities.
@@ -71,6 +92,7 @@ class Call(NamedTuple):
 
   prompts: list[list[int]]
   requests: list[Request]
+  form: Format | None = None
   stream: bool = False
   usage: bool = False
   logprobs: bool = False
@@ -143,7 +165,7 @@ def completion(values: Mapping[str, Any], served: Served) -> Call:
   if len(requests) > served.limits.requests:
     raise wrong("prompt", f"{len(requests)} completions", f"at most {served.limits.requests}, the open requests of the service")
   logprobs = fields.whole(values, "logprobs", None, low=0, high=1) is not None
-  return Call(prompts, requests, logprobs=logprobs, **_options(values))
+  return Call(prompts, requests, COMPLETION, logprobs=logprobs, **_options(values))
 
 
 def chat(values: Mapping[str, Any], served: Served) -> Call:
@@ -169,7 +191,7 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
   budget = {"max_tokens": values.get("max_completion_tokens")} if values.get("max_completion_tokens") is not None else {}
   field = "max_completion_tokens" if budget else "max_tokens"
   make = _request_maker({**values, **budget}, served, salt=_salt(values), budget=None, budget_field=field)
-  return Call([prompt], make(prompt), logprobs=fields.flag(values, "logprobs", False), tools=tools, **_options(values))
+  return Call([prompt], make(prompt), CHAT, logprobs=fields.flag(values, "logprobs", False), tools=tools, **_options(values))
 
 
 def _check_model(values: Mapping[str, Any], served: Served) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from jaxrl_llm.decoding.engine.requests import Decoded, Engine, Handle, Piece, QueueFull
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.serve import answers
-from jaxrl_llm.serve.answers import Format
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.exchange import Gone, encode, start
 from jaxrl_llm.serve.refusals import Refusal, broken, busy
@@ -103,17 +102,13 @@ def _abort(accepted: "Future[list[Handle]]") -> None:
       handle.abort()
 
 
-async def _next(events: asyncio.Queue, state: State) -> tuple[int, Piece | Decoded]:
-  """Returns the next event: the number of a choice, and its new tokens or its completion.
+def _opened(index: int, event: Any, state: State) -> tuple[int, Piece | Decoded]:
+  """Returns the number of a choice, and its new tokens or its completion.
 
   Raises:
     Gone: If the client has left.
     Refusal: If the engine has failed.
   """
-  return _opened(*await events.get(), state)
-
-
-def _opened(index: int, event: Any, state: State) -> tuple[int, Piece | Decoded]:
   if event is _GONE:
     raise Gone
   if event is _ENDING:
@@ -142,7 +137,7 @@ async def whole(call: Call, events: asyncio.Queue, state: State) -> list[Decoded
   """Waits for all completions of a call."""
   completions: dict[int, Decoded] = {}
   while len(completions) < len(call.requests):
-    index, event = await _next(events, state)
+    index, event = _opened(*await events.get(), state)
     completions[index] = event
   return [completions[i] for i in range(len(call.requests))]
 
@@ -158,17 +153,9 @@ def text_of(call: Call, index: int, spelling: Spelling, completion: Decoded) -> 
   return stream.feed(completion.tokens) + stream.finish()
 
 
-async def stream(
-  send: Callable[..., Any],
-  call: Call,
-  events: asyncio.Queue,
-  form: Format,
-  served: Served,
-  spelling: Spelling,
-  state: State,
-) -> None:
+async def stream(send: Callable[..., Any], call: Call, events: asyncio.Queue, served: Served, spelling: Spelling, state: State) -> None:
   """Sends the completions of a call as server-sent events while they are drawn."""
-  shared = answers.envelope(form.prefix, form.chunk, served)
+  shared = answers.envelope(call.form.prefix, call.form.chunk, served)
   streams = [_text_stream(call, i, spelling) for i in range(len(call.requests))]
   sent, lengths = [0] * len(call.requests), [0] * len(call.requests)
   held = [""] * len(call.requests)
@@ -180,7 +167,7 @@ async def stream(
     if not is_open:
       is_open = True
       await send(start(200, _EVENTS))
-      values = (*answers.first_chunks(call, form, shared), *values)
+      values = (*answers.first_chunks(call, shared), *values)
     lines = b"".join(b"data: " + (value if isinstance(value, bytes) else encode(value)) + b"\n\n" for value in values)
     await send({"type": "http.response.body", "body": lines, "more_body": True})
 
@@ -193,11 +180,11 @@ async def stream(
     options = dict(index=index, text=text, piece=piece, offset=lengths[index], reason=reason, is_first=not sent[index])
     lengths[index] += len(text)
     sent[index] += len(piece.tokens)
-    return answers.chunk(call, form, served, spelling, shared, **options)
+    return answers.chunk(call, served, spelling, shared, **options)
 
   try:
     while len(completions) < len(call.requests):
-      arrived = [await _next(events, state)]
+      arrived = [_opened(*await events.get(), state)]
       # A client that reads slowly gets fewer and larger chunks.
       while not events.empty():
         arrived.append(_opened(*events.get_nowait(), state))

@@ -1,7 +1,7 @@
 """Fields of a JSON request: which names there are, and which values they take."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from jaxrl_llm.messages import Problem, shown
@@ -89,55 +89,43 @@ def check_names(values: Mapping[str, Any], names: Collection[str], *, inside: st
 
 def number(values: Mapping[str, Any], name: str, default: float, *, low: float, high: float, inside: str = "") -> float:
   """Reads a number from `low` to `high`; null and a missing field are the default."""
-  value = values.get(name)
-  if value is None:
-    return default
   # A whole number may be too large for a float.
-  if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or not math.isfinite(value):
-    raise wrong(inside + name, value, f"a number from {low:g} to {high:g}")
-  return float(value)
+  is_good = lambda value: type(value) in (int, float) and low <= value <= high and math.isfinite(value)
+  return float(_read(values, name, default, is_good, f"a number from {low:g} to {high:g}", inside))
 
 
 def whole(values: Mapping[str, Any], name: str, default: int | None, *, low: int, high: int, inside: str = "") -> int | None:
   """Reads a whole number from `low` to `high`; null and a missing field are the default."""
-  value = values.get(name)
-  if value is None:
-    return default
-  if type(value) is not int or not low <= value <= high:
-    raise wrong(inside + name, value, f"a whole number from {low:,} to {high:,}")
-  return value
+  is_good = lambda value: type(value) is int and low <= value <= high
+  return _read(values, name, default, is_good, f"a whole number from {low:,} to {high:,}", inside)
 
 
 def flag(values: Mapping[str, Any], name: str, default: bool, *, inside: str = "") -> bool:
   """Reads true or false; null and a missing field are the default."""
-  value = values.get(name)
-  if value is None:
-    return default
-  if not isinstance(value, bool):
-    raise wrong(inside + name, value, "true or false")
-  return value
+  return _read(values, name, default, lambda value: type(value) is bool, "true or false", inside)
 
 
 def text(values: Mapping[str, Any], name: str, default: str, *, most: int, inside: str = "") -> str:
   """Reads a text of at most `most` characters; null and a missing field are the default."""
-  value = values.get(name)
-  if value is None:
-    return default
-  if not isinstance(value, str) or len(value) > most:
-    raise wrong(inside + name, value, f"a text of at most {most:,} characters")
-  return value
+  is_good = lambda value: type(value) is str and len(value) <= most
+  return _read(values, name, default, is_good, f"a text of at most {most:,} characters", inside)
 
 
 def texts(values: Mapping[str, Any], name: str, *, most: int, longest: int, inside: str = "") -> tuple[str, ...]:
   """Reads a text, or a list of at most `most` texts of 1 to `longest` characters."""
+  is_text = lambda item: type(item) is str and 0 < len(item) <= longest
+  is_good = lambda value: is_text(value) or (type(value) is list and len(value) <= most and all(map(is_text, value)))
+  value = _read(values, name, [], is_good, f"a text, or a list of at most {most} texts, of 1 to {longest} characters", inside)
+  return tuple(dict.fromkeys([value] if isinstance(value, str) else value))
+
+
+def _read(values: Mapping[str, Any], name: str, default: Any, is_good: Callable[[Any], bool], expected: str, inside: str) -> Any:
   value = values.get(name)
   if value is None:
-    return ()
-  items = [value] if isinstance(value, str) else value
-  is_good = isinstance(items, list) and len(items) <= most and all(isinstance(item, str) and 0 < len(item) <= longest for item in items)
-  if not is_good:
-    raise wrong(inside + name, value, f"a text, or a list of at most {most} texts, of 1 to {longest} characters")
-  return tuple(dict.fromkeys(items))
+    return default
+  if not is_good(value):
+    raise wrong(inside + name, value, expected)
+  return value
 
 
 def ids(value: Any, field: str, *, vocab_size: int, most: int, empty: bool = False) -> list[int]:

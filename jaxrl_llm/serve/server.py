@@ -15,8 +15,6 @@ from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.chat_page import build_chat_page
 from jaxrl_llm.text_types import Tokenizer
 
-_MISSING = "the service needs the package uvicorn: pip install 'jaxrl-llm[serve]'"
-
 
 class Patience(NamedTuple):
   """How long and for how many connections the server waits.
@@ -110,15 +108,16 @@ def start(
     ImportError: If the package uvicorn is not installed.
   """
   check_address(host, api_key)
-  uvicorn = _uvicorn()
+  check_installed()
   patience = Patience() if patience is None else patience
-  rules = (Rules() if rules is None else rules)._replace(api_key=api_key)
-  rules = rules._replace(hosts=tuple(dict.fromkeys([*rules.hosts, f"[{host}]" if ":" in host else host.lower()])))
+  name_in_url = f"[{host}]" if ":" in host else host
+  rules = Rules() if rules is None else rules
+  rules = rules._replace(api_key=api_key, hosts=tuple(dict.fromkeys([*rules.hosts, name_in_url.lower()])))
   served = Served(name, tokenizer, engine.limits, tokenizer.vocab_size if vocab_size is None else vocab_size)
   app = make_app(engine, served, page=build_chat_page(), rules=rules, created=int(time.time()))
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   listener = socket.create_server((host, port), family=family, backlog=patience.connections)
-  server = _make_server(uvicorn, app, patience)
+  server = _make_server(app, patience)
   thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="serve-http", daemon=True)
   thread.start()
   while not server.started and thread.is_alive():
@@ -130,13 +129,14 @@ def start(
     app.close()
     listener.close()
 
-  shown = f"[{host}]" if ":" in host else host
-  url = f"http://{shown}:{listener.getsockname()[1]}"
+  url = f"http://{name_in_url}:{listener.getsockname()[1]}"
   return Service(url, app.open, lambda: len(server.server_state.connections), thread.is_alive, close)
 
 
-def _make_server(uvicorn: Any, app: App, patience: Patience) -> Any:
+def _make_server(app: App, patience: Patience) -> Any:
   """Makes the server of an application."""
+  import uvicorn
+
   config = uvicorn.Config(
     app.asgi,
     access_log=False,
@@ -227,12 +227,4 @@ def check_installed() -> None:
     ImportError: If it is not. One line.
   """
   if importlib.util.find_spec("uvicorn") is None:
-    raise ImportError(_MISSING)
-
-
-def _uvicorn() -> Any:
-  try:
-    import uvicorn
-  except ImportError as error:
-    raise ImportError(_MISSING) from error
-  return uvicorn
+    raise ImportError("the service needs the package uvicorn: pip install 'jaxrl-llm[serve]'")

@@ -95,12 +95,10 @@ class TextStream:
 
   def finish(self) -> str:
     """Returns the text that was held back, at the end of the completion."""
-    if self._spelling.pieces is None and not self._ended:
-      parts = [self._release(self._spelling.decode(self._late)), self._flush()]
-    else:
-      parts = [self._flush()]
+    text = self._release(self._spelling.decode(self._late)) if self._late else ""
+    text += self._flush()
     self._ended = True
-    return "".join(parts)
+    return text
 
   def _flush(self) -> str:
     if self._ended:

@@ -1,10 +1,10 @@
-"""An engine without a model, whose faults are chosen by the test, and a client of the service."""
+"""An engine without a model, whose faults are chosen by the test, and clients of the service."""
 
 import contextlib
 import http.client
 import json
+import socket
 import threading
-import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import server
 
+GENERATE, CHAT, COMPLETION = "/inference/v1/generate", "/v1/chat/completions", "/v1/completions"
+RESET = socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"  # Option of a connection that ends with a reset.
 EOS = ByteTokenizer().eos_id
 LIMITS = EngineLimits(context=256, requests=64)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'odd' %}{{ raise_exception('no odd roles') }}{% endif %}"
@@ -172,16 +174,24 @@ def ask(service, path, value=None, *, headers=None, method=None, body=None, time
     connection.close()
 
 
+def head(size):
+  """Returns the head of a request for a completion, whose body has a number of bytes."""
+  return f"POST {COMPLETION} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n".encode()
+
+
+def whole(value):
+  """Returns a request for a completion."""
+  body = json.dumps(value).encode()
+  return head(len(body)) + body
+
+
+def connect(service):
+  """Opens a connection to a service."""
+  return socket.create_connection(("127.0.0.1", port_of(service)), timeout=30)
+
+
 def events_of(text):
   """Returns the values of a stream of server-sent events, without its end."""
   lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
   assert lines[-1] == "[DONE]"
   return [json.loads(line) for line in lines[:-1]]
-
-
-def wait_for(condition, seconds=20):
-  """Waits until a condition holds."""
-  end = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < end, "it never came true"
-    time.sleep(0.01)

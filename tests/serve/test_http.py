@@ -9,9 +9,9 @@ from jaxrl_llm.decoding.engine.requests import EngineLimits, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import app
-from tests.serve.fake_engine import EOS, ChatBytes, FakeEngine, ask, events_of, serving, wait_for
+from tests.runs import wait_for
+from tests.serve.fake_engine import CHAT, COMPLETION, EOS, GENERATE, ChatBytes, FakeEngine, ask, events_of, serving
 
-GENERATE, CHAT, COMPLETION = "/inference/v1/generate", "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 
 

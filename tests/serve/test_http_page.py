@@ -8,8 +8,9 @@ import pytest
 from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.serve.chat_page import build_chat_page
+from tests.runs import wait_for
 from tests.serve.browser import HAS_CHROMIUM, browsing
-from tests.serve.fake_engine import FakeEngine, serving, wait_for
+from tests.serve.fake_engine import FakeEngine, serving
 
 in_a_browser = pytest.mark.skipif(not HAS_CHROMIUM, reason="needs chromium")
 HOSTILE = "<img src=x onerror=alert(1)>\n</script>\u202eé"

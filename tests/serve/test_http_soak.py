@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import random
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,21 +14,10 @@ import pytest
 from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.serve.app import Rules
 from jaxrl_llm.serve.server import Patience
-from tests.serve.fake_engine import FakeEngine, ask, events_of, port_of, serving, wait_for
+from tests.runs import wait_for
+from tests.serve.fake_engine import CHAT, COMPLETION, RESET, FakeEngine, ask, connect, events_of, head, serving, whole
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 NUM_REQUESTS = 1000
-
-
-def head(size):
-  return f"POST {COMPLETION} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n".encode()
-
-
-def whole(value):
-  body = json.dumps(value).encode()
-  return head(len(body)) + body
-
-
 LONG = {"prompt": "x" * 20, "max_tokens": 100}
 MISBEHAVIOURS = {
   # Content, and what follows: the client leaves, resets, or waits until the service has ended it.
@@ -51,7 +38,7 @@ MISBEHAVIOURS = {
 
 def misbehave(service, kind, draw):
   content, end = MISBEHAVIOURS[kind]
-  with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port_of(service)), timeout=30) as connection:
+  with contextlib.suppress(ConnectionError), connect(service) as connection:
     connection.sendall(content)
     if end == "wait":
       while connection.recv(65536):
@@ -59,7 +46,7 @@ def misbehave(service, kind, draw):
     else:
       time.sleep(draw.random() * 0.05)
     if end == "reset":
-      connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+      connection.setsockopt(*RESET)
 
 
 def behave(service, number, draw):
