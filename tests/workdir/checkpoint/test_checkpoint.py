@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,10 @@ from jaxrl_llm.learner.train_step import init_state, make_optimizer
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.types import TrainState
 from jaxrl_llm.workdir import checkpoint, disk
+from jaxrl_llm.workdir.checkpoint import manifest
 from tests.marks import few
 from tests.runs import ROOT, environment, free_address, joined
+from tests.workdir.damage import DAMAGES, damage
 
 # A failed restore leaves futures whose results are never read; they warn when they are collected.
 pytestmark = [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"), pytest.mark.usefixtures("little_garbage")]
@@ -63,6 +66,17 @@ def assert_same(actual, expected):
     assert a.dtype == b.dtype and a.shape == b.shape and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+def assert_newest(folder, seed, *, tell=lambda line: None, moves=True):
+  """Checks the state of the newest checkpoint, and returns the opened checkpoints and its record."""
+  checkpoints = checkpoint.open_checkpoints(folder, keep=2)
+  arrays, record = checkpoint.restore_latest(checkpoints, abstract(make_state(0)), tell=tell, moves=moves)
+  assert_same(arrays["state"], make_state(seed))
+  return checkpoints, record
+
+
+SEVENS = jax.jit(lambda state: jax.tree.map(lambda x: x * 0 + 7, state), donate_argnums=0)
+
+
 @pytest.fixture
 def folder(tmp_path):
   """A folder with checkpoints of steps 1 and 2."""
@@ -80,19 +94,9 @@ def test_a_folder_without_checkpoints_has_none(tmp_path):
 
 
 def test_a_round_trip_is_exact(folder):
-  manager = checkpoint.open_checkpoints(folder, keep=2)
-  arrays, record = checkpoint.restore_latest(manager, abstract(make_state(0)))
-  assert isinstance(arrays["state"], TrainState)
-  assert_same(arrays["state"], make_state(2))
-  assert record == RECORD | {"rl_steps": 2}
-
-
-def test_the_newest_steps_are_kept(folder):
-  manager = checkpoint.open_checkpoints(folder, keep=2)
-  checkpoint.save(manager, 5, {"state": make_state(5)}, RECORD)
-  assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["2", "5"]
-  arrays, _ = checkpoint.restore_latest(manager, abstract(make_state(0)))
-  assert_same(arrays["state"], make_state(5))
+  _, record = assert_newest(folder, 2)
+  # It is plain JSON, and can be read without this package.
+  assert record == json.loads((folder / "2" / "record" / "metadata").read_text()) == RECORD | {"rl_steps": 2}
 
 
 def test_a_step_is_never_dropped_silently(folder):
@@ -103,26 +107,21 @@ def test_a_step_is_never_dropped_silently(folder):
 
 def test_a_save_holds_the_state_of_the_call(tmp_path):
   """The next update donates the state, so that its memory may change once `save` returns."""
-  manager = checkpoint.open_checkpoints(tmp_path, keep=2)
   state = make_state(1)
-  checkpoint.save(manager, 1, {"state": state}, RECORD)
-  jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 7, s), donate_argnums=0)(state)
+  checkpoint.save(checkpoint.open_checkpoints(tmp_path), 1, {"state": state}, RECORD)
+  SEVENS(state)
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-  arrays, _ = checkpoint.restore_latest(manager, abstract(make_state(0)))
-  assert_same(arrays["state"], make_state(1))
+  assert_newest(tmp_path, 1)
 
 
 def test_leftovers_of_an_interrupted_save_are_not_a_checkpoint(folder):
   # A save writes to a folder beside the steps, which is then renamed to a step.
   left = folder / "3.orbax-checkpoint-tmp"
   shutil.copytree(folder / "2", left)
-  manager = checkpoint.open_checkpoints(folder, keep=2)
-  arrays, record = checkpoint.restore_latest(manager, abstract(make_state(0)))
-  assert record["rl_steps"] == 2
-  assert_same(arrays["state"], make_state(2))
-  assert not left.exists()
-  checkpoint.save(manager, 3, {"state": make_state(3)}, RECORD)
-  assert manager.latest_step() == 3
+  checkpoints, record = assert_newest(folder, 2)
+  assert record["rl_steps"] == 2 and not left.exists()
+  checkpoint.save(checkpoints, 3, {"state": make_state(3)}, RECORD)
+  assert checkpoints.latest_step() == 3
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 1, 1, 2), (1, 8, 1, 1, 1)])
@@ -134,64 +133,47 @@ def test_a_checkpoint_can_be_restored_to_other_devices(folder, sizes):
   jax.tree.map(lambda x, w: x.sharding.is_equivalent_to(w.sharding, x.ndim) or pytest.fail(f"{x.sharding} {w.sharding}"), arrays, wanted)
 
   # And back, from eight devices to one.
-  manager = checkpoint.open_checkpoints(folder, keep=2)
-  checkpoint.save(manager, 3, arrays, RECORD)
-  arrays, _ = checkpoint.restore_latest(manager, abstract(make_state(0)))
-  assert_same(arrays["state"], make_state(2))
+  checkpoint.save(checkpoint.open_checkpoints(folder, keep=2), 3, arrays, RECORD)
+  assert_newest(folder, 2)
 
 
-def cut(path):
-  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path):
-  data = bytearray(path.read_bytes())
-  data[len(data) // 2] ^= 1
-  path.write_bytes(data)
-
-
-DAMAGES = {"cut": cut, "flip": flip, "delete": lambda path: path.unlink(), "empty": lambda path: path.write_bytes(b"")}
-
-
-@pytest.mark.parametrize("damage", few(DAMAGES, rest="slow", by_hand=(0, 2, 3)))
-def test_any_damage_to_any_file_is_reported_and_the_previous_step_is_restored(folder, damage, tmp_path):
+@pytest.mark.parametrize("kind", few(DAMAGES, rest="slow", by_hand=(0, 2, 3)))
+def test_any_damage_to_any_file_is_reported_and_the_previous_step_is_restored(folder, kind, tmp_path):
   names = sorted(path.relative_to(folder / "2") for path in (folder / "2").rglob("*") if path.is_file())
   assert len(names) > 8
   harmless = 0
   for i, name in enumerate(names):
     copy = tmp_path / str(i) / "checkpoints"
     shutil.copytree(folder, copy)
-    if (copy / "2" / name).stat().st_size == 0 and damage != "delete":
+    if (copy / "2" / name).stat().st_size == 0 and kind != "delete":
       harmless += 1  # An empty file cannot be cut, emptied or flipped.
       continue
-    DAMAGES[damage](copy / "2" / name)
+    damage(copy / "2" / name, kind)
     told = []
-    manager = checkpoint.open_checkpoints(copy, keep=2)
-    arrays, record = checkpoint.restore_latest(manager, abstract(make_state(0)), tell=told.append)
+    checkpoints, record = assert_newest(copy, 1, tell=told.append)
     assert record["rl_steps"] == 1, name
-    assert_same(arrays["state"], make_state(1))
     (line,) = told
     assert line.startswith("checkpoint 2 is damaged: ") and str(name) in line and "\n" not in line
     assert "continuing from checkpoint 1" in line
     assert (copy.parent / "damaged" / "2").is_dir(), "nothing is deleted"
-    checkpoint.save(manager, 2, {"state": make_state(2)}, RECORD | {"rl_steps": 2})
-    arrays, record = checkpoint.restore_latest(manager, abstract(make_state(0)))
-    assert_same(arrays["state"], make_state(2))
-    manager.close()
+    checkpoint.save(checkpoints, 2, {"state": make_state(2)}, RECORD | {"rl_steps": 2})
+    assert_newest(copy, 2)
   assert harmless < len(names) / 2
 
 
-def test_a_reader_moves_nothing(folder):
-  flip(next((folder / "2").rglob("_METADATA")))
-  before = sorted(path.name for path in folder.iterdir())
-  manager = checkpoint.open_checkpoints(folder, keep=2)
-  _, record = checkpoint.restore_latest(manager, abstract(make_state(0)), moves=False)
-  assert record["rl_steps"] == 1 and sorted(path.name for path in folder.iterdir()) == before
+def test_a_reader_moves_nothing_and_disturbs_no_save(folder):
+  damage(next((folder / "2").rglob("_METADATA")), "flip")
+  (folder / "3.saving" / "arrays").mkdir(parents=True)
+  before = sorted(folder.rglob("*"))
+  assert_newest(folder, 1, moves=False)
+  assert sorted(folder.rglob("*")) == before
+  assert_newest(folder, 1)
+  assert sorted(path.name for path in folder.iterdir()) == ["1"]
 
 
 def test_a_run_does_not_restart_silently_if_all_checkpoints_are_damaged(folder):
   for step in ("1", "2"):
-    cut(folder / step / "record" / "metadata")
+    damage(folder / step / "record" / "metadata", "cut")
   message = r"found none that is complete \(2: record/metadata has .* bytes, expected .*; 1: .*another --workdir"
   with pytest.raises(ValueError, match=message):
     checkpoint.restore_latest(checkpoint.open_checkpoints(folder, keep=2), abstract(make_state(0)))
@@ -218,14 +200,6 @@ def test_another_model_is_refused(folder):
     checkpoint.restore_latest(checkpoint.open_checkpoints(folder, keep=2), wanted)
 
 
-def test_the_record_is_plain_json(folder):
-  """The record can be read without this package."""
-  assert json.loads((folder / "2" / "record" / "metadata").read_text()) == RECORD | {"rl_steps": 2}
-
-
-SEVENS = jax.jit(lambda state: jax.tree.map(lambda x: x * 0 + 7, state), donate_argnums=0)
-
-
 def on_eight(state):
   mesh = mesh_lib.make_mesh(**dict(zip(mesh_lib.AXES, (1, 8, 1, 1, 1), strict=True)))
   return jax.device_put(state, jax.tree.map(lambda x: x.sharding, abstract(state, mesh)["state"]))
@@ -244,7 +218,7 @@ class Gate:
 
 
 @pytest.mark.parametrize("place", [lambda state: state, on_eight])
-def test_an_asynchronous_save_holds_the_state_of_the_call(tmp_path, place, monkeypatch):
+def test_an_asynchronous_save_holds_the_state_and_the_record_of_the_call(tmp_path, place, monkeypatch):
   written, write = [], ocp.StandardCheckpointHandler.async_save
 
   async def watched(self, directory, args):
@@ -256,26 +230,16 @@ def test_an_asynchronous_save_holds_the_state_of_the_call(tmp_path, place, monke
   # Copied, because only arrays that a computation has made are donated, not those of NumPy.
   state = jax.tree.map(jnp.copy, place(make_state(1)))
   memory = lambda state: {piece.data.unsafe_buffer_pointer() for x in jax.tree.leaves(state) for piece in x.addressable_shards}
-  before = memory(state)
-  checkpoint.save(checkpoints, 1, {"state": state}, RECORD, at=gate)
+  before, record = memory(state), dict(RECORD)
+  checkpoint.save(checkpoints, 1, {"state": state}, record, at=gate)
+  record["rl_steps"] = 4
   assert not memory(written) & before, "the writer reads what the next update overwrites"
   jax.block_until_ready(SEVENS(state))
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
   assert checkpoint.whole_steps(tmp_path) == []
   gate.open.set()
   assert checkpoints.latest_step() == 1 and checkpoint.whole_steps(tmp_path) == [1] and checkpoint.failures(checkpoints) == []
-  arrays, record = checkpoint.restore_latest(checkpoints, abstract(make_state(0)))
-  assert_same(arrays["state"], make_state(1))
-  assert record == RECORD
-
-
-def test_an_asynchronous_save_holds_the_record_of_the_call(tmp_path):
-  checkpoints, gate, record = checkpoint.open_checkpoints(tmp_path, asynchronous=True), Gate("save"), {"rl_steps": 1}
-  gate.open.set()
-  checkpoint.save(checkpoints, 1, {"x": jnp.ones(3)}, record, at=gate)
-  record["rl_steps"] = 2
-  checkpoint.finish(checkpoints)
-  assert json.loads((tmp_path / "1" / "record" / "metadata").read_text()) == {"rl_steps": 1}
+  assert assert_newest(tmp_path, 1)[1] == RECORD
 
 
 def test_one_save_at_a_time(tmp_path):
@@ -301,22 +265,20 @@ def test_a_death_before_the_manifest_leaves_the_previous_checkpoint(folder):
     checkpoint.finish(checkpoints)
   assert sorted(path.name for path in folder.iterdir()) == ["1", "2", "3"] and checkpoint.whole_steps(folder) == [1, 2]
   told = []
-  checkpoints = checkpoint.open_checkpoints(folder, keep=2, asynchronous=True)
-  arrays, _ = checkpoint.restore_latest(checkpoints, abstract(make_state(0)), tell=told.append)
-  assert_same(arrays["state"], make_state(2))
+  checkpoints, _ = assert_newest(folder, 2, tell=told.append)
   assert "its save was interrupted; continuing from checkpoint 2" in told[0]
   checkpoint.save(checkpoints, 3, {"state": make_state(3)}, RECORD)
   assert checkpoints.latest_step() == 3
 
 
-def never_written(folder, patch):
+def never_written(patch):
   async def fail(self, *args, **kwargs):
     raise ValueError("RESOURCE_EXHAUSTED: writing: No space left on device")
 
   patch.setattr(ocp.StandardCheckpointHandler, "async_save", fail)
 
 
-def half_written(folder, patch):
+def half_written(patch):
   """Makes Orbax raise when its future is read, and leave what it has written."""
   save = ocp.StandardCheckpointHandler.async_save
 
@@ -332,17 +294,12 @@ def half_written(folder, patch):
   patch.setattr(ocp.StandardCheckpointHandler, "async_save", fail_later)
 
 
-def no_room_to_begin(folder, patch):
+def no_room_to_begin(patch):
   patch.setattr(disk, "free_bytes", lambda path: 1000)
 
 
-def no_room_at_the_end(folder, patch):
-  from jaxrl_llm.workdir.checkpoint import manifest
-
-  def fail(*args):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-  patch.setattr(manifest, "write", fail)
+def no_room_at_the_end(patch):
+  patch.setattr(manifest, "write", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
 
 
 @pytest.mark.parametrize("asynchronous", few([False, True], 1))
@@ -350,7 +307,7 @@ def no_room_at_the_end(folder, patch):
 def test_a_failed_save_is_reported_and_leaves_nothing(folder, trouble, asynchronous, monkeypatch):
   checkpoints = checkpoint.open_checkpoints(folder, keep=2, asynchronous=asynchronous)
   with monkeypatch.context() as patch:
-    trouble(folder, patch)
+    trouble(patch)
     for step in range(3, 8):
       checkpoint.save(checkpoints, step, {"state": make_state(step)}, RECORD)
       checkpoint.finish(checkpoints)
@@ -362,8 +319,7 @@ def test_a_failed_save_is_reported_and_leaves_nothing(folder, trouble, asynchron
       assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
   checkpoint.save(checkpoints, 8, {"state": make_state(8)}, RECORD)
   assert checkpoints.latest_step() == 8 and checkpoints.failure is None and checkpoint.failures(checkpoints) == []
-  arrays, _ = checkpoint.restore_latest(checkpoints, abstract(make_state(0)))
-  assert_same(arrays["state"], make_state(8))
+  assert_newest(folder, 8)
 
 
 def test_the_next_checkpoint_replaces_a_temporary_one(folder):
@@ -371,11 +327,10 @@ def test_the_next_checkpoint_replaces_a_temporary_one(folder):
   checkpoint.save(checkpoints, 3, {"state": make_state(3)}, RECORD, temporary=True)
   assert checkpoint.whole_steps(folder) == [1, 2, 3]
   # In the next attempt, the manifest shows which checkpoints are temporary.
-  checkpoints = checkpoint.open_checkpoints(folder, keep=2)
-  arrays, _ = checkpoint.restore_latest(checkpoints, abstract(make_state(0)))
-  assert_same(arrays["state"], make_state(3))
+  checkpoints, _ = assert_newest(folder, 3)
   checkpoint.save(checkpoints, 4, {"state": make_state(4)}, RECORD)
-  assert checkpoint.whole_steps(folder) == [2, 4]
+  assert checkpoint.whole_steps(folder) == [2, 4] and sorted(path.name for path in folder.iterdir()) == ["2", "4"]
+  assert_newest(folder, 4)
 
 
 def test_the_best_checkpoints_survive_restarts(folder):
@@ -389,14 +344,6 @@ def test_nothing_is_deleted_before_the_new_checkpoint_is_complete(folder):
   checkpoints, seen = checkpoint.open_checkpoints(folder, keep=1), {}
   checkpoint.save(checkpoints, 3, {"x": jnp.ones(3)}, RECORD, at=lambda place: seen.update({place: checkpoint.whole_steps(folder)}))
   assert seen == {"save": [1, 2], "manifest": [1, 2], "saved": [3]}
-
-
-def test_a_reader_disturbs_no_save(folder):
-  (folder / "3.saving" / "arrays").mkdir(parents=True)
-  checkpoint.restore_latest(checkpoint.open_checkpoints(folder), abstract(make_state(0)), moves=False)
-  assert (folder / "3.saving" / "arrays").is_dir()
-  checkpoint.restore_latest(checkpoint.open_checkpoints(folder), abstract(make_state(0)))
-  assert not (folder / "3.saving").exists()
 
 
 OF_TWO = """

@@ -92,9 +92,8 @@ SMALL = VARIED | {"num_steps": 3, "warm_start.num_steps": 3, "warm_start.batch_s
   ],
 )
 def test_time_makes_temporary_checkpoints(name, job, overrides, expected, tmp_path):
-  config = tiny_config(name) if name == "gspo" else reward_model_config()
   common = {"checkpoint.every": 2, "checkpoint.every_minutes": 1e-9, "checkpoint.keep": 1, "checkpoint.keep_best": 1}
-  config.update_from_flattened_dict(overrides | common | {"log.tensorboard": False})
+  config = tiny_config(name, overrides | common | {"log.tensorboard": False})
   made, save = [], checkpoint.save
 
   def watched(checkpoints, step, *args, **options):
@@ -106,9 +105,3 @@ def test_time_makes_temporary_checkpoints(name, job, overrides, expected, tmp_pa
   assert made == expected and summary["failed_saves"] == 0
   assert expected[-1][0] in checkpoint.whole_steps(tmp_path / "checkpoints")
   assert not {step for step, temporary in expected if temporary} & set(checkpoint.whole_steps(tmp_path / "checkpoints"))
-
-
-def reward_model_config():
-  from configs.reward_model import get_config
-
-  return get_config("tiny")

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -82,26 +83,18 @@ def run(workdir, steps, *, tensorboard=False, resume=None):
 def test_values_round_trip_exactly(tmp_path):
   values = {
     "a": 0.1 + 0.2, "b": 5e-324, "c": -0.0, "d": 2**60, "e": True, "f": "ab\n\u2028\ud800", "g": np.float32(0.1), "h": np.int64(7),
-    "i": np.array(1 / 3), "j": np.float16(0.1), "k": np.str_("s"),
+    "i": np.array(1 / 3), "j": np.float16(0.1), "k": np.str_("s"), "l": np.array(0.1, ml_dtypes.bfloat16),
   }  # fmt: skip
   with MetricWriter(tmp_path, tensorboard=False) as writer:
     writer.write(3, "warm_start", values)
   row = strict_loads(lines_of(tmp_path)[0])
   assert row == {"step": 3, "phase": "warm_start"} | {name: getattr(value, "item", lambda v=value: v)() for name, value in values.items()}
-  assert str(row["c"]) == "-0.0" and row["e"] is True and isinstance(row["h"], int)
-
-
-def test_bfloat16_is_exact(tmp_path):
-  ml_dtypes = pytest.importorskip("ml_dtypes")
-  with MetricWriter(tmp_path, tensorboard=False) as writer:
-    writer.write(1, "rl", {"a": np.array(0.1, ml_dtypes.bfloat16), "b": ml_dtypes.bfloat16(float("nan"))})
-  row = read_rows(tmp_path / "metrics.jsonl")[0]
-  assert row["a"] == 0.10009765625 and row["b"] is None
+  assert str(row["c"]) == "-0.0" and row["e"] is True and isinstance(row["h"], int) and row["l"] == 0.10009765625
 
 
 def test_nonfinite_numbers_stay_strict_json_and_named(tmp_path):
   with MetricWriter(tmp_path, tensorboard=False) as writer:
-    writer.write(1, "rl", {"x": float("nan"), "y": np.float32("inf"), "z": -np.inf, "w": 1.0})
+    writer.write(1, "rl", {"x": ml_dtypes.bfloat16(float("nan")), "y": np.float32("inf"), "z": -np.inf, "w": 1.0})
   row = strict_loads(lines_of(tmp_path)[0])
   assert (row["x"], row["y"], row["z"], row["w"]) == (None, None, None, 1.0)
   assert row["nonfinite"] == {"x": "nan", "y": "inf", "z": "-inf"}
@@ -211,19 +204,23 @@ def test_truncation_is_all_or_nothing(tmp_path, monkeypatch):
   assert lines_of(tmp_path) == [line for line in before if b'"eval"' in line]
 
 
-def test_a_failing_disk_leaves_no_partial_row(tmp_path, monkeypatch):
-  write = os.write
+def half_then(error, write=os.write):
+  """Returns a function that writes half of what it is given, until little is left, which fails."""
 
-  def half_then_full(fd, data):
+  def fails(fd, data):
     if len(data) < 20:
-      raise OSError(5, "Input/output error")
+      raise error
     return write(fd, data[: len(data) // 2])
 
+  return fails
+
+
+def test_a_failing_disk_leaves_no_partial_row(tmp_path, monkeypatch):
   with MetricWriter(tmp_path, tensorboard=False) as writer:
     writer.write(1, "rl", {"a": 1})
     before = lines_of(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
-      patch.setattr(row_file.os, "write", half_then_full)
+      patch.setattr(row_file.os, "write", half_then(OSError(5, "Input/output error")))
       writer.write(2, "rl", {"a": 2})
     assert lines_of(tmp_path) == before
     writer.write(2, "rl", {"a": 2})  # The disk works again, and the same row can be written.
@@ -231,17 +228,10 @@ def test_a_failing_disk_leaves_no_partial_row(tmp_path, monkeypatch):
 
 
 def test_rows_wait_while_the_disk_is_full(tmp_path, monkeypatch, caplog):
-  write = os.write
-
-  def half_then_full(fd, data):
-    if len(data) < 20:
-      raise OSError(errno.ENOSPC, "No space left on device")
-    return write(fd, data[: len(data) // 2])
-
   with MetricWriter(tmp_path) as writer, SampleWriter(tmp_path) as samples:
     writer.write(1, "rl", {"a": 1})
     with monkeypatch.context() as patch:
-      patch.setattr(row_file.os, "write", half_then_full)
+      patch.setattr(row_file.os, "write", half_then(OSError(errno.ENOSPC, "No space left on device")))
       for step in (2, 3):
         writer.write(step, "rl", {"a": step})
         samples.write(step, "rl", [{"prompt": "x"}])
@@ -313,28 +303,16 @@ def test_tensorboard_shows_non_finite_numbers(tmp_path):
 
 
 def test_samples_hold_arrays_and_resume(tmp_path):
-  sample = {
-    "prompt": HOSTILE,
-    "reward": np.float32(0.5),
-    "token_ids": np.array([1, 2]),
-    "logprobs": [-0.5, -np.inf],
-    "stopped": np.bool_(True),
-  }
+  sample = {"prompt": HOSTILE, "reward": np.float32(0.5), "token_ids": np.array([1, 2])}
+  sample |= {"logprobs": [-0.5, -np.inf], "stopped": np.bool_(True)}
   with SampleWriter(tmp_path) as writer:
     for step in (1, 2):
       writer.write(step, "rl", [sample, sample])
     writer.write(2, "rl", [sample])
   rows = [strict_loads(line) for line in lines_of(tmp_path, "samples.jsonl")]
   assert len(rows) == 5
-  assert rows[0] == {
-    "step": 1,
-    "phase": "rl",
-    "prompt": HOSTILE,
-    "reward": 0.5,
-    "token_ids": [1, 2],
-    "logprobs": [-0.5, None],
-    "stopped": True,
-  }
+  plain = {"prompt": HOSTILE, "reward": 0.5, "token_ids": [1, 2], "logprobs": [-0.5, None], "stopped": True}
+  assert rows[0] == {"step": 1, "phase": "rl"} | plain
   with SampleWriter(tmp_path) as writer:
     writer.resume({"rl": 1})
   assert len(lines_of(tmp_path, "samples.jsonl")) == 2
