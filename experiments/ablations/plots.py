@@ -1,4 +1,4 @@
-"""Style of the ablations' figures: that of `jaxrl_llm.report.figures`, and what only studies draw."""
+"""Style of the studies' figures: that of `jaxrl_llm.report.figures`, and what only they draw."""
 
 import pathlib
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ TEMPLATES = {
   "run": ("page.html", ("charts.js", "panels.js", "tokens.js", "rollouts.js", "page.js")),
   "comparison": ("comparison.html", ("charts.js", "arms.js", "comparison.js")),
 }
-"""Template of the page of a run and of a comparison, with its scripts in the order in which they run."""
+"""Template and scripts, in the order in which they run, of a run's page and of a comparison's."""
 
 
 def write_report(workdir: str | os.PathLike) -> Path:

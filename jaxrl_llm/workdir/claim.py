@@ -16,7 +16,7 @@ from jaxrl_llm.config.fields import flatten, table_of, unread_defaults
 from jaxrl_llm.workdir import disk
 
 _MARKER, _LOCK = "config.json", ".lock"
-_HALF = (f"{_MARKER}.tmp", "config.tmp")  # A half-written claim; the second is that of earlier versions.
+_HALF = (f"{_MARKER}.tmp", "config.tmp")  # The second is that of earlier versions.
 _CHANGES = "config_changes.jsonl"
 _locked: dict[Path, Any] = {}  # Open files: closing one releases its lock.
 

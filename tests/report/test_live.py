@@ -34,6 +34,13 @@ def serving(*folders, **options):
     thread.join()
 
 
+@pytest.fixture
+def served(tmp_path):
+  """A server that shows one run."""
+  with serving(make_run(tmp_path)) as server:
+    yield server
+
+
 def data_of(server, path="/data"):
   status, _, body = ask(server, path)
   assert status == 200, body
@@ -127,36 +134,30 @@ def test_a_metric_that_no_run_has_yet_is_a_note(tmp_path):
   "/config.json", "/../config.json", "/runs/../data", "/runs/0", "/runs/-1/data", "/data/", "/data?x=/etc/passwd",
   "/%2e%2e/config.json", "/runs/0/../../data", "/runs/00000000000000000001/data", "http://127.0.0.1/data",
 ])  # fmt: skip
-def test_only_fixed_addresses_are_answered(tmp_path, path):
-  make_run(tmp_path)
-  with serving(tmp_path) as server:
-    status, _, body = ask(server, path)
-    assert status == 404 and "gspo" not in body
+def test_only_fixed_addresses_are_answered(served, path):
+  status, _, body = ask(served, path)
+  assert status == 404 and "gspo" not in body
 
 
-def test_only_reading_and_only_for_this_machine(tmp_path):
-  make_run(tmp_path)
-  with serving(tmp_path) as server:
-    port = port_of(server)
-    assert ask(server, "/data", method="POST")[0] == 501
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "evil]", ""):
-      assert ask(server, "/data", headers={"Host": host})[0] == 403, host
-    for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
-      assert ask(server, "/data", headers={"Host": host})[0] == 200, host
-    _, headers, body = ask(server, "/")
-    assert "connect-src 'self'" in body and "default-src 'none'" in body and "unsafe" not in body
-    assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
+def test_only_reading_and_only_for_this_machine(served, tmp_path):
+  port = port_of(served)
+  assert ask(served, "/data", method="POST")[0] == 501
+  for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "evil]", ""):
+    assert ask(served, "/data", headers={"Host": host})[0] == 403, host
+  for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
+    assert ask(served, "/data", headers={"Host": host})[0] == 200, host
+  _, headers, body = ask(served, "/")
+  assert "connect-src 'self'" in body and "default-src 'none'" in body and "unsafe" not in body
+  assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
   assert not (tmp_path / "report.html").exists()
 
 
-def test_damaged_files_are_one_line(tmp_path, monkeypatch):
-  make_run(tmp_path)
-  with serving(tmp_path) as server:
-    monkeypatch.setattr(live, "report_data", lambda workdir: 1 / 0)
-    status, _, body = ask(server, "/data")
-    assert status == 500 and "division" in body and "\n" not in body
-    monkeypatch.undo()
-    assert ask(server, "/data")[0] == 200
+def test_damaged_files_are_one_line(served, monkeypatch):
+  monkeypatch.setattr(live, "report_data", lambda workdir: 1 / 0)
+  status, _, body = ask(served, "/data")
+  assert status == 500 and "division" in body and "\n" not in body
+  monkeypatch.undo()
+  assert ask(served, "/data")[0] == 200
 
 
 @pytest.mark.parametrize("words, expected", [

@@ -14,7 +14,7 @@ from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import server
 
 GENERATE, CHAT, COMPLETION = "/inference/v1/generate", "/v1/chat/completions", "/v1/completions"
-RESET = socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"  # Option of a connection that ends with a reset.
+RESET = socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"  # The end becomes a reset.
 EOS = ByteTokenizer().eos_id
 LIMITS = EngineLimits(context=256, requests=64)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'odd' %}{{ raise_exception('no odd roles') }}{% endif %}"

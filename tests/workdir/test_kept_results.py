@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 import time
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -92,11 +93,7 @@ def test_a_failure_keeps_nothing(results, tmp_path, monkeypatch):
   (tmp_path / "file").write_text("")
   with pytest.raises(NotKeptError, match="Not a directory|exists"):
     kept_results.write(Results(tmp_path / "file", 10**9), KEYS[0], ARRAYS, RECORD)
-
-  def full(*args, **options):
-    raise OSError(28, "No space left on device")
-
-  monkeypatch.setattr(checkpoint.saving.manifest, "write", full)
+  monkeypatch.setattr(checkpoint.saving.manifest, "write", mock.Mock(side_effect=OSError(28, "No space left on device")))
   with pytest.raises(NotKeptError, match="No space left"):
     kept_results.write(results, KEYS[0], ARRAYS, RECORD)
   assert entries(results) == []
@@ -122,9 +119,7 @@ def test_turns_are_taken(results):
 
 @pytest.mark.parametrize(("error", "passes"), [(TimeoutError("long"), True), (RuntimeError("stop"), False)])
 def test_a_wait_can_be_ended(results, error, passes):
-  def refuse():
-    raise error
-
+  refuse = mock.Mock(side_effect=error)
   with kept_results.turn(results, KEYS[0], waiting=refuse):
     if passes:
       with kept_results.turn(results, KEYS[0], waiting=refuse):

@@ -11,6 +11,7 @@ from jaxrl_llm.report.comparison import EmptyComparisonError, load_arms, page_da
 from jaxrl_llm.report.comparison.arms import arm_names, interval
 from jaxrl_llm.report.comparison.curves import curve
 from jaxrl_llm.report.comparison.runs import run_series
+from jaxrl_llm.report.figures import line_style
 from jaxrl_llm.workdir.metrics import MetricWriter
 from tests.report.test_report import assert_self_contained
 from tests.serve.browser import HAS_CHROMIUM, drawn
@@ -228,8 +229,6 @@ def test_figures_of_a_paper(tmp_path, ending):
 
 
 def test_lines_of_a_figure_differ_without_colour():
-  from jaxrl_llm.report.figures import line_style
-
   styles = [line_style(i) for i in range(40)]
   assert len({(style["marker"], style["linestyle"]) for style in styles}) == 40
   assert len({str(style) for style in [line_style(i) for i in range(280)]}) == 280

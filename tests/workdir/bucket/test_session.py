@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import signal
 import time
+from unittest import mock
 
 import pytest
 
@@ -129,12 +130,9 @@ def test_a_checkpoint_that_can_never_be_sent_ends_the_wait_and_sends_no_file_twi
 
 
 def test_ctrl_c_while_the_rest_is_sent_is_no_traceback(place, monkeypatch, capsys):
-  def interrupts(self, **options):
-    raise KeyboardInterrupt
-
   with running(place) as run:
     run.advance()
-    monkeypatch.setattr(type(run.session._publisher), "close", interrupts)
+    monkeypatch.setattr(run.session._publisher, "close", mock.Mock(side_effect=KeyboardInterrupt))
   assert run.session.status(0) == 1 and "(interrupted)" in capsys.readouterr().err
 
 

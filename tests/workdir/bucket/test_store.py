@@ -1,6 +1,7 @@
 """Objects have preconditions in both emulated storages, and errors are one line."""
 
 import io
+from unittest import mock
 
 import pytest
 
@@ -70,24 +71,12 @@ def test_missing_credentials_are_named():
 
 
 def test_patience_ends_and_is_not_spent_on_lasting_errors():
-  calls = []
-
-  def fails(lasting):
-    calls.append(lasting)
-    raise StorageError("no", lasting=lasting)
-
-  for lasting, most in ((True, 1), (False, 10)):
-    calls.clear()
+  for lasting in (True, False):
+    fails = mock.Mock(side_effect=StorageError("no", lasting=lasting))
     with pytest.raises(StorageError):
-      store_lib.patiently(lambda: fails(lasting), seconds=0.3, sleep=lambda seconds: None)  # noqa: B023 (called at once)
-    assert len(calls) == most if lasting else len(calls) > 1
-  answers = iter([StorageError("no"), StorageError("no"), None])
-
-  def answer():
-    if (error := next(answers)) is not None:
-      raise error
-    return 7
-
+      store_lib.patiently(fails, seconds=0.3, sleep=lambda seconds: None)
+    assert (fails.call_count == 1) == lasting
+  answer = mock.Mock(side_effect=[StorageError("no"), StorageError("no"), 7])
   assert store_lib.patiently(answer, sleep=lambda seconds: None) == 7
 
 

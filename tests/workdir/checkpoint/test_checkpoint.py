@@ -67,7 +67,7 @@ def assert_same(actual, expected):
 
 
 def assert_newest(folder, seed, *, tell=lambda line: None, moves=True):
-  """Checks the state of the newest checkpoint, and returns the opened checkpoints and its record."""
+  """Checks the state of the newest checkpoint. Returns the opened checkpoints and its record."""
   checkpoints = checkpoint.open_checkpoints(folder, keep=2)
   arrays, record = checkpoint.restore_latest(checkpoints, abstract(make_state(0)), tell=tell, moves=moves)
   assert_same(arrays["state"], make_state(seed))

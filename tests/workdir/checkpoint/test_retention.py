@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs import reward_model
 from jaxrl_llm import train
 from jaxrl_llm.run.jobs.reward_model import training
 from jaxrl_llm.workdir import checkpoint
@@ -92,8 +93,9 @@ SMALL = VARIED | {"num_steps": 3, "warm_start.num_steps": 3, "warm_start.batch_s
   ],
 )
 def test_time_makes_temporary_checkpoints(name, job, overrides, expected, tmp_path):
+  config = tiny_config(name) if name == "gspo" else reward_model.get_config("tiny")
   common = {"checkpoint.every": 2, "checkpoint.every_minutes": 1e-9, "checkpoint.keep": 1, "checkpoint.keep_best": 1}
-  config = tiny_config(name, overrides | common | {"log.tensorboard": False})
+  config.update_from_flattened_dict(overrides | common | {"log.tensorboard": False})
   made, save = [], checkpoint.save
 
   def watched(checkpoints, step, *args, **options):
