@@ -1,6 +1,7 @@
 """Credit assignment: per-token advantages of a rollout batch, by the configured estimator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -64,8 +65,8 @@ class Credit(NamedTuple):
   """
 
   advantages: Float[Array, "N R"]
-  returns: Float[Array, "N R"] | None
-  metrics: dict[str, Array]
+  returns: Float[Array, "N R"] | None = None
+  metrics: Mapping[str, Array] = MappingProxyType({})
   role_baselines: Float[Array, " P"] | None = None
 
 
@@ -73,7 +74,8 @@ class Estimator(NamedTuple):
   """A method of computing advantages.
 
   Attributes:
-    estimate: `(evidence, group_size, **settings) -> (advantages [N] or [N R], returns or None)`.
+    estimate: `(evidence, group_size, **settings) -> Credit` without metrics; its advantages are
+      [N R], or [N] if they hold for whole sequences.
     defaults: Settings of the estimator, with their default values.
     needs: Optional fields of `Evidence` that the estimator reads.
     takes_kl: Whether the reward may contain a divergence term.
@@ -82,18 +84,15 @@ class Estimator(NamedTuple):
       its samples have a reward.
     compares_groups: Whether the estimator compares the samples of one prompt, so that a group of
       equal rewards carries no signal.
-    carry: Function of the same arguments to the roles' baselines for the next batch; None if
-      nothing is carried from batch to batch.
   """
 
-  estimate: Callable[..., tuple[Array, Array | None]]
+  estimate: Callable[..., Credit]
   defaults: dict[str, Any]
   needs: frozenset[str] = frozenset()
   takes_kl: bool = True
   from_zero: bool = False
   whole_groups: bool = False
   compares_groups: bool = True
-  carry: Callable[..., Array] | None = None
 
 
 def _compared(evidence: Evidence, group_size: int) -> Evidence:
@@ -122,33 +121,26 @@ def _per_token(evidence: Evidence) -> Float[Array, "N R"]:
   return adv.token_rewards(evidence.rewards, evidence.mask, evidence.kl, kl_coef)
 
 
-def _group(evidence, group_size, *, normalize_std):
-  return adv.group_advantages(_penalised(evidence), group_size, normalize_std=normalize_std, valid=evidence.valid), None
+def _of_samples(advantages_of: Callable[..., Array]) -> Callable[..., Credit]:
+  """Makes the estimate of a function of the samples' rewards, which leaves out missing ones."""
 
+  def estimate(evidence, group_size, **settings):
+    return Credit(advantages_of(_penalised(evidence), group_size, valid=evidence.valid, **settings))
 
-def _leave_one_out(evidence, group_size):
-  return adv.leave_one_out_advantages(_penalised(evidence), group_size, valid=evidence.valid), None
-
-
-def _rloo_n(evidence, group_size, *, min_valid):
-  return adv.leave_one_out_advantages(_penalised(evidence), group_size, valid=evidence.valid, min_valid=min_valid), None
+  return estimate
 
 
 def _maxrl(evidence, group_size):
-  return adv.maxrl_advantages(evidence.rewards, group_size, valid=evidence.valid), None
-
-
-def _batch_scaled(evidence, group_size):
-  return adv.batch_scaled_advantages(_penalised(evidence), group_size, valid=evidence.valid), None
+  return Credit(adv.maxrl_advantages(evidence.rewards, group_size, valid=evidence.valid))
 
 
 def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
-  return adv.pass_at_k_advantages(_penalised(evidence), group_size, k=pass_k, normalize_std=normalize_std), None
+  return Credit(adv.pass_at_k_advantages(_penalised(evidence), group_size, k=pass_k, normalize_std=normalize_std))
 
 
 def _per_reward(evidence, group_size, *, normalize_std):
   weights = jnp.ones(len(evidence.parts)) if evidence.weights is None else evidence.weights
-  return adv.per_reward_advantages(evidence.parts, weights, group_size, normalize_std=normalize_std, valid=evidence.valid), None
+  return Credit(adv.per_reward_advantages(evidence.parts, weights, group_size, normalize_std=normalize_std, valid=evidence.valid))
 
 
 def _of_steps(evidence: Evidence) -> tuple[Array, Array, Array]:
@@ -157,32 +149,24 @@ def _of_steps(evidence: Evidence) -> tuple[Array, Array, Array]:
 
 
 def _steps(evidence, group_size, *, normalize_std):
-  return adv.step_advantages(*_of_steps(evidence), group_size, normalize_std=normalize_std), None
+  return Credit(adv.step_advantages(*_of_steps(evidence), group_size, normalize_std=normalize_std))
 
 
 def _gtpo(evidence, group_size, *, entropy_share, right_above):
   rewards, entropy, mask = evidence.rewards, evidence.old_entropy, evidence.mask
-  return adv.gtpo_advantages(rewards, entropy, mask, group_size, entropy_share=entropy_share, right_above=right_above), None
+  return Credit(adv.gtpo_advantages(rewards, entropy, mask, group_size, entropy_share=entropy_share, right_above=right_above))
 
 
-def _roles(evidence, *, num_roles, decay, zero_sum):
+def _rae(evidence, group_size, *, num_roles, decay, zero_sum):
+  del group_size
   baselines = jnp.zeros(num_roles) if evidence.role_baselines is None else evidence.role_baselines
-  return adv.role_advantages(*_of_steps(evidence), baselines, decay=decay, zero_sum=zero_sum)
-
-
-def _rae(evidence, group_size, **settings):
-  del group_size
-  return _roles(evidence, **settings)[0], None
-
-
-def _role_baselines(evidence, group_size, **settings):
-  del group_size
-  return _roles(evidence, **settings)[1]
+  advantages, after = adv.role_advantages(*_of_steps(evidence), baselines, decay=decay, zero_sum=zero_sum)
+  return Credit(advantages, role_baselines=after)
 
 
 def _returns(evidence, group_size, *, gamma):
   del group_size
-  return adv.returns_to_go(_per_token(evidence), evidence.mask, gamma=gamma), None
+  return Credit(adv.returns_to_go(_per_token(evidence), evidence.mask, gamma=gamma))
 
 
 def _gae(evidence, group_size, *, gamma, lam, critic_lam, length_alpha):
@@ -191,20 +175,20 @@ def _gae(evidence, group_size, *, gamma, lam, critic_lam, length_alpha):
   policy_lam = lam if length_alpha is None else adv.length_adaptive_lambda(mask, alpha=length_alpha)
   advantages = adv.generalized_advantages(rewards, values, mask, gamma=gamma, lam=policy_lam)
   targets = adv.generalized_advantages(rewards, values, mask, gamma=gamma, lam=critic_lam) + jnp.where(mask > 0, values, 0)
-  return advantages, targets
+  return Credit(advantages, targets)
 
 
 ESTIMATORS = {
   # GRPO, DAPO, GSPO, SAPO; Dr. GRPO without the standard deviation.
-  "group": Estimator(_group, {"normalize_std": True}),
+  "group": Estimator(_of_samples(adv.group_advantages), {"normalize_std": True}),
   # RLOO.
-  "leave_one_out": Estimator(_leave_one_out, {}),
+  "leave_one_out": Estimator(_of_samples(adv.leave_one_out_advantages), {}),
   # RLOO-N: a group of fewer rewards is left out.
-  "rloo_n": Estimator(_rloo_n, {"min_valid": 3}),
+  "rloo_n": Estimator(_of_samples(adv.leave_one_out_advantages), {"min_valid": 3}),
   # MaxRL: relative to the group's mean. A divergence would make rewards of 0 negative.
   "maxrl": Estimator(_maxrl, {}, takes_kl=False, from_zero=True),
   # Lite PPO, ScaleRL: the group's mean, the batch's standard deviation.
-  "batch_scaled": Estimator(_batch_scaled, {}),
+  "batch_scaled": Estimator(_of_samples(adv.batch_scaled_advantages), {}),
   # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
   # GDPO: each reward is normalised separately.
@@ -218,7 +202,7 @@ ESTIMATORS = {
   # RAE, for self-play: the turns' rewards against a running mean of their role.
   "rae": Estimator(
     _rae, {"num_roles": 2, "decay": 0.95, "zero_sum": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False,
-    compares_groups=False, carry=_role_baselines,
+    compares_groups=False,
   ),
   # REINFORCE++, with `whiten`.
   "returns": Estimator(_returns, {"gamma": 1.0}, compares_groups=False),
@@ -236,7 +220,8 @@ def first_baselines(estimator: str, *, num_roles: int | None = None, **others: A
     ([0.0, 0.0], None)
   """
   del others
-  return None if ESTIMATORS[estimator].carry is None else [0.0] * (num_roles or ESTIMATORS[estimator].defaults["num_roles"])
+  defaults = ESTIMATORS[estimator].defaults
+  return [0.0] * (num_roles or defaults["num_roles"]) if "num_roles" in defaults else None
 
 
 def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **settings: Any) -> Callable[[Evidence], Credit]:
@@ -269,7 +254,7 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
   def credit(evidence: Evidence) -> Credit:
     compared = _compared(evidence, group_size if chosen.whole_groups else 1)
     learned = (evidence.mask > 0) & (compared.mask > 0)
-    advantages, returns = chosen.estimate(compared, group_size, **settings)
+    advantages, returns, _, baselines = chosen.estimate(compared, group_size, **settings)
     if advantages.ndim == 1:
       advantages = jnp.broadcast_to(advantages[:, None], learned.shape)
     if whiten:
@@ -278,10 +263,8 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
     if returns is not None:
       returns = jnp.where(learned, returns, 0)
       metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, learned)
-    carried = None
-    if chosen.carry is not None:
-      carried = chosen.carry(compared, group_size, **settings)
-      metrics |= {f"critic/baseline/role_{role}": x for role, x in enumerate(carried)}
-    return Credit(jnp.where(learned, advantages, 0), returns, metrics, carried)
+    if baselines is not None:
+      metrics |= {f"critic/baseline/role_{role}": x for role, x in enumerate(baselines)}
+    return Credit(jnp.where(learned, advantages, 0), returns, metrics, baselines)
 
   return jax.jit(credit)
