@@ -101,18 +101,11 @@ def algorithm(
       penalties = [kl_penalty(kl_coef, kl_estimator)] if kl_coef else []
       penalties += [entropy_bonus(entropy_coef)] if entropy_coef else []
       needs = frozenset(field for field, coef in (("ref_logprobs", kl_coef), ("entropy", entropy_coef)) if coef)
-      objective = policy_objective(
-        ratio=slots.ratio,
-        gate=slots.gate,
-        weigh=weights if callable(weights) else weights_by_name(weights, max_tokens),
-        penalties=penalties,
-        needs=needs,
-        value_loss=slots.value_loss,
-        anchor=slots.anchor,
-        prepare=slots.prepare,
-        teaches_without_advantage=slots.teaches_without_advantage,
-      )
-      return objective if slots.correction is None else slots.correction(objective)
+      weigh = weights if callable(weights) else weights_by_name(weights, max_tokens)
+      parts = slots._asdict()
+      correct = parts.pop("correction")
+      objective = policy_objective(**parts, weigh=weigh, penalties=penalties, needs=needs)
+      return objective if correct is None else correct(objective)
 
     function = getattr(slots_of, "func", slots_of)  # Unwraps a functools.partial.
     functools.update_wrapper(make, function)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.objectives.ratios import bounded_log_ratio
 from jaxrl_llm.segments import (
@@ -72,6 +72,20 @@ def required(x: Array | None, field: str, reason: str) -> Array:
   if x is None:
     raise ValueError(f"{field}: found None, expected an array [B, T], because {reason}")
   return x
+
+
+def require_correctable(objective: Objective) -> None:
+  """Raises a ValueError if an objective ignores the weights of its policy term."""
+  if not objective.correctable:
+    raise ValueError("objective: found one that ignores TrainBatch.importance (correctable=False), expected one made by policy_objective")
+
+
+def keep_unless(dropped: Bool[Array, "B T"], statistic: Float[Array, "B T"]) -> Float[Array, "B T"]:
+  """Returns 0 for dropped tokens and 1 for others, with NaN kept if the statistic is NaN.
+
+  A comparison alone would hide the NaN.
+  """
+  return jnp.where(jnp.isnan(statistic), statistic, 1 - dropped.astype(statistic.dtype))
 
 
 def policy_objective(
@@ -158,6 +172,26 @@ def policy_objective(
     prepare=prepare,
     teaches_without_advantage=teaches_without_advantage,
   )
+
+
+def with_old_policy(
+  objective: Objective, logprobs_of: Callable[[PolicyOutputs, TrainBatch], Float[Array, "B T"]], needs: set[str]
+) -> Objective:
+  """Wraps an objective to compare with another policy than the learner's old one.
+
+  A selection of tokens (`Objective.prepare`) is made before the current policy is known, and
+  compares with the sampler's.
+  """
+
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
+    return objective.token_loss(outputs, batch._replace(old_logprobs=logprobs_of(outputs, batch)))
+
+  def prepare(batch: TrainBatch) -> TrainBatch:
+    prepared = objective.prepare(batch._replace(old_logprobs=batch.sampler_logprobs))
+    return prepared._replace(old_logprobs=batch.old_logprobs)
+
+  needs = objective.needs - {"old_logprobs"} | needs
+  return objective._replace(token_loss=token_loss, needs=needs, prepare=None if objective.prepare is None else prepare)
 
 
 def critic_objective(objective: Objective) -> Objective:

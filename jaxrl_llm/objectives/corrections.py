@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from jaxrl_llm.objectives.base import on_mask, required
+from jaxrl_llm.objectives.base import keep_unless, on_mask, require_correctable, required, with_old_policy
 from jaxrl_llm.objectives.ratios import bounded_log_ratio, product_ratio, token_ratio
 from jaxrl_llm.objectives.selections import top_entropy
 from jaxrl_llm.segments import once_per_sequence, segment_mean, segment_sum
@@ -142,7 +142,7 @@ def geometric_rejection(objective: Objective, *, low: float = 0.999, high: float
   def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     del outputs
     ratio = jnp.exp(segment_mean(_log_mismatch(batch), batch.mask, batch.segments))
-    keep = _unless((ratio < low) | (ratio > high), ratio)
+    keep = keep_unless((ratio < low) | (ratio > high), ratio)
     sequences = once_per_sequence(ratio, batch.mask, batch.segments)
     return keep, {
       "rollout_corr/rollout_rs_masked_fraction": 1 - keep,
@@ -186,7 +186,7 @@ def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") 
   def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     anchor_logprobs = required(getattr(batch, field), field, "off_policy_mask compares the current policy with it")
     divergence = -segment_mean(bounded_log_ratio(outputs.logprobs, anchor_logprobs), batch.mask, batch.segments)
-    keep = _unless((batch.advantages < 0) & (divergence > delta), divergence)
+    keep = keep_unless((batch.advantages < 0) & (divergence > delta), divergence)
     dropped = (segment_sum(jnp.where(keep == 0, batch.mask, 0), batch.segments) > 0).astype(keep.dtype)
     sequences = once_per_sequence(divergence, batch.mask, batch.segments)
     return keep, {
@@ -215,22 +215,8 @@ def bypass(objective: Objective) -> Objective:
     Rethinking the trust region in LLM reinforcement learning (DPPO), arXiv:2602.04879, 2026, which
       anchors its trust region in this way.
   """
-
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
-    sampler_logprobs = required(
-      batch.sampler_logprobs, "sampler_logprobs", "bypass uses the sampler's policy as the old one"
-    )
-    return objective.token_loss(outputs, batch._replace(old_logprobs=sampler_logprobs))
-
-  def prepare(batch: TrainBatch) -> TrainBatch:
-    prepared = objective.prepare(batch._replace(old_logprobs=batch.sampler_logprobs))
-    return prepared._replace(old_logprobs=batch.old_logprobs)
-
-  return objective._replace(
-    token_loss=token_loss,
-    needs=objective.needs - {"old_logprobs"} | {"sampler_logprobs"},
-    prepare=None if objective.prepare is None else prepare,
-  )
+  sampled = lambda outputs, batch: required(batch.sampler_logprobs, "sampler_logprobs", "bypass uses the sampler's policy as the old one")
+  return with_old_policy(objective, sampled, {"sampler_logprobs"})
 
 
 CORRECTIONS = {
@@ -250,10 +236,7 @@ def _weighted(objective: Objective, correction: Callable[[PolicyOutputs, TrainBa
 
   `correction` computes the weight from arrays that are 0 outside the mask.
   """
-  if not objective.correctable:
-    raise ValueError(
-      "objective: found one that ignores TrainBatch.importance (correctable=False), expected one made by policy_objective"
-    )
+  require_correctable(objective)
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     outputs, batch = on_mask(outputs, batch)
@@ -269,14 +252,6 @@ def _log_mismatch(batch: TrainBatch) -> Float[Array, "B T"]:
   """Computes log k = log π_old − log μ at each token, bounded."""
   sampler_logprobs = required(batch.sampler_logprobs, "sampler_logprobs", "the mismatch of learner and sampler is corrected")
   return bounded_log_ratio(batch.old_logprobs, sampler_logprobs)
-
-
-def _unless(dropped: Bool[Array, "B T"], statistic: Float[Array, "B T"]) -> Float[Array, "B T"]:
-  """Returns 0 for dropped tokens and 1 for others, with NaN kept if the statistic is NaN.
-
-  A comparison alone would hide the NaN.
-  """
-  return jnp.where(jnp.isnan(statistic), statistic, 1 - dropped.astype(statistic.dtype))
 
 
 def _weighted_by_mismatch(

@@ -4,21 +4,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl_llm.objectives.base import required, weights_by_name
+from jaxrl_llm.objectives.base import required
+from jaxrl_llm.segments import token_mean
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenMetrics, TokenTerm, TrainBatch
 
 
-def gkd(coef: float, *, weights: str = "token_mean", max_tokens: int | None = None) -> Objective:
+def gkd(coef: float) -> Objective:
   """Builds the divergence from a teacher as a term of the loss with weights of its own.
 
-  L = coef·Σ_t w_t·D(π, π_T),  at each token over the whole vocabulary
+  L = coef·(1/Σ|y|) Σ_t D(π, π_T),  at each token over the whole vocabulary
 
   D is computed in the output head (see `divergence.comparer`).
 
   Args:
     coef: Loss per nat of divergence.
-    weights: Weighting of tokens, a key of `base.WEIGHTS`; independent of that of other terms.
-    max_tokens: Generation budget in tokens, for weights="constant" only.
 
   Returns:
     The objective, with the metrics `teacher/gkd_loss` (coefficient included), `teacher/divergence`
@@ -47,7 +46,7 @@ def gkd(coef: float, *, weights: str = "token_mean", max_tokens: int | None = No
     }
     return loss, jax.lax.stop_gradient(metrics)
 
-  return Objective(weigh=weights_by_name(weights, max_tokens), token_loss=token_loss, needs=frozenset({"comparison"}))
+  return Objective(weigh=token_mean, token_loss=token_loss, needs=frozenset({"comparison"}))
 
 
 def teacher_advantages(

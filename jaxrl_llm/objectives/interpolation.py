@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.objectives.base import required
+from jaxrl_llm.objectives.base import required, with_old_policy
 from jaxrl_llm.objectives.ratios import bounded_log_ratio
-from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
+from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
 
 
 def interpolated(objective: Objective) -> Objective:
@@ -39,20 +39,12 @@ def interpolated(objective: Objective) -> Objective:
     lag. A selection of tokens (`Objective.prepare`) is made before π is known, and compares with μ.
   """
 
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
+  def old_logprobs(outputs: PolicyOutputs, batch: TrainBatch) -> Float[Array, "B T"]:
     sampler = required(batch.sampler_logprobs, "sampler_logprobs", "the old policy is interpolated from it")
     lag = required(batch.lag, "lag", "it says how far the old policy is from the sampler's")
-    return objective.token_loss(outputs, batch._replace(old_logprobs=between(sampler, outputs.logprobs, lag)))
+    return between(sampler, outputs.logprobs, lag)
 
-  def prepare(batch: TrainBatch) -> TrainBatch:
-    prepared = objective.prepare(batch._replace(old_logprobs=batch.sampler_logprobs))
-    return prepared._replace(old_logprobs=batch.old_logprobs)
-
-  return objective._replace(
-    token_loss=token_loss,
-    needs=objective.needs - {"old_logprobs"} | {"sampler_logprobs", "lag"},
-    prepare=None if objective.prepare is None else prepare,
-  )
+  return with_old_policy(objective, old_logprobs, {"sampler_logprobs", "lag"})
 
 
 def between(

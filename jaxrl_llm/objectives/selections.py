@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt
 
-from jaxrl_llm.objectives.base import required
+from jaxrl_llm.objectives.base import keep_unless, require_correctable, required
 from jaxrl_llm.segments import order_statistic, quantile
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
@@ -116,19 +116,14 @@ def top_entropy(objective: Objective, *, share: float = 0.2) -> Objective:
     The quantile is taken once per update, over the whole global batch and under π_old, and does not
     follow the current policy. TRL's `top_entropy_quantile` is 1 − share.
   """
-  if not objective.correctable:
-    raise ValueError(
-      "objective: found one that ignores TrainBatch.importance (correctable=False), expected one made by policy_objective"
-    )
+  require_correctable(objective)
 
   def prepare(batch: TrainBatch) -> TrainBatch:
     batch = batch if objective.prepare is None else objective.prepare(batch)
     counted = batch.mask > 0
     entropy = required(batch.old_entropy, "old_entropy", "top_entropy compares tokens by it")
     entropy = jnp.where(counted, entropy, 0).astype(jnp.promote_types(entropy.dtype, jnp.float32))
-    dropped = entropy < quantile(entropy, counted, 1 - share)
-    # A NaN is kept, so that it surfaces in the loss.
-    keep = jnp.where(jnp.isnan(entropy), entropy, 1 - dropped.astype(entropy.dtype))
+    keep = keep_unless(entropy < quantile(entropy, counted, 1 - share), entropy)
     # The mask is part of the weights from here on.
     return batch._replace(importance=keep if batch.importance is None else batch.importance * keep, old_entropy=None)
 
