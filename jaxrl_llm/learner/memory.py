@@ -75,18 +75,6 @@ class Footprint(NamedTuple):
     return sum(self.held.values()) + sum(self.programs[self.largest].values())
 
 
-class Kept(NamedTuple):
-  """Memory that the forward pass saves for the backward pass, in bytes.
-
-  Attributes:
-    of_row: Memory per row.
-    fixed: Memory that does not depend on the number of rows, such as weights in another dtype.
-  """
-
-  of_row: float
-  fixed: float
-
-
 def footprint(
   config: ConfigDict,
   shape: ModelConfig,
@@ -240,17 +228,17 @@ def saved(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> fl
 
   `rows` is the number of rows per device, a fraction if a row is split.
   """
-  memory = kept(on_one_device(shape, mesh, row_tokens), row_tokens)
+  of_row, fixed = kept(on_one_device(shape, mesh, row_tokens), row_tokens)
   # The states between layers lie over `tensor`; those of a model on one device are whole.
   is_sharded = residual.is_sharded((1, row_tokens, shape.d_model), mesh)
   elsewhere = (1 - 1 / mesh.shape["tensor"] if is_sharded else 0) * row_tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
-  of_row = memory.of_row - shape.num_layers * elsewhere
-  return memory.fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * of_row
+  return fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * (of_row - shape.num_layers * elsewhere)
 
 
 def one_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:
   """Returns the bytes of all activations of one layer."""
-  return rows * kept(on_one_device(shape._replace(remat="none"), mesh, row_tokens), row_tokens).of_row / shape.num_layers
+  of_row, _ = kept(on_one_device(shape._replace(remat="none"), mesh, row_tokens), row_tokens)
+  return rows * of_row / shape.num_layers
 
 
 def backward_of_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> dict[str, float]:
@@ -300,8 +288,13 @@ def on_one_device(shape: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfi
 
 
 @functools.cache
-def kept(here: ModelConfig, row_tokens: int) -> Kept:
-  """Traces what the forward pass of a model from `on_one_device` saves for its backward pass."""
+def kept(here: ModelConfig, row_tokens: int) -> tuple[int, int]:
+  """Traces what the forward pass of a model from `on_one_device` saves for its backward pass.
+
+  Returns:
+    The bytes of each row, and those that do not depend on the number of rows, such as weights in
+    another dtype.
+  """
   model = make_model(here)
   params = jax.eval_shape(model.init, jax.random.key(0))
   trained, frozen = partition(params, trainable(model.config, model.logical_axes))
@@ -311,13 +304,10 @@ def kept(here: ModelConfig, row_tokens: int) -> Kept:
 
   def size(num_rows: int) -> int:
     ints = jax.ShapeDtypeStruct((num_rows, row_tokens), jnp.int32)
-    jaxpr = jax.make_jaxpr(backward)(trained, frozen, (ints, ints, ints)).jaxpr
-    given = {id(x) for x in jaxpr.invars}
-    arrays = {id(x): x.aval for x in jaxpr.outvars if id(x) not in given}
-    return sum(x.size * x.dtype.itemsize for x in arrays.values())
+    return picture_memory.saved_by(backward, trained, frozen, (ints, ints, ints))
 
   one, two = size(1), size(2)
-  return Kept(of_row=two - one, fixed=max(2 * one - two, 0))
+  return two - one, max(2 * one - two, 0)
 
 
 def gathered(params: PyTree, mesh: Mesh) -> float:

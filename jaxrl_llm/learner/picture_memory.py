@@ -5,6 +5,7 @@ picture those of a part of its patches exist at a time.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -88,12 +89,15 @@ def kept(shape: ModelConfig, tokens: int) -> int:
   def backward(tower, others, patches):
     return jax.vjp(lambda tower: model.features({**others, "tower": tower}, patches), tower)[1]
 
-  def bytes_of(pictures: int) -> int:
-    jaxpr = jax.make_jaxpr(backward)(params["tower"], params, Room(shape, 1, tokens).patches(pictures)).jaxpr
-    given = {id(x) for x in jaxpr.invars}
-    return size({id(x): x.aval for x in jaxpr.outvars if id(x) not in given})
+  one, two = (saved_by(backward, params["tower"], params, Room(shape, 1, tokens).patches(pictures)) for pictures in (1, 2))
+  return two - one
 
-  return bytes_of(2) - bytes_of(1)
+
+def saved_by(backward: Callable, *arguments: PyTree) -> int:
+  """Returns the bytes of the arrays that a traced function computes and its result holds."""
+  jaxpr = jax.make_jaxpr(backward)(*arguments).jaxpr
+  given = {id(x) for x in jaxpr.invars}
+  return size({id(x): x.aval for x in jaxpr.outvars if id(x) not in given})
 
 
 def of_prompts(mesh: Mesh, room: Room, *, prompts: int) -> float:

@@ -101,7 +101,7 @@ def test_gradients_of_bfloat16_weights_accumulate_in_float32():
 
 
 def test_kept_bytes_are_those_of_the_policy():
-  kept = {name: memory.kept(TINY._replace(remat=name, attention="xla"), 64).of_row for name in ("none", "dots", "full")}
+  kept = {name: memory.kept(TINY._replace(remat=name, attention="xla"), 64)[0] for name in ("none", "dots", "full")}
   stream = 64 * TINY.d_model * 4
   # "full" keeps the input of each layer and the output of the last.
   assert kept["full"] == pytest.approx((TINY.num_layers + 1) * stream, rel=0.3)
