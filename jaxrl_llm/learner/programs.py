@@ -42,7 +42,7 @@ from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.distillation import gkd
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.sft import sft
-from jaxrl_llm.types import Comparer, Objective, Params, Patches, PolicyOutputs, TrainBatch, TrainState
+from jaxrl_llm.types import Objective, Params, Patches, PolicyOutputs, TrainBatch, TrainState
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
@@ -152,7 +152,9 @@ def make_programs(
   ) -> TrainStepFn:
     options, streams, others = {}, [], []
     if compared is not None:
-      options = dict(teacher_fn=compared.model.teacher, comparer=comparison_of(config.teacher))
+      beta = 1.0 if config.teacher.gkd_beta is None else config.teacher.gkd_beta
+      compare = comparer(beta=beta, temperature=config.teacher.temperature)
+      options = dict(teacher_fn=compared.model.teacher, comparer=compare)
       streams, others = [gkd(config.teacher.gkd_coef)], [compared.abstract_params]
       if teaches_itself(config):
         options, others = options | {"teaches_itself": True}, []
@@ -181,11 +183,11 @@ def make_programs(
   of_teachers = {name: (made, abstract_params(mesh, made)) for name, made in of_teachers.items()}
   if config.teacher.path == "self":
     of_teachers = {"": (model, abstract_state.params)}
-  own_rows = None
+  read = packed
   if of_teachers and config.teacher.privileged is not None:
-    own_rows = [batch_of(rows, row_tokens=config.teacher.row_tokens) for rows in config.teacher.row_buckets]
-  of_score = dict(coef=config.teacher.opd_coef, temperature=config.teacher.temperature, rows_at_once=at_once, own_rows=own_rows)
-  taught = {name: make_teacher_programs(mesh, *made, packed, **of_score) for name, made in of_teachers.items()}
+    read = [batch_of(rows, row_tokens=config.teacher.row_tokens) for rows in config.teacher.row_buckets]
+  of_score = dict(temperature=config.teacher.temperature, rows_at_once=at_once)
+  taught = {name: make_teacher_programs(mesh, *made, read, **of_score) for name, made in of_teachers.items()}
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, rows_at_once=at_once)
   # Params are donated: RL reuses the memory of the warm start.
   fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
@@ -211,11 +213,6 @@ def make_programs(
     teachers=taught,
     advise=make_advise(mesh, packed, coef=config.teacher.opd_coef) if taught else None,
   )
-
-
-def comparison_of(section: ConfigDict) -> Comparer:
-  """Returns the comparison of policy and teacher that a config's section `teacher` asks for."""
-  return comparer(beta=1.0 if section.gkd_beta is None else section.gkd_beta, temperature=section.temperature)
 
 
 def step_options(config: ConfigDict) -> dict[str, bool]:

@@ -25,15 +25,11 @@ class TeacherPrograms(NamedTuple):
   Attributes:
     model: Pure functions of the teacher's params.
     abstract_params: Shapes, dtypes and shardings of the params.
-    advise: `(params, batch) -> (advantages [B T], metrics)`, those of the batch with the teacher's
-      added; see `distillation.teacher_advantages`.
-    score: `(params, rows) -> Scores` of rows that only the teacher reads, to be laid into a batch
-      for `Advise`.
+    score: `(params, rows) -> Scores` of the rows of a batch, or of rows that only the teacher reads.
   """
 
   model: Model
   abstract_params: Params
-  advise: Callable[[Params, TrainBatch], tuple[Float[Array, "B T"], Metrics]]
   score: Callable[[Params, TrainBatch], "Scores"]
 
 
@@ -59,10 +55,8 @@ def make_teacher_programs(
   params: Params,
   batches: Sequence[TrainBatch],
   *,
-  coef: float,
   temperature: float,
   rows_at_once: int | None,
-  own_rows: Sequence[TrainBatch] | None = None,
 ) -> TeacherPrograms:
   """Makes the programs of a teacher; compiles nothing yet.
 
@@ -70,11 +64,9 @@ def make_teacher_programs(
     mesh: Mesh of the learner.
     model: Model of the teacher.
     params: Params of the teacher, as shapes, dtypes and shardings.
-    batches: Abstract batches of the learner, one for each number of rows.
-    coef: Advantage per nat.
+    batches: Abstract batches of the rows that it reads, one for each number of rows.
     temperature: Temperature of the teacher's distribution.
     rows_at_once: Number of rows of a micro-batch over all devices; None for all rows of a batch.
-    own_rows: Abstract batches of rows that only the teacher reads; None for those of `batches`.
   """
   outputs_of = partial(policy_outputs, model.logprobs, make_filter(temperature=temperature), learns_entropy=False)
 
@@ -85,17 +77,8 @@ def make_teacher_programs(
   def score(params: Params, batch: TrainBatch) -> Scores:
     return map_micro_batches(partial(scores, params), batch, rows_at_once)
 
-  def advise(params: Params, batch: TrainBatch) -> tuple[Array, Metrics]:
-    return _advised(score(params, batch), batch, coef=coef)
-
-  tokens, whole = mesh_lib.token_sharding(mesh), mesh_lib.replicated(mesh)
-  of = lambda batches: [(params, read_by_teacher(batch)) for batch in batches]
-  return TeacherPrograms(
-    model,
-    params,
-    compiled_for(jax.jit(advise, out_shardings=(tokens, whole)), of(batches)),
-    compiled_for(jax.jit(score, out_shardings=tokens), of(batches if own_rows is None else own_rows)),
-  )
+  jitted = jax.jit(score, out_shardings=mesh_lib.token_sharding(mesh))
+  return TeacherPrograms(model, params, compiled_for(jitted, [(params, read_by_teacher(batch)) for batch in batches]))
 
 
 def make_advise(mesh: Mesh, batches: Sequence[TrainBatch], *, coef: float) -> Advise:
@@ -106,13 +89,13 @@ def make_advise(mesh: Mesh, batches: Sequence[TrainBatch], *, coef: float) -> Ad
     batches: Abstract batches of the learner, one for each number of rows.
     coef: Advantage per nat.
   """
-  jitted = jax.jit(partial(_advised, coef=coef), out_shardings=(mesh_lib.token_sharding(mesh), mesh_lib.replicated(mesh)))
+
+  def advise(scores: Scores, batch: TrainBatch) -> tuple[Array, Metrics]:
+    further, metrics = teacher_advantages(batch, scores.logprobs, scores.entropy, coef=coef)
+    return batch.advantages + further, reduce_metrics(metrics, batch.mask, batch.mask)
+
+  jitted = jax.jit(advise, out_shardings=(mesh_lib.token_sharding(mesh), mesh_lib.replicated(mesh)))
   return compiled_for(jitted, [(Scores(batch.mask, batch.mask), read_by_teacher(batch)) for batch in batches])
-
-
-def _advised(scores: Scores, batch: TrainBatch, *, coef: float) -> tuple[Array, Metrics]:
-  further, metrics = teacher_advantages(batch, scores.logprobs, scores.entropy, coef=coef)
-  return batch.advantages + further, reduce_metrics(metrics, batch.mask, batch.mask)
 
 
 def read_by_teacher(batch: TrainBatch) -> TrainBatch:

@@ -42,13 +42,13 @@ def add_teacher_advantages(
     return placed, [{} for _ in placed], {}
   of_each = {}
   if run.experiment.privileged is None and section.paths is None:
-    advised = [learner.teachers[""].advise(run.teachers[""], read_by_teacher(x)) for x in placed]
+    scores = [learner.teachers[""].score(run.teachers[""], read_by_teacher(x)) for x in placed]
   else:
     scored = scores_of_rows(run, minibatches, examples)
-    laid = [place_tokens(run.experiment.mesh, lay_scores(*of_batch)) for of_batch in zip(scored, minibatches, layouts, strict=True)]
-    advised = [learner.advise(scores, read_by_teacher(x)) for scores, x in zip(laid, placed, strict=True)]
+    scores = [place_tokens(run.experiment.mesh, lay_scores(*of_batch)) for of_batch in zip(scored, minibatches, layouts, strict=True)]
     if section.paths is not None:
       of_each = kl_of_each(run, placed, scored, minibatches, layouts, examples)
+  advised = [learner.advise(of_batch, read_by_teacher(x)) for of_batch, x in zip(scores, placed, strict=True)]
   placed = [x._replace(advantages=advantages) for x, (advantages, _) in zip(placed, advised, strict=True)]
   return placed, [metrics for _, metrics in advised], of_each
 
