@@ -128,11 +128,6 @@ def router_term(outputs: PolicyOutputs, coefs: Mapping[str, float]) -> TokenTerm
   return total, jax.lax.stop_gradient({f"moe/{name}_loss": x for name, x in outputs.router_losses.items()})
 
 
-def with_replies(batch: TrainBatch) -> TrainBatch:
-  """Returns a batch whose mask also counts the tokens of replies."""
-  return batch if batch.replies is None else batch._replace(mask=jnp.maximum(batch.mask, batch.replies))
-
-
 def split_rows(tree: PyTree, num_micro_batches: int) -> PyTree:
   """Splits rows into m micro-batches along a new first axis.
 
@@ -228,7 +223,9 @@ def make_train_step(
     return [batch.mask] * (1 + len(streams)) + auxiliary, weights
 
   def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
-    outputs = outputs_fn(combine(trained, frozen), with_replies(batch), *others)
+    # The model also scores the tokens of replies.
+    scored = batch.mask if batch.replies is None else jnp.maximum(batch.mask, batch.replies)
+    outputs = outputs_fn(combine(trained, frozen), batch._replace(mask=scored), *others)
     # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
       seen = batch._replace(routing=None, images=None, replies=None, taught=None)
