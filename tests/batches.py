@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.learner.packing import arrange, pack
+from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.segments import at_slots
 from jaxrl_llm.types import Forward
 
@@ -33,3 +35,9 @@ def logprobs_of(logits_fn):
     return counted(logprobs), counted(entropy), Forward()
 
   return logprobs_and_entropy
+
+
+def bigram_outputs(params, batch, **filters):
+  """Computes the outputs of a policy whose logits after each token are a row of `params["table"]`."""
+  logits = lambda table, tokens, positions, segments: table[tokens]
+  return policy_outputs(logprobs_of(logits), make_filter(**filters), params["table"], batch)

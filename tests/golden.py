@@ -1,5 +1,6 @@
 """Checks of the tables of golden numbers: that they are fresh, and that their READMEs work."""
 
+import json
 import pathlib
 import re
 from types import ModuleType
@@ -7,6 +8,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.marks import few
+
+
+def each_case(entries: dict[str, Any]) -> pytest.MarkDecorator:
+  """Parametrizes a test by `name` and `index` of the cases; all but the first of each are slow."""
+  cases = [(name, index) for name, entry in entries.items() for index in range(len(entry["cases"]))]
+
+  def identity(name: str, index: int) -> str:
+    case = entries[name]["cases"][index]
+    return f"{name}-{'-'.join(f'{key}={x}' for key, x in case['settings'].items()) or 'paper'}-{case['inputs']}-{index}"
+
+  first = [i for i, (_, index) in enumerate(cases) if index == 0]
+  return pytest.mark.parametrize(("name", "index"), few(cases, *first, rest="slow"), ids=[identity(*case) for case in cases])
+
+
+def check_file(reference: ModuleType, *, largest: int) -> None:
+  """Asserts that a table is what its reference computes, in its format, and not too long."""
+  text = reference.GOLDEN.read_text(encoding="utf-8")
+  same_tree(json.loads(text), json.loads(reference.dumps(reference.table())))
+  assert reference.dumps(json.loads(text)) == text, f"the formatting differs; run python -m {reference.__name__}"
+  assert len(text) < largest
 
 
 def run_snippets(room: ModuleType, read: str, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:

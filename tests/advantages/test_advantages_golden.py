@@ -4,21 +4,13 @@ import json
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxrl_llm import advantages
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Evidence, make_credit
 from tests.advantages import reference
-from tests.golden import run_snippets, same_tree
-from tests.marks import few
+from tests.golden import check_file, each_case, run_snippets
 
 GOLDEN = json.loads(reference.GOLDEN.read_text(encoding="utf-8"))
-CASES = [(name, index) for name, entry in GOLDEN["estimators"].items() for index in range(len(entry["cases"]))]
-
-
-def identity(name, index):
-  case = GOLDEN["estimators"][name]["cases"][index]
-  return f"{name}-{'-'.join(f'{key}={x}' for key, x in case['settings'].items()) or 'paper'}-{case['inputs']}-{index}"
 
 
 def evidence(name, case):
@@ -43,10 +35,7 @@ def evidence(name, case):
 
 
 def test_the_file_matches_the_reference():
-  same_tree(GOLDEN, json.loads(reference.dumps(reference.table())))
-  text = reference.GOLDEN.read_text(encoding="utf-8")
-  assert reference.dumps(GOLDEN) == text, "the formatting differs; run python -m tests.advantages.reference"
-  assert len(text) < 80_000
+  check_file(reference, largest=80_000)
 
 
 def test_every_estimator_has_cases_and_its_defaults_written_down():
@@ -58,14 +47,12 @@ def test_every_estimator_has_cases_and_its_defaults_written_down():
     # A default that no case changes could be ignored unnoticed.
     assert {key for case in entry["cases"] for key in case["settings"]} == set(entry["defaults"]), name
     read = {field for case in entry["cases"] for field in case["reads"]}
-    assert estimator.needs <= read and estimator.takes_kl == ("kl" in read), name
-    assert ("role_baselines" in read) == (estimator.carry is not None), name
+    assert estimator.needs == read & {"values", "step_rewards", "step_ends", "old_entropy"}, name
+    assert estimator.takes_kl == ("kl" in read), name
+    assert ("role_baselines" in read) == ("num_roles" in estimator.defaults), name
 
 
-@pytest.mark.parametrize(
-  ("name", "index"), few(CASES, *(i for i, (_, index) in enumerate(CASES) if index == 0), rest="slow"),
-  ids=[identity(*case) for case in CASES],
-)  # fmt: skip
+@each_case(GOLDEN["estimators"])
 def test_advantages_are_the_reference_and_unread_fields_do_not_matter(x64, name, index):
   case = GOLDEN["estimators"][name]["cases"][index]
   credit = make_credit(name, case["group_size"], **case["settings"])

@@ -11,10 +11,6 @@ import pytest
 
 from jaxrl_llm.objectives import OBJECTIVES, make, value
 
-# The programs run for microseconds, so compilation dominates. These options make it four times
-# faster.
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-
 DIFFERENTIATED = ("logprobs", "entropy", "values")
 
 
@@ -85,22 +81,6 @@ def penalties_off():
 
 
 @functools.cache
-def _compiler_options():
-  """Returns `FAST_COMPILE`, or no options if this compiler does not know them."""
-  try:
-    jax.jit(lambda x: x, compiler_options=FAST_COMPILE)(0.0)
-  except jax.errors.JaxRuntimeError:
-    return {}
-  return FAST_COMPILE
-
-
-@pytest.fixture
-def compiler_options():
-  """Options of `jax.jit` for programs that run only once."""
-  return _compiler_options()
-
-
-@functools.cache
 def _program(name, settings, wanted):
   objective = make(name, **dict(settings))
 
@@ -108,7 +88,7 @@ def _program(name, settings, wanted):
     loss, metrics = value(objective, **differentiated, **fixed)
     return loss, {metric: x for metric, x in metrics.items() if metric.startswith(wanted)}
 
-  return jax.jit(jax.value_and_grad(loss_fn, has_aux=True), compiler_options=_compiler_options())
+  return jax.jit(jax.value_and_grad(loss_fn, has_aux=True))
 
 
 def _evaluate(name, batch, *, wanted=("",), **settings):

@@ -26,12 +26,11 @@ from jaxrl_llm.objectives.ppo import ppo
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.sft import sft
 from jaxrl_llm.segments import reduce_metrics, token_mean
-from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
+from jaxrl_llm.types import Objective
 from tests.marks import few
+from tests.objectives.batches import as_batch, with_junk
 
 NAMES = ("ppo", "grpo", "dapo", "gspo", "gspo_token", "sapo")
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
-FIELDS = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values")
 
 # Three responses of 4, 3 and 2 tokens. The tests contain the results of verl 0.9.1 and TRL 1.16.0
 # on them.
@@ -67,15 +66,6 @@ COMPOSITES = {
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
 
 
-def as_batch(arrays):
-  """Converts a dictionary of arrays to `(PolicyOutputs, TrainBatch)`."""
-  arrays = {name: jnp.asarray(x) for name, x in arrays.items()}
-  ids = jnp.ones(arrays["mask"].shape, jnp.int32)
-  fields = {name: arrays[name] for name in FIELDS if name in arrays}
-  batch = TrainBatch(tokens=ids, positions=ids, segments=arrays.get("segments", ids).astype(jnp.int32), **fields)
-  return PolicyOutputs(**{name: arrays.get(name) for name in ("logprobs", "entropy", "values")}), batch
-
-
 def small(**changes):
   arrays = {"logprobs": CURRENT, "mask": MASK, "advantages": ADVANTAGES, "old_logprobs": OLD, "sampler_logprobs": SAMPLER}
   return as_batch(arrays | changes)
@@ -86,7 +76,7 @@ def mismatched(arrays, spread=0.15):
   return arrays | {"sampler_logprobs": arrays["old_logprobs"] + gap}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=FAST_COMPILE)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _weights(wrap, with_metrics, outputs, batch):
   weights, metrics = wrap(SPY).token_loss(outputs, batch)
   return weights, reduce_metrics(metrics, batch.mask, token_mean(batch.mask, batch.segments)) if with_metrics else {}
@@ -103,7 +93,7 @@ def metrics_of(wrap, outputs, batch):
   return jax.device_get(_weights(wrap, True, outputs._replace(entropy=None, values=None), batch))[1]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=FAST_COMPILE)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _evaluate(objective, with_metrics, outputs, batch, weights):
   # The sampler's log-probabilities may only affect weights.
   def loss_fn(outputs, sampler_logprobs):
@@ -256,18 +246,6 @@ def test_metrics_of_the_off_policy_mask(x64):
 # What the weights are -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("level", "cap"), [("token", 1.0), ("token", 2.0), ("sequence", 1.5)])
-def test_truncated_and_masked_weights_are_k_up_to_the_cap(x64, make_batch, level, cap):
-  outputs, batch = as_batch(mismatched(make_batch(lengths=(6, 4, 3, 2)), spread=1.0))
-  log_k = np.where(batch.mask > 0, batch.old_logprobs - batch.sampler_logprobs, 0)
-  k = np.exp(log_k if level == "token" else np.broadcast_to(log_k.sum(1, keepdims=True), log_k.shape))
-  assert 0 < np.mean((k > cap)[batch.mask > 0]) < 1
-  truncated = weights_of(functools.partial(tis, cap=cap, level=level), outputs, batch)
-  masked = weights_of(functools.partial(mis, cap=cap, level=level), outputs, batch)
-  np.testing.assert_allclose(truncated, batch.mask * np.minimum(k, cap), rtol=1e-12)
-  np.testing.assert_allclose(masked, batch.mask * np.where(k <= cap, k, 0), rtol=1e-12)
-
-
 def test_a_weight_on_the_bound_is_kept(x64):
   outputs, batch = small(old_logprobs=np.zeros_like(OLD), sampler_logprobs=np.zeros_like(OLD))
   for wrap in (functools.partial(mis, cap=1.0), functools.partial(icepop, low=1.0, high=1.0)):
@@ -383,9 +361,7 @@ def test_bypass_is_the_objective_anchored_at_the_sampler(make_batch):
 def test_values_outside_the_mask_change_no_weight(x64, make_batch, wrapper):
   arrays = mismatched(make_batch())
   clean = [f(WRAPPERS[wrapper], *as_batch(arrays)) for f in (weights_of, metrics_of)]
-  junk = np.resize([1e4, -np.inf, np.nan, np.inf, -1e4], arrays["mask"].shape)
-  dirty = {name: x if name == "mask" else np.where(arrays["mask"] > 0, x, junk) for name, x in arrays.items()}
-  actual = [f(WRAPPERS[wrapper], *as_batch(dirty)) for f in (weights_of, metrics_of)]
+  actual = [f(WRAPPERS[wrapper], *as_batch(with_junk(arrays))) for f in (weights_of, metrics_of)]
   np.testing.assert_array_equal(actual[0], clean[0])
   assert actual[1] == clean[1] and all(np.isfinite(x) for x in clean[1].values())
 
@@ -417,8 +393,7 @@ def test_junk_outside_the_mask_is_ignored_and_a_nan_under_it_reaches_the_loss(x6
   wrapped = COMPOSITES["all"](make("sapo"))
   run = lambda x: evaluate(wrapped, *as_batch({k: v for k, v in x.items() if k not in ("values", "entropy")}))
   clean = run(arrays)
-  junk = np.resize([1e4, -np.inf, np.nan, np.inf, -1e4], arrays["mask"].shape)
-  dirty = run({name: x if name == "mask" else np.where(arrays["mask"] > 0, x, junk) for name, x in arrays.items()})
+  dirty = run(with_junk(arrays))
   assert_same_outcome(dirty, clean)
   assert np.isfinite(clean[0]) and np.all(dirty[2].logprobs[arrays["mask"] == 0] == 0)
   for field in ("logprobs", "old_logprobs", "sampler_logprobs", "advantages"):
@@ -465,7 +440,7 @@ def test_packing_and_micro_batches_change_nothing(x64, make_batch, name, composi
   # The same four responses in two rows, last first, each behind a prompt token, with padding in
   # between; then one row at a time.
   places = {3: (0, 1), 1: (0, 9), 0: (1, 1), 2: (1, 8)}
-  packed, segments = {key: np.full((2, 14), 7.0) for key in arrays}, np.zeros((2, 14), int)
+  packed, segments = {key: np.full((2, 14), 7.0) for key in arrays}, np.zeros((2, 14), np.int32)
   packed["mask"][:] = 0
   for number, (row, (b, t)) in enumerate(places.items(), start=1):
     segments[b, t - 1 : t + lengths[row]] = number
@@ -505,6 +480,7 @@ def test_packing_and_micro_batches_change_nothing(x64, make_batch, name, composi
     ({"icepop": (0.8, 1.3)}, WRAPPERS["icepop"]),
     ({"geometric_rejection": [0.95, 1.04]}, WRAPPERS["geometric_rejection"]),
     ({"off_policy_mask": 0.0}, WRAPPERS["off_policy_mask"]),
+    ({"off_policy_mask": 0.0, "off_policy_anchor": "sampler"}, WRAPPERS["off_policy_mask_sampler"]),
     (
       {"tis": 1.1, "geometric_rejection": (0.95, 1.04), "off_policy_mask": 0.0},
       lambda o: WRAPPERS["tis"](WRAPPERS["geometric_rejection"](WRAPPERS["off_policy_mask"](o))),
@@ -542,6 +518,8 @@ def test_corrected_without_settings_is_the_objective():
     ({"geometric_rejection": (1.1, 1.2)}, "geometric_rejection: found .* low <= 1 <= high"),
     ({"off_policy_mask": -0.1}, r"off_policy_mask: found -0\.1, expected None or a finite number of nats per token >= 0"),
     ({"off_policy_mask": float("inf")}, "off_policy_mask: found inf"),
+    ({"off_policy_anchor": "sampler"}, "off_policy_anchor: found 'sampler', expected 'old', because off_policy_mask is not set"),
+    ({"off_policy_mask": 0.1, "off_policy_anchor": "new"}, "off_policy_anchor: found 'new', expected 'old' or 'sampler'"),
     ({"bypass": 1}, "bypass: found 1, expected True or False"),
     ({"tis": 2.0, "mis": 3.0}, r"tis: found 2\.0, mis: found 3\.0, expected at most one of them"),
     ({"mis": 3.0, "icepop": (0.5, 5.0)}, r"mis: found 3\.0, icepop: found \(0\.5, 5\.0\), expected at most one of them"),
@@ -575,21 +553,6 @@ def test_an_objective_without_a_policy_term_is_refused(settings):
   reason = "because the objective has no policy term that a weight could correct"
   with pytest.raises(ValueError, match=rf"^{next(iter(settings))}: found .*, {reason}$"):
     corrected(sft(), **settings)
-
-
-def test_the_anchor_of_the_mask_is_a_setting(x64, make_batch):
-  outputs, batch = as_batch(mismatched(make_batch()))
-  outputs = outputs._replace(values=None, entropy=None)
-  sampler, old = (corrected(gspo(), off_policy_mask=0.0, off_policy_anchor=anchor) for anchor in ("sampler", "old"))
-  assert sampler.needs == {"old_logprobs", "sampler_logprobs"} and old.needs == {"old_logprobs"}
-  assert_same_outcome(
-    evaluate(sampler, outputs, batch), evaluate(off_policy_mask(gspo(), delta=0.0, anchor="sampler"), outputs, batch)
-  )
-  assert_same_outcome(evaluate(old, outputs, batch), evaluate(off_policy_mask(gspo(), delta=0.0), outputs, batch))
-  with pytest.raises(ValueError, match="^off_policy_anchor: found 'sampler', expected 'old', because off_policy_mask is not set"):
-    corrected(gspo(), off_policy_anchor="sampler")
-  with pytest.raises(ValueError, match="^off_policy_anchor: found 'new', expected 'old' or 'sampler'"):
-    corrected(gspo(), off_policy_mask=0.1, off_policy_anchor="new")
 
 
 def test_an_objective_that_would_ignore_the_weight_is_refused():

@@ -1,4 +1,4 @@
-"""The divergence from a teacher against a float64 loop, TRL's numbers, and the chunked head."""
+"""The divergence from a teacher against TRL's numbers, its limits, and the chunked head."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from jaxrl_llm.objectives import divergence
 from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.types import TrainBatch
-from tests.objectives import reference_terms
 
 MASK = np.array([[1, 0, 1], [0, 1, 1]])
 INDEX = np.arange(2 * 3 * 7).reshape(2, 3, 7)
@@ -30,16 +29,9 @@ TRL = {
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
-def test_loss_and_gradient_equal_a_float64_loop_and_the_loss_that_of_trl(x64, temperature):
-  for beta in BETAS:
-    # A NaN outside the mask changes nothing.
-    student = np.where(MASK[..., None] > 0, STUDENT, np.nan)
-    of_student = lambda x, beta=beta: divergence(x, TEACHER, MASK, beta=beta, temperature=temperature)
-    loss, grad = jax.value_and_grad(of_student)(jnp.asarray(student))
-    expected, expected_grad = reference_terms.divergence(STUDENT.tolist(), TEACHER.tolist(), MASK, beta=beta, temperature=temperature)
-    assert loss.dtype == np.float64 and abs(loss - expected) < 1e-10
-    np.testing.assert_allclose(grad, expected_grad, atol=1e-10)
-    assert abs(loss - TRL[beta][temperature != 1]) < 1e-6
+def test_the_loss_is_that_of_trl(x64, temperature):
+  for beta, expected in TRL.items():
+    assert abs(divergence(STUDENT, TEACHER, MASK, beta=beta, temperature=temperature) - expected[temperature != 1]) < 1e-6
 
 
 def test_the_expected_policy_gradient_of_a_teachers_advantages_lowers_the_reverse_kl(x64):

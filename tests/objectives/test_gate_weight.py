@@ -1,15 +1,16 @@
 """The gate weight: how much each token's gradient counts, on one scale for all objectives."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm.objectives import OBJECTIVES, make
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.gate_weight import gate_weight
-from jaxrl_llm.types import PolicyOutputs, TrainBatch
 from tests.marks import typical
+from tests.objectives.batches import as_batch
 
 POLICY = [name for name in OBJECTIVES if name != "sft"]
 
@@ -18,12 +19,7 @@ REQUIRED = {"dr_grpo": {"max_tokens": 6}, "custom": {"ratio": "token", "gate": "
 
 def weights_of(objective, arrays):
   """Computes the gate weights of a batch from `make_batch`."""
-  fields = {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items() if name in TrainBatch._fields and name != "mask"}
-  mask = jnp.asarray(arrays["mask"], jnp.float32)
-  ints = jnp.ones(mask.shape, jnp.int32)
-  batch = TrainBatch(ints, ints, ints, mask, **fields)
-  outputs = PolicyOutputs(jnp.asarray(arrays["logprobs"], jnp.float32), jnp.asarray(arrays["entropy"], jnp.float32))
-  return np.asarray(jax.jit(lambda outputs, batch: gate_weight(objective, outputs, batch))(outputs, batch))
+  return np.asarray(jax.jit(functools.partial(gate_weight, objective))(*as_batch(arrays)))
 
 
 @pytest.mark.parametrize("name", typical(POLICY))

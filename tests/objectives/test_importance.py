@@ -164,7 +164,7 @@ def test_the_estimated_divergence_is_the_divergence(x64, evaluate):
 
 
 @pytest.fixture
-def expected_gradient(compiler_options):
+def expected_gradient():
   """`(name, settings) -> (logits, old_logits, advantages) -> ∇` of the expected objective."""
 
   def of_objective(name, settings):
@@ -177,7 +177,7 @@ def expected_gradient(compiler_options):
       weighted = 27 * jnp.exp(jnp.sum(old, axis=1)) * advantages
       return -value(objective, logprobs_of(logits), old, weighted, MASK)[0]
 
-    return jax.jit(jax.grad(surrogate), compiler_options=compiler_options)
+    return jax.jit(jax.grad(surrogate))
 
   return of_objective
 

@@ -11,24 +11,19 @@ from jaxrl_llm.objectives import make
 from jaxrl_llm.objectives.corrections import bypass, mis, tis
 from jaxrl_llm.objectives.gate_weight import gate_weight
 from jaxrl_llm.objectives.interpolation import interpolated
-from jaxrl_llm.types import PolicyOutputs, TrainBatch
+from jaxrl_llm.types import PolicyOutputs
+from tests.objectives.batches import as_batch, with_junk
 
 LOW, HIGH, CAP = 0.2, 0.28, 1.15
 LAG = np.array([[0, 0, 1, 2, 4, 9], [3, 1, 0, 7, 7, 7], [2, 0, 0, 0, 0, 0], [1, 2, 3, 0, 1, 2]])
 
 
-def batch_of(arrays, lag=LAG):
-  ids = jnp.ones(arrays["mask"].shape, jnp.int32)
-  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs")
-  return TrainBatch(ids, ids, ids, **{name: jnp.asarray(arrays[name]) for name in names}, lag=lag if lag is None else jnp.asarray(lag))
-
-
 def evaluate(objective, arrays, lag=LAG):
   """Returns the loss and its gradient in the log-probabilities."""
-  batch = batch_of(arrays, lag)
+  outputs, batch = as_batch(arrays | ({} if lag is None else {"lag": lag}))
   weights = objective.weigh(batch.mask, batch.segments)
-  loss = lambda logprobs: jnp.sum(weights * objective.token_loss(PolicyOutputs(logprobs), batch)[0])
-  return jax.device_get(jax.value_and_grad(loss)(jnp.asarray(arrays["logprobs"])))
+  loss = lambda logprobs: jnp.sum(weights * objective.token_loss(outputs._replace(logprobs=logprobs), batch)[0])
+  return jax.device_get(jax.value_and_grad(loss)(outputs.logprobs))
 
 
 def decoupled(arrays, proximal, cap, beyond):
@@ -68,25 +63,17 @@ def drifted(make_batch):
 
 
 @pytest.mark.parametrize(("correct", "beyond"), [(tis, CAP), (mis, 0.0)])
-def test_the_learners_old_policy_with_a_weight_is_decoupled_ppo(x64, make_batch, correct, beyond):
-  arrays = drifted(make_batch)
-  loss, grads = evaluate(correct(make("dapo", clip_low=LOW, clip_high=HIGH), cap=CAP), arrays, None)
-  expected_loss, expected = decoupled(arrays, arrays["old_logprobs"], CAP, beyond)
-  np.testing.assert_allclose(loss, expected_loss, rtol=1e-12)
-  np.testing.assert_allclose(grads, expected, rtol=1e-11, atol=1e-15)
-  assert 0 < np.sum(grads[arrays["mask"] > 0] == 0) < np.sum(arrays["mask"])
-
-
-@pytest.mark.parametrize(("correct", "beyond"), [(tis, CAP), (mis, 0.0)])
-def test_an_interpolated_old_policy_is_that_of_the_loop(x64, make_batch, correct, beyond):
-  # The old policy was not computed.
-  arrays = drifted(make_batch)
+def test_a_weight_beside_the_clip_is_decoupled_ppo_with_either_old_policy(x64, make_batch, correct, beyond):
+  arrays, objective = drifted(make_batch), correct(make("dapo", clip_low=LOW, clip_high=HIGH), cap=CAP)
+  # The old policy of the learner, and an interpolated one, for which that was not computed.
   unknown = arrays | {"old_logprobs": np.full_like(arrays["mask"], np.nan)}
-  loss, grads = evaluate(interpolated(correct(make("dapo", clip_low=LOW, clip_high=HIGH), cap=CAP)), unknown)
-  expected_loss, expected = decoupled(arrays, proximal_of(arrays), CAP, beyond)
-  np.testing.assert_allclose(loss, expected_loss, rtol=1e-12)
-  np.testing.assert_allclose(grads, expected, rtol=1e-11, atol=1e-15)
-  assert 0 < np.sum(grads[arrays["mask"] > 0] == 0) < np.sum(arrays["mask"])
+  cases = ((objective, arrays, None, arrays["old_logprobs"]), (interpolated(objective), unknown, LAG, proximal_of(arrays)))
+  for with_either, given, lag, proximal in cases:
+    loss, grads = evaluate(with_either, given, lag)
+    expected_loss, expected = decoupled(arrays, proximal, CAP, beyond)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-12)
+    np.testing.assert_allclose(grads, expected, rtol=1e-11, atol=1e-15)
+    assert 0 < np.sum(grads[arrays["mask"] > 0] == 0) < np.sum(arrays["mask"])
 
 
 def test_a_lag_of_one_compares_with_the_sampler_and_none_with_the_policy_itself(x64, make_batch):
@@ -101,9 +88,8 @@ def test_a_lag_of_one_compares_with_the_sampler_and_none_with_the_policy_itself(
 
 def test_nothing_outside_the_mask_reaches_the_loss_and_a_nan_under_it_does(x64, make_batch):
   arrays, objective = drifted(make_batch), interpolated(tis(make("dapo")))
-  clean, junk = evaluate(objective, arrays), np.resize([np.nan, -np.inf, np.inf], LAG.shape)
-  dirty = {name: x if name == "mask" else np.where(arrays["mask"] > 0, x, junk) for name, x in arrays.items()}
-  for actual, expected in zip(evaluate(objective, dirty, np.where(arrays["mask"] > 0, LAG, -7)), clean, strict=True):
+  dirty = evaluate(objective, with_junk(arrays), np.where(arrays["mask"] > 0, LAG, -7))
+  for actual, expected in zip(dirty, evaluate(objective, arrays), strict=True):
     np.testing.assert_array_equal(actual, expected)
   for name in ("logprobs", "sampler_logprobs"):
     broken = arrays[name].copy()
@@ -118,7 +104,7 @@ def test_what_an_interpolated_policy_reads_and_what_it_keeps(make_batch):
   objective = interpolated(tis(make("clip_cov")))
   assert objective.needs == {"sampler_logprobs", "lag"} and objective.corrects_mismatch and objective.ratio_level == "token"
   # Tokens are selected before the current policy is known.
-  batch = batch_of(arrays)
+  _, batch = as_batch(arrays | {"lag": LAG})
   with_sampler = make("clip_cov").prepare(batch._replace(old_logprobs=batch.sampler_logprobs))
   prepared = objective.prepare(batch)
   np.testing.assert_array_equal(prepared.selected, with_sampler.selected)
@@ -132,5 +118,5 @@ def test_ratio_and_weight_make_up_the_whole_ratio_to_the_sampler(x64, make_batch
   """Their product (π/μ)^α · (π/μ)^(1 − α) is the viewer's weight of a token if no limit binds."""
   arrays = drifted(make_batch)
   arrays |= {"sampler_logprobs": arrays["logprobs"] - 0.1}
-  weights = gate_weight(interpolated(tis(make("dapo"), cap=2.0)), PolicyOutputs(jnp.asarray(arrays["logprobs"])), batch_of(arrays))
+  weights = gate_weight(interpolated(tis(make("dapo"), cap=2.0)), *as_batch(arrays | {"lag": LAG}))
   np.testing.assert_allclose(weights[arrays["mask"] > 0], math.exp(0.1), rtol=1e-6)

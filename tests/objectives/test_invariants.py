@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.advantages import group_advantages
-from jaxrl_llm.decoding.sampler import make_filter
-from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
+from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make
 from jaxrl_llm.objectives.gates import soft_gate
 from jaxrl_llm.types import TrainBatch
-from tests.batches import logprobs_of
+from tests.batches import bigram_outputs
 from tests.marks import few, typical
 
 NUM_TOKENS = 8
@@ -128,14 +127,6 @@ def test_responses_of_one_token_and_groups_of_one(name, evaluate, everything_on)
 PROMPT_TOKENS = 1
 
 
-def bigram_logits(table, tokens, positions, segments):
-  return table[tokens]
-
-
-def bigram_outputs(params, batch, **filters):
-  return policy_outputs(logprobs_of(bigram_logits), make_filter(**filters), params["table"], batch)
-
-
 @pytest.fixture
 def bigram(rng):
   """Params and a batch whose old log-probabilities are the policy's own."""
@@ -155,14 +146,11 @@ def bigram(rng):
 
 
 @pytest.mark.parametrize("name", few(["grpo", "gspo", "sapo"], 1))
-def test_all_updates_of_a_rollout_batch_compare_with_the_policy_at_its_start(
-  bigram, compiler_options, penalties_off, name
-):
+def test_all_updates_of_a_rollout_batch_compare_with_the_policy_at_its_start(bigram, penalties_off, name):
   params, batch = bigram
   optimizer = optax.sgd(0.5)
   objective = make(name, **penalties_off(name))
-  step = make_train_step(bigram_outputs, objective, optimizer, learning_rate=lambda _: 0.5, rows_at_once=2)
-  step = jax.jit(step, compiler_options=compiler_options)
+  step = jax.jit(make_train_step(bigram_outputs, objective, optimizer, learning_rate=lambda _: 0.5, rows_at_once=2))
   state, counted = init_state(params, optimizer), np.asarray(batch.mask) > 0
   tables = []
   for update in range(3):

@@ -1,5 +1,7 @@
 """Properties that every registered objective must have; new ones are covered automatically."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from jaxrl_llm.objectives.selections import top_entropy
 from jaxrl_llm.run.steps.learn import shares_of_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 from tests.marks import typical
+from tests.objectives.batches import as_batch, with_junk
 
 every_objective = pytest.mark.parametrize("name", typical(OBJECTIVES))
 
@@ -37,10 +40,6 @@ HOLES = ((3, 2), (3, 3), (5, 0), *((4, t) for t in range(4)))
 EMPTY_ROW = 4
 
 
-def junk_like(x):
-  return np.resize([1e4, -np.inf, np.nan, np.inf, -1e4], x.shape)
-
-
 @pytest.fixture
 def batch(make_batch):
   """Six responses in eight rows of sixteen slots. All tests share the shape and so the program."""
@@ -58,9 +57,7 @@ def policies_meet(batch):
 
 def selected(name, batch):
   """Returns 1 at the tokens that an objective selects in a whole batch."""
-  fields = {field: jnp.asarray(batch[field]) for field in ("mask", "advantages", "old_logprobs")}
-  ids = jnp.asarray(batch["segments"], jnp.int32)
-  return np.asarray(make(name).prepare(TrainBatch(ids, ids, ids, **fields)).selected)
+  return np.asarray(make(name).prepare(as_batch(batch)[1]).selected)
 
 
 def assert_same(actual, expected, rtol=0.0):
@@ -130,8 +127,7 @@ def test_responses_without_an_advantage_count_only_in_the_denominators(x64, batc
 def test_values_outside_the_mask_change_nothing(batch, evaluate, everything_on, name):
   mask = batch["mask"]
   clean = evaluate(name, batch, **everything_on(name))
-  kept = ("mask", "segments")
-  dirty = evaluate(name, {k: x if k in kept else np.where(mask > 0, x, junk_like(x)) for k, x in batch.items()}, **everything_on(name))
+  dirty = evaluate(name, with_junk(batch), **everything_on(name))
   assert_same(dirty, clean)
   for field, grad in dirty.grads.items():
     np.testing.assert_array_equal(grad, clean.grads[field])
@@ -302,7 +298,7 @@ def table_outputs(params, batch):
   return PolicyOutputs(**{field: table.astype(batch.advantages.dtype)[batch.tokens] for field, table in params.items()})
 
 
-def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_options, outputs=table_outputs, **options):
+def update(objective, batch, layout, *, rows_at_once, num_devices, outputs=table_outputs, **options):
   """Runs one update of `make_train_step` and returns its gradients by token number and metrics."""
   laid_out = lay_out(numbered(batch), layout)
   tables = {field: np.zeros(8 * 16 + 1, np.float32) for field in DIFFERENTIATED}
@@ -316,7 +312,7 @@ def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_opti
     train_batch = mesh_lib.place_rows(mesh, train_batch)
     assert len(train_batch.mask.sharding.device_set) == num_devices
   step = make_train_step(outputs, objective, KEEP_GRADIENT, learning_rate=lambda _: 1.0, rows_at_once=rows_at_once, **options)
-  state, metrics = jax.device_get(jax.jit(step, compiler_options=compiler_options)(state, train_batch))
+  state, metrics = jax.device_get(jax.jit(step)(state, train_batch))
   assert metrics["train/skipped"] == 0
   return {field: grad[1:].reshape(8, 16) for field, grad in state.opt_state.items()}, metrics
 
@@ -346,20 +342,19 @@ def in_single_precision(batch):
 
 
 @every_objective
-def test_micro_batches_on_many_devices_change_nothing(x64, batch, evaluate, everything_on, compiler_options, name):
+def test_micro_batches_on_many_devices_change_nothing(x64, batch, evaluate, everything_on, name):
   batch = in_single_precision(batch)
   expected = evaluate(name, batch, **everything_on(name))
   # A quantile reads the same array as the mean, and its sort takes a third of the compilation. The
-  # statistics of the ratios are the same code in all objectives; `test_train_step` covers them.
+  # statistics of the ratios are the same code in all objectives; `test_splits` covers them.
   wanted = lambda metric: not metric.endswith("/p99") and not metric.startswith("ratio/")
   objective = only_metrics(make(name, **everything_on(name)), wanted)
-  layout = dict(layout="one a row, many rows", rows_at_once=8, num_devices=8)
-  actual = update(objective, batch, **layout, compiler_options=compiler_options)
+  actual = update(objective, batch, "one a row, many rows", rows_at_once=8, num_devices=8)
   assert_same_update(actual, expected, filter(wanted, expected.metrics))
 
 
 @every_objective
-def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, everything_on, compiler_options, name):
+def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, everything_on, name):
   """Micro-batches of one row, one of them without a counted token.
 
   The test above covers the metrics, which saves half the compilation here.
@@ -367,9 +362,7 @@ def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, every
   batch = in_single_precision(batch)
   expected = evaluate(name, batch, **everything_on(name))
   objective = only_metrics(make(name, **everything_on(name)), lambda metric: False)
-  actual = update(
-    objective, batch, "packed, wide", rows_at_once=1, num_devices=1, compiler_options=compiler_options
-  )
+  actual = update(objective, batch, "packed, wide", rows_at_once=1, num_devices=1)
   assert_same_update(actual, expected, ["actor/loss"])
 
 
@@ -395,15 +388,12 @@ def test_a_mean_over_prompts_is_the_mean_of_their_own_losses(x64, batch, evaluat
   ("layout", "rows_at_once", "num_devices"),
   [("one a row, many rows", 8, 8), ("packed, wide", 1, 1), ("packed, last first", 2, 1), ("padded on the left", None, 8)],
 )
-def test_a_mean_over_prompts_knows_no_rows_micro_batches_or_devices(
-  x64, batch, evaluate, compiler_options, layout, rows_at_once, num_devices
-):
+def test_a_mean_over_prompts_knows_no_rows_micro_batches_or_devices(x64, batch, evaluate, layout, rows_at_once, num_devices):
   """The samples of the prompts lie in several rows, micro-batches and devices."""
   batch = in_single_precision(batch)
   expected = evaluate("dapo", batch | {"groups": PROMPTS}, **OF_PROMPTS)
   objective = only_metrics(make("dapo", **OF_PROMPTS), lambda metric: metric == "actor/pg_loss")
-  how = dict(rows_at_once=rows_at_once, num_devices=num_devices, compiler_options=compiler_options)
-  actual = update(objective, batch | {"groups": PROMPTS}, layout, **how)
+  actual = update(objective, batch | {"groups": PROMPTS}, layout, rows_at_once=rows_at_once, num_devices=num_devices)
   assert_same_update(actual, expected, ["actor/loss", "actor/pg_loss"])
 
 
@@ -431,19 +421,19 @@ def outputs_under_the_mask(params, batch):
   return jax.tree.map(lambda x: jnp.where(batch.mask > 0, x, 0), table_outputs(params, batch))
 
 
-def test_replies_are_imitated_by_a_mean_of_their_own(x64, batch, compiler_options):
+def test_replies_are_imitated_by_a_mean_of_their_own(x64, batch):
   """The holes of the mask are replies, most of them to a response without a counted token."""
   batch = in_single_precision(batch)
   replies = np.zeros((8, 16))
   for hole in HOLES:
     replies[hole] = 1
   objective = only_metrics(make("dapo"), lambda metric: metric == "actor/pg_loss")
-  how = dict(compiler_options=compiler_options, outputs=outputs_under_the_mask)
-  plain, before = update(objective, batch, "padded on the left", rows_at_once=None, num_devices=1, **how)
+  run = functools.partial(update, objective, outputs=outputs_under_the_mask)
+  plain, before = run(batch, "padded on the left", rows_at_once=None, num_devices=1)
   batch |= {"replies": replies}
   surprise = -np.mean(batch["logprobs"][replies > 0])
   for layout, rows_at_once, num_devices in (("packed, wide", 1, 1), ("one a row, many rows", 8, 8)):
-    grads, metrics = update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=num_devices, echo_coef=0.1, **how)
+    grads, metrics = run(batch, layout, rows_at_once=rows_at_once, num_devices=num_devices, echo_coef=0.1)
     np.testing.assert_allclose(grads["logprobs"], plain["logprobs"] - 0.1 * replies / len(HOLES), rtol=1.2e-7, atol=1e-9)
     assert metrics["actor/pg_loss"] == pytest.approx(before["actor/pg_loss"], rel=1e-12)
     assert metrics["actor/loss"] == pytest.approx(before["actor/loss"] + 0.1 * surprise, rel=1e-12)
@@ -453,7 +443,7 @@ def test_replies_are_imitated_by_a_mean_of_their_own(x64, batch, compiler_option
 # Tokens selected by a statistic over the whole batch.
 
 
-def test_the_tokens_of_largest_entropy_are_those_of_the_whole_batch(x64, batch, compiler_options):
+def test_the_tokens_of_largest_entropy_are_those_of_the_whole_batch(x64, batch):
   batch = in_single_precision(batch)
   counted, entropy = batch["mask"] > 0, np.where(batch["mask"] > 0, batch["entropy"][::-1] + 0.01 * batch["advantages"], np.nan)
   kept = counted & (entropy >= np.quantile(entropy[counted], 0.7))
@@ -461,7 +451,7 @@ def test_the_tokens_of_largest_entropy_are_those_of_the_whole_batch(x64, batch, 
   objective = top_entropy(make("dapo"), share=0.3)
   assert objective.needs == {"old_logprobs", "old_entropy"}
   objective = only_metrics(objective, lambda metric: metric == "actor/kept_fraction")
-  one = dict(rows_at_once=None, num_devices=1, compiler_options=compiler_options)
+  one = dict(rows_at_once=None, num_devices=1)
   plain = update(only_metrics(make("dapo"), lambda metric: False), batch, "padded on the left", **one)[0]["logprobs"]
   for layout, rows_at_once in (("packed, wide", 1), ("padded on the left", None)):
     grads, metrics = update(objective, batch, layout, **(one | {"rows_at_once": rows_at_once}))
@@ -476,9 +466,7 @@ def test_the_tokens_of_largest_entropy_are_those_of_the_whole_batch(x64, batch, 
 
 def test_selections_chain_and_follow_a_bypass(batch):
   batch["sampler_logprobs"] -= np.cos(np.arange(128.0)).reshape(8, 16)
-  fields = {name: jnp.asarray(batch[name], jnp.float32) for name in ("mask", "advantages", "old_logprobs", "sampler_logprobs")}
-  ids = jnp.ones((8, 16), jnp.int32)
-  whole = TrainBatch(ids, ids, ids, old_entropy=jnp.asarray(batch["entropy"], jnp.float32), **fields)
+  _, whole = as_batch(batch | {"old_entropy": batch["entropy"]})
   both = corrected(make("kl_cov", cov_share=0.2), top_entropy=0.5, bypass=True)
   assert both.needs == {"sampler_logprobs", "old_entropy"}
   prepared, sampled = both.prepare(whole), whole._replace(old_logprobs=whole.sampler_logprobs)
@@ -494,16 +482,16 @@ def test_selections_chain_and_follow_a_bypass(batch):
   ("name", "settings"),
   [("clip_cov", {"cov_share": 0.3, "cov_low": 0.1}), ("kl_cov", {"cov_share": 0.3})],
 )
-def test_the_selection_is_that_of_the_whole_batch(x64, batch, evaluate, compiler_options, name, settings):
+def test_the_selection_is_that_of_the_whole_batch(x64, batch, evaluate, name, settings):
   """Micro-batches of one row that selected for themselves would select at least one token each."""
   batch, num_tokens = in_single_precision(batch), int(np.sum(batch["mask"]))
   expected = evaluate(name, batch, **settings)
   assert expected.metrics["actor/selected_fraction"] == int(0.3 * num_tokens) / num_tokens
   objective = only_metrics(make(name, **settings), lambda metric: metric == "actor/selected_fraction")
   for layout, rows_at_once in (("packed, wide", 1), ("one a row, many rows", 2)):
-    actual = update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=1, compiler_options=compiler_options)
+    actual = update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=1)
     assert_same_update(actual, expected, ["actor/loss", "actor/selected_fraction"])
-  apart = update(objective._replace(prepare=None), batch, "packed, wide", rows_at_once=1, num_devices=1, compiler_options=compiler_options)
+  apart = update(objective._replace(prepare=None), batch, "packed, wide", rows_at_once=1, num_devices=1)
   assert apart[1]["actor/selected_fraction"] != expected.metrics["actor/selected_fraction"], "the test would not see it"
 
 
@@ -512,10 +500,7 @@ def test_the_selection_is_that_of_the_whole_batch(x64, batch, evaluate, compiler
 
 def traced(objective, batch):
   """Returns the names of the metrics."""
-  zeros = np.zeros((8, 16), np.int32)
-  outputs = PolicyOutputs(**{field: batch.get(field) for field in PolicyOutputs._fields})
-  fields = {field: batch[field] for field in TrainBatch._fields if field in batch}
-  return jax.eval_shape(objective.token_loss, outputs, TrainBatch(tokens=zeros, positions=zeros, **fields))[1].keys()
+  return jax.eval_shape(objective.token_loss, *as_batch(batch))[1].keys()
 
 
 @every_objective

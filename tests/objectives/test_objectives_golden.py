@@ -22,24 +22,15 @@ from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.penalties import adapted_entropy_coef
 from jaxrl_llm.types import TrainBatch
-from tests.golden import run_snippets, same_tree
-from tests.marks import few
-from tests.objectives import compiled, reference, reference_terms
+from tests.golden import check_file, each_case, run_snippets
+from tests.objectives import reference, reference_terms
+from tests.objectives.batches import as_batch, with_junk
 
 GOLDEN = json.loads(reference.GOLDEN.read_text(encoding="utf-8"))
-CASES = [(name, index) for name, entry in GOLDEN["objectives"].items() for index in range(len(entry["cases"]))]
-
-
-def identity(name, index):
-  case = GOLDEN["objectives"][name]["cases"][index]
-  return f"{name}-{'-'.join(f'{key}={x}' for key, x in case['settings'].items()) or 'paper'}-{case['inputs']}-{index}"
 
 
 def test_the_file_matches_the_reference():
-  same_tree(GOLDEN, json.loads(reference.dumps(reference.table())))
-  text = reference.GOLDEN.read_text(encoding="utf-8")
-  assert reference.dumps(GOLDEN) == text, "the formatting differs; run python -m tests.objectives.reference"
-  assert len(text) < 200_000
+  check_file(reference, largest=200_000)
 
 
 def test_every_objective_has_cases_and_its_defaults_written_down():
@@ -63,17 +54,14 @@ def test_bounds_bind_in_some_tokens_and_not_in_others():
   assert signs == {1.0}  # −1 + 2·1: both signs in each batch.
 
 
-@pytest.mark.parametrize(
-  ("name", "index"), few(CASES, *(i for i, (_, index) in enumerate(CASES) if index == 0), rest="slow"),
-  ids=[identity(*case) for case in CASES]
-)
-def test_loss_and_gradient_are_the_reference(x64, compiler_options, name, index):
+@each_case(GOLDEN["objectives"])
+def test_loss_and_gradient_are_the_reference(x64, evaluate, name, index):
   case = GOLDEN["objectives"][name]["cases"][index]
   # `value` always takes these two; they must change nothing if a case does not read them.
   fields = {*case["reads"], "old_logprobs", "advantages"}
   arrays = {field: np.asarray(GOLDEN["inputs"][case["inputs"]][field], float) for field in fields - {"groups"}}
   arrays |= {"groups": np.asarray(GOLDEN["groups"])} if "groups" in fields else {}
-  loss, metrics, grads = compiled.evaluate(name, case["settings"], arrays, compiler_options)
+  loss, metrics, grads = evaluate(name, arrays, wanted=("actor/", "critic/vf_loss"), **case["settings"])
   assert loss.dtype == np.float64
   np.testing.assert_allclose(loss, case["loss"], rtol=1e-10)
   np.testing.assert_allclose(grads["logprobs"], case["grad_logprobs"], rtol=1e-10, atol=1e-15)
@@ -84,30 +72,10 @@ def test_loss_and_gradient_are_the_reference(x64, compiler_options, name, index)
   assert ("clip_fraction" in case) == ("actor/pg_clipfrac" in metrics)
   if "clip_fraction" in case:
     np.testing.assert_allclose(metrics["actor/pg_clipfrac"], case["clip_fraction"], rtol=1e-12)
-  # The parts add up to the whole. The centred loss is another view of the policy part, not a part.
-  parts = [x for key, x in metrics.items() if key.endswith("_loss") and key != "sapo/centred_loss"]
+  # The parts add up to the whole.
+  parts = [x for key, x in metrics.items() if key.endswith("_loss")]
   np.testing.assert_allclose(sum(parts), metrics["actor/loss"], rtol=1e-10)
   assert metrics["actor/loss"] == loss
-
-
-@pytest.mark.parametrize("name", GOLDEN["objectives"])
-def test_reference_gradient_is_that_of_the_reference_loss(name):
-  """The stop-gradients are held fixed."""
-  for case in GOLDEN["objectives"][name]["cases"]:
-    fields = [field for field in case["reads"] if field != "groups"]
-    inputs, step = {field: GOLDEN["inputs"][case["inputs"]][field] for field in fields}, 1e-6
-    for field, expected in (("logprobs", case["grad_logprobs"]), ("values", case.get("grad_values"))):
-      if expected is None:
-        continue
-      slopes = np.zeros(np.shape(expected))
-      for i in np.ndindex(slopes.shape):
-        losses = []
-        for sign in (1, -1):
-          moved = np.array(inputs[field])
-          moved[i] += sign * step
-          losses.append(reference.reference(name, case["settings"], inputs | {field: moved.tolist()}, at=inputs["logprobs"]).loss)
-        slopes[i] = (losses[0] - losses[1]) / (2 * step)
-      np.testing.assert_allclose(slopes, expected, rtol=1e-6, atol=2e-9, err_msg=str(case["settings"]))
 
 
 def slopes(function, x, step=1e-6):
@@ -120,53 +88,53 @@ def slopes(function, x, step=1e-6):
   return result
 
 
-def top_entropy_arrays(case):
-  """Returns the fields that a case of the mask reads, with NaN at other tokens."""
-  counted = np.array(GOLDEN["inputs"][case["inputs"]]["mask"]) > 0
-  fields = {field: np.array(GOLDEN["inputs"][case["inputs"]][field], float) for field in case["reads"] if field != "old_entropy"}
-  fields["old_entropy"] = np.array(GOLDEN["corrections"]["top_entropy"]["old_entropy"])
-  return {field: jnp.asarray(x if field == "mask" else np.where(counted, x, np.nan)) for field, x in fields.items()}
+def check_slopes(name, settings, case, **correction):
+  """Checks the gradients of a case by differences of the reference's loss, with stop-gradients held."""
+  inputs = {field: GOLDEN["inputs"][case["inputs"]][field] for field in case["reads"] if field not in ("groups", "old_entropy")}
+  loss_of = functools.partial(reference.reference, name, settings, at=inputs["logprobs"], **correction)
+  for field in ("logprobs", "values"):
+    if f"grad_{field}" in case:
+      actual = slopes(lambda x, field=field: loss_of(inputs | {field: x.tolist()}).loss, np.array(inputs[field]))
+      np.testing.assert_allclose(actual, case[f"grad_{field}"], rtol=1e-6, atol=2e-9, err_msg=str(settings))
+
+
+@pytest.mark.parametrize("name", GOLDEN["objectives"])
+def test_reference_gradient_is_that_of_the_reference_loss(name):
+  for case in GOLDEN["objectives"][name]["cases"]:
+    check_slopes(name, case["settings"], case)
 
 
 @pytest.mark.parametrize("index", range(len(GOLDEN["corrections"]["top_entropy"]["cases"])))
-def test_the_mask_of_the_top_entropies_is_the_reference(x64, compiler_options, index):
+def test_the_mask_of_the_top_entropies_is_the_reference(x64, index):
   section = GOLDEN["corrections"]["top_entropy"]
   case = section["cases"][index]
   assert section["defaults"] == {"share": inspect.signature(CORRECTIONS["top_entropy"]).parameters["share"].default}
   objective = corrected(objectives.make(case["objective"], **case["objective_settings"]), top_entropy=case["settings"]["share"])
-  arrays = top_entropy_arrays(case)
+  inputs = GOLDEN["inputs"][case["inputs"]] | {"old_entropy": section["old_entropy"]}
+  arrays = with_junk({field: np.array(inputs[field], float) for field in case["reads"]})
   loss_fn = lambda logprobs: value(objective, **(arrays | {"logprobs": logprobs}))
-  (loss, metrics), grad = jax.jit(jax.value_and_grad(loss_fn, has_aux=True), compiler_options=compiler_options)(arrays["logprobs"])
+  (loss, metrics), grad = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(arrays["logprobs"])
   np.testing.assert_allclose(loss, case["loss"], rtol=1e-10)
   np.testing.assert_allclose(grad, case["grad_logprobs"], rtol=1e-10, atol=1e-15)
   kept, counted = np.array(case["kept"]), np.array(arrays["mask"]) > 0
   assert 0 < kept.sum() < counted.sum() and not np.any(kept[~counted])
   np.testing.assert_allclose(metrics["actor/kept_fraction"], kept.sum() / counted.sum())
-  zeros = jnp.zeros(kept.shape, int)
-  batch = TrainBatch(zeros, zeros, zeros, arrays["mask"], arrays["advantages"], arrays["old_logprobs"], old_entropy=arrays["old_entropy"])
-  np.testing.assert_array_equal(np.where(counted, objective.prepare(batch).importance, 0), kept)
+  np.testing.assert_array_equal(np.where(counted, objective.prepare(as_batch(arrays)[1]).importance, 0), kept)
 
 
 def test_the_reference_gradient_under_the_mask_is_that_of_its_loss():
   for case in GOLDEN["corrections"]["top_entropy"]["cases"]:
-    inputs = {field: GOLDEN["inputs"][case["inputs"]][field] for field in case["reads"] if field != "old_entropy"}
-    arguments, share = (case["objective"], case["objective_settings"]), case["settings"]["share"]
-
-    def loss(logprobs, arguments=arguments, inputs=inputs, share=share):
-      at = inputs["logprobs"]
-      return reference.reference(*arguments, inputs | {"logprobs": logprobs.tolist()}, at=at, top_entropy=share).loss
-
-    np.testing.assert_allclose(slopes(loss, np.array(inputs["logprobs"])), case["grad_logprobs"], rtol=1e-6, atol=2e-9)
+    check_slopes(case["objective"], case["objective_settings"], case, top_entropy=case["settings"]["share"])
 
 
-def test_divergences_from_a_teacher_are_the_reference(x64, compiler_options):
+def test_divergences_from_a_teacher_are_the_reference(x64):
   section = GOLDEN["divergences"]
   assert section["defaults"] == {"temperature": inspect.signature(objectives.divergence).parameters["temperature"].default}
   mask, student, teacher = (np.array(section["inputs"][field]) for field in ("mask", "student_logits", "teacher_logits"))
   hidden = np.where(mask[..., None] > 0, student, np.nan)
   for case in section["cases"]:
     of_student = jax.value_and_grad(lambda x, case=case: objectives.divergence(x, teacher, mask, **case["settings"]))
-    loss, grad = jax.jit(of_student, compiler_options=compiler_options)(hidden)
+    loss, grad = jax.jit(of_student)(hidden)
     np.testing.assert_allclose(loss, case["loss"], rtol=1e-10)
     np.testing.assert_allclose(grad, case["grad_student_logits"], rtol=1e-10, atol=1e-13)
     # The output head has the same gradient by hand, of one chunk of tokens.
@@ -222,12 +190,12 @@ def test_by_hand(evaluate):
   np.testing.assert_allclose([metrics["gate/min"], metrics["gate/mean"], metrics["gate/max"]], [0, 1 / 6, 0.5], rtol=1e-6)
 
 
-def test_prefixes_by_hand(compiler_options):
+def test_prefixes_by_hand(evaluate):
   # μ = .5 at every token, π = .6, .7, .5; weights w = 1, .9, .8; D = .1, .2, 0, whose 90 % quantile
   # is .18, so b = min(.18, .04) = .04. Z = .1, .18, 0; room min(.15, .15 + .04·W − S) = .15, then
   # .15 + .04 − .1 = .09: the second token is dropped for A > 0.
   logprobs, old_logprobs, ones = np.log([[0.6, 0.7, 0.5]]), np.log([[0.5, 0.5, 0.5]]), np.ones((1, 3))
-  cppo = functools.partial(compiled.evaluate, "cppo", {"anchor": "old"}, compiler_options=compiler_options)
+  cppo = functools.partial(evaluate, "cppo", anchor="old")
   batch = {"logprobs": logprobs, "old_logprobs": old_logprobs, "mask": ones}
   loss, metrics, _ = cppo(batch | {"advantages": ones})
   np.testing.assert_allclose(loss, -(1.2 + 0 + 1) / 3, rtol=1e-6)
@@ -244,7 +212,7 @@ def test_prefixes_by_hand(compiler_options):
   # Ratios 2, 1/2, 3 with prefix minima 1, 2, 1/2: weights 2, 1 and 1.5.
   logprobs, ones = np.log([[0.5, 0.25, 0.75]]), np.ones((1, 3))
   batch = {"logprobs": logprobs, "old_logprobs": np.log([[0.25, 0.5, 0.25]]), "mask": ones, "advantages": ones}
-  loss, _, _ = compiled.evaluate("minpro", {}, batch, compiler_options)
+  loss, _, _ = evaluate("minpro", batch)
   np.testing.assert_allclose(loss, -np.dot([2, 1, 1.5], logprobs[0]) / 3, rtol=1e-6)
 
 

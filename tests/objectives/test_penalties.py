@@ -24,8 +24,8 @@ from jaxrl_llm.objectives.penalties import (
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.segments import reduce_metrics, token_mean
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
+from tests.objectives.batches import as_batch, with_junk
 
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 every_estimator = pytest.mark.parametrize("estimator", KL_ESTIMATORS)
 
 
@@ -36,7 +36,7 @@ def batch_of(old_logprobs, ref_logprobs, **changes):
   return batch._replace(**changes)
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST_COMPILE)
+@functools.partial(jax.jit, static_argnums=0)
 def penalty_and_gradient(estimator, logprobs, batch):
   """Computes the value at each token and its derivative in that token's log-probability."""
   values, vjp, metrics = jax.vjp(lambda x: kl_penalty(0.5, estimator)(PolicyOutputs(x), batch), logprobs, has_aux=True)
@@ -76,7 +76,7 @@ def test_values_and_gradients_are_those_of_the_peers(x64, estimator):
 # By enumeration of a small vocabulary -------------------------------------------------------------
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST_COMPILE)
+@functools.partial(jax.jit, static_argnums=0)
 def expectations(estimator, logits, sampling_logprobs, ref_logprobs):
   """Computes the expected penalty, and its gradient in the logits of π, over drawn tokens."""
   probabilities = jnp.exp(sampling_logprobs)
@@ -181,33 +181,23 @@ def test_extreme_policies_stay_finite(estimator):
 
 
 def test_in_an_objective_junk_outside_the_mask_changes_nothing_and_the_coefficient_scales(x64, make_batch):
-  arrays = make_batch()
-  mask = arrays["mask"]
-  fields = ("mask", "advantages", "old_logprobs", "ref_logprobs")
+  arrays, objective = make_batch(), grpo(kl_coef=0.5, kl_estimator="weighted_k3")
+  arrays["kl_coefs"] = np.full(arrays["mask"].shape, 0.25)
 
-  def run(arrays, kl_coefs):
-    batch = batch_of(*[arrays[name] for name in ("old_logprobs", "ref_logprobs")], kl_coefs=jnp.asarray(kl_coefs))
-    batch = batch._replace(**{name: jnp.asarray(arrays[name]) for name in fields})
-    return objective(jnp.asarray(arrays["logprobs"]), batch)
+  @jax.jit
+  def run(outputs, batch):
+    weights = objective.weigh(batch.mask, batch.segments)
 
-  built = grpo(kl_coef=0.5, kl_estimator="weighted_k3")
-
-  @functools.partial(jax.jit, compiler_options=FAST_COMPILE)
-  def objective(logprobs, batch):
-    weights = built.weigh(batch.mask, batch.segments)
-
-    def loss_fn(x):
-      losses, metrics = built.token_loss(PolicyOutputs(x), batch)
+    def loss_fn(logprobs):
+      losses, metrics = objective.token_loss(outputs._replace(logprobs=logprobs), batch)
       return jnp.sum(weights * losses), reduce_metrics(metrics, batch.mask, weights)
 
-    return jax.value_and_grad(loss_fn, has_aux=True)(logprobs)
+    return jax.value_and_grad(loss_fn, has_aux=True)(outputs.logprobs)
 
-  (loss, metrics), gradient = run(arrays, np.full(mask.shape, 0.25))
+  (loss, metrics), gradient = run(*as_batch(arrays))
   np.testing.assert_allclose(loss, metrics["actor/pg_loss"] + metrics["actor/kl_loss"], rtol=1e-14)
   np.testing.assert_allclose(metrics["actor/kl_coef"], 0.25, rtol=1e-15)
-  junk = np.resize([1e4, -np.inf, np.nan, np.inf, -1e4], mask.shape)
-  dirty = {name: x if name == "mask" else np.where(mask > 0, x, junk) for name, x in arrays.items()}
-  (dirty_loss, _), dirty_gradient = run(dirty, np.where(mask > 0, 0.25, np.nan))
+  (dirty_loss, _), dirty_gradient = run(*as_batch(with_junk(arrays)))
   np.testing.assert_array_equal(dirty_loss, loss)
   np.testing.assert_array_equal(dirty_gradient, gradient)
 
