@@ -13,12 +13,13 @@ import pytest
 from jaxrl_llm.advantages import (
   batch_scaled_advantages,
   group_advantages,
+  gtpo_advantages,
   leave_one_out_advantages,
   maxrl_advantages,
   pass_at_k_advantages,
   per_reward_advantages,
 )
-from jaxrl_llm.objectives import make, value
+from tests.advantages import reference
 
 ESTIMATORS = {
   "group": group_advantages,
@@ -30,7 +31,9 @@ ESTIMATORS = {
   "pass_at_2_centred": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=2, normalize_std=False),
   "per_reward": lambda rewards, group_size: per_reward_advantages([rewards, 2 * rewards], [1.0, 0.3], group_size),
 }
-JITTED = {name: jax.jit(estimate, static_argnums=1) for name, estimate in ESTIMATORS.items()}
+# A shift of all rewards changes the advantages of MaxRL.
+ALL = ESTIMATORS | {"maxrl": maxrl_advantages}
+JITTED = {name: jax.jit(estimate, static_argnums=1) for name, estimate in ALL.items()}
 
 
 def rewards_of(draw, group_size, num_groups=2):
@@ -52,27 +55,6 @@ def test_matches_a_loop(x64):
   # The centred reward is (G − 1)/G of the leave-one-out advantage.
   others = (np.repeat(rewards.reshape(-1, 6).sum(1), 6) - rewards) / 5
   np.testing.assert_allclose(group_advantages(rewards, 6, normalize_std=False), 5 / 6 * (rewards - others), rtol=1e-10, atol=1e-14)
-
-
-def test_invariances(x64):
-  rewards = np.random.default_rng(1).standard_normal(16)
-  settings = {"eps": 0.0, "unbiased": False}
-  a = np.asarray(group_advantages(rewards, 8, **settings)).reshape(2, 8)
-  np.testing.assert_allclose(a.mean(1), 0, atol=1e-14)
-  np.testing.assert_allclose(a.std(1), 1, rtol=1e-12)
-  np.testing.assert_allclose(group_advantages(3 * rewards + 7, 8, **settings), a.ravel(), rtol=1e-10)
-  np.testing.assert_allclose(group_advantages(-2 * rewards, 8, **settings), -a.ravel(), rtol=1e-10)
-  order = np.random.default_rng(2).permutation(8)
-  np.testing.assert_allclose(group_advantages(rewards[:8][order], 8, **settings), a[0][order], rtol=1e-10)
-
-
-@pytest.mark.parametrize("correct", [1, 3, 7])
-def test_closed_form_for_right_and_wrong(x64, correct):
-  rewards = np.array([1.0] * correct + [0.0] * (8 - correct))
-  p = correct / 8
-  a = group_advantages(rewards, 8, eps=0.0, unbiased=False)
-  np.testing.assert_allclose(a[0], ((1 - p) / p) ** 0.5, rtol=1e-12)
-  np.testing.assert_allclose(a[-1], -((p / (1 - p)) ** 0.5), rtol=1e-12)
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 1 / 3, 1e6])
@@ -137,7 +119,7 @@ def test_invariances_of_every_estimator(data, group_size, name):
         assert np.all(advantages == 0)
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", sorted(ALL))
 @pytest.mark.parametrize("group_size", [3, 7])
 def test_equal_rewards_give_no_advantage_in_any_estimator(name, group_size):
   rewards = np.concatenate([np.full(group_size, 0.1), np.arange(group_size), np.full(group_size, 1e6 / 3)]).astype(np.float32)
@@ -145,29 +127,11 @@ def test_equal_rewards_give_no_advantage_in_any_estimator(name, group_size):
   assert np.all(a[[0, 2]] == 0) and np.any(a[1] != 0) and a.dtype == np.float32
 
 
-@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"per_reward", "batch_scaled"}))
-def test_in_every_estimator_a_nan_stays_in_its_group(name):
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_in_every_estimator_a_nan_stays_in_its_group_or_reaches_the_statistics_of_the_batch(name):
   rewards = np.array([1, 0, 0.5, np.nan, 1, 2, 0, 1, 1], np.float32)
   a = np.asarray(JITTED[name](rewards, 3)).reshape(3, 3)
-  assert np.all(np.isnan(a[1])) and np.all(np.isfinite(a[[0, 2]]))
-
-
-def test_a_group_without_signal_has_no_gradient(x64):
-  advantages = group_advantages(np.full(4, 0.1), 4)
-  rng = np.random.default_rng(3)
-  old_logprobs, mask = -rng.uniform(0.5, 3, (4, 5)), np.ones((4, 5))
-  # Below the old log-probabilities no clip binds for A > 0.
-  logprobs = old_logprobs - 0.3 * rng.random((4, 5))
-  grad = jax.jit(jax.grad(lambda x, a: value(make("grpo", kl_coef=0.0), x, old_logprobs, a, mask)[0]))
-  assert np.all(grad(logprobs, advantages) == 0) and np.all(grad(logprobs, advantages + 0.1) != 0)
-
-
-def test_leave_one_out_by_hand_and_by_loop(x64):
-  rewards = np.random.default_rng(4).standard_normal(20)
-  expected = [r - (sum(group) - r) / 4 for group in rewards.reshape(-1, 5) for r in group]
-  actual = leave_one_out_advantages(rewards, 5)
-  np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-14)
-  np.testing.assert_allclose(group_advantages(rewards, 5, normalize_std=False), 4 / 5 * actual, rtol=1e-12)
+  assert np.all(np.isnan(a[1])) and np.all(np.isnan(a[[0, 2]]) == (name in ("per_reward", "batch_scaled")))
 
 
 @pytest.mark.parametrize(("estimate", "factor"), [(JITTED["leave_one_out"], 1), (JITTED["group_centred"], 2 / 3)])
@@ -186,21 +150,6 @@ def test_expected_gradient_by_enumeration(x64, estimate, factor, baseline):
     advantages = np.asarray(estimate(rewards[list(group)] + baseline, 3))
     total += np.prod(policy[list(group)]) * np.mean([a * score[i] for a, i in zip(advantages, group)], axis=0)
   np.testing.assert_allclose(total, factor * true, rtol=1e-10)
-
-
-def test_maxrl_matches_a_loop(x64):
-  rng = np.random.default_rng(9)
-  rewards = np.concatenate([rng.random(5), [0.0] * 5, [1, 0, 0, 0, 0], [0.7] * 5, [-1.0, 0.5, 0, 0, 0]])
-  expected = []
-  for group in rewards.reshape(-1, 5):
-    earned = [max(r, 0.0) for r in group]
-    mean = sum(earned) / 5
-    expected += [(r - mean) / mean if mean > 0 else 0.0 for r in earned]
-  actual = np.asarray(maxrl_advantages(rewards, 5))
-  np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-14)
-  assert np.all(actual.reshape(-1, 5)[[1, 3]] == 0) and actual[10] == actual[21] == 4
-  spoilt = np.asarray(maxrl_advantages(np.where(np.arange(25) == 7, np.nan, rewards), 5)).reshape(-1, 5)
-  assert np.all(np.isnan(spoilt[1])) and np.all(np.isfinite(spoilt[[0, 2, 3, 4]]))
 
 
 @pytest.mark.parametrize("rewards", [[1, -0.99, 0, 0], [1, -1, 0, 0], [1, 0, -0.6, -0.6], [0.01, 0, 0, -5], [-1, -2, -3, -4]])
@@ -227,15 +176,6 @@ def test_the_expected_gradient_of_maxrl_is_that_of_the_truncated_likelihood(x64,
   np.testing.assert_allclose(total, expected, rtol=1e-10, atol=1e-14)
 
 
-def test_the_batch_s_deviation_matches_a_loop(x64):
-  rewards = np.concatenate([np.random.default_rng(10).standard_normal(8) * [1, 1, 1, 1, 9, 9, 9, 9], [0.1] * 4])
-  centred = [r - sum(group) / 4 for group in rewards.reshape(-1, 4) for r in group]
-  deviation = math.sqrt(sum(x * x for x in centred) / 11)
-  actual = batch_scaled_advantages(rewards, 4, eps=1e-3)
-  np.testing.assert_allclose(actual[:8], [x / (deviation + 1e-3) for x in centred[:8]], rtol=1e-10)
-  assert np.all(actual[8:] == 0) and np.all(np.isnan(batch_scaled_advantages(np.array([1.0, np.nan, 3, 4]), 2)))
-
-
 def test_a_group_with_too_few_rewards_is_left_out():
   rewards, valid = np.float32([3, 1, 2, 0, 4, 9]), np.array([True] * 4 + [False, True])
   np.testing.assert_allclose(leave_one_out_advantages(rewards, 3, valid=valid, min_valid=3), [1.5, -1.5, 0, 0, 0, 0], atol=1e-6)
@@ -244,30 +184,17 @@ def test_a_group_with_too_few_rewards_is_left_out():
     leave_one_out_advantages(rewards, 3, valid=valid, min_valid=4)
 
 
-def best_of_subsets(rewards, k, eps, normalize_std):
-  """Computes the definition by enumeration of all subsets."""
-  subsets = list(itertools.combinations(range(len(rewards)), k))
-  best = [max(rewards[i] for i in subset) for subset in subsets]
-  mean = sum(best) / len(best)
-  std = math.sqrt(sum((b - mean) ** 2 for b in best) / len(best))
-  result = []
-  for i in range(len(rewards)):
-    mine = [b for b, subset in zip(best, subsets) if i in subset]
-    result.append((sum(mine) / len(mine) - mean) / (std + eps if normalize_std else 1))
-  return result
-
-
 @pytest.mark.parametrize("group_size", [1, 2, 7])
 def test_pass_at_k_matches_all_subsets(x64, group_size):
   rng = np.random.default_rng(5)
-  smooth = rng.standard_normal(group_size)
-  ties = rng.integers(0, 3, group_size) / 2
+  # Rewards without ties, and with.
+  rewards = np.concatenate([rng.standard_normal(group_size), rng.integers(0, 3, group_size) / 2])
+  batch = {"rewards": rewards.tolist(), "mask": [[1]] * (2 * group_size)}
   for k in range(1, group_size + 1):
     for normalize_std in (True, False):
-      settings = {"k": k, "eps": 1e-3, "normalize_std": normalize_std}
-      expected = np.concatenate([best_of_subsets(group, **settings) for group in (smooth, ties)])
-      actual = pass_at_k_advantages(np.concatenate([smooth, ties]), group_size, **settings)
-      np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-13)
+      expected = reference.pass_at_k({"pass_k": k, "normalize_std": normalize_std}, batch, group_size)
+      actual = pass_at_k_advantages(rewards, group_size, k=k, normalize_std=normalize_std)
+      np.testing.assert_allclose(actual, list(expected.values()), rtol=1e-10, atol=1e-13)
       assert k < group_size or np.all(actual == 0)
 
 
@@ -299,24 +226,6 @@ def test_pass_at_k_of_large_groups():
   assert np.all(np.isfinite(a)) and np.all(a.reshape(2, -1).argmax(1) == rewards.reshape(2, -1).argmax(1))
 
 
-@pytest.mark.parametrize("normalize_std", [True, False])
-def test_per_reward_matches_a_loop(x64, normalize_std):
-  rng = np.random.default_rng(8)
-  parts, weights = rng.standard_normal((3, 12)) * [[1], [100], [1e-2]], [1.0, 0.25, -2.0]
-  total = np.zeros(12)
-  for part, weight in zip(parts, weights):
-    for start in range(0, 12, 4):
-      group = part[start : start + 4]
-      mean = sum(group) / 4
-      std = math.sqrt(sum((r - mean) ** 2 for r in group) / 3)
-      total[start : start + 4] += [weight * (r - mean) / (std + 1e-3 if normalize_std else 1) for r in group]
-  mean = sum(total) / 12
-  std = math.sqrt(sum((x - mean) ** 2 for x in total) / 11 + 1e-8)
-  settings = {"normalize_std": normalize_std} | ({"eps": 1e-3} if normalize_std else {})
-  actual = per_reward_advantages(parts, weights, 4, **settings)
-  np.testing.assert_allclose(actual, (total - mean) / std, rtol=1e-10, atol=1e-13)
-
-
 def test_a_large_reward_does_not_drown_a_small_one(x64):
   parts = np.array([[1, 0, 1, 0], [0, 500, 500, 0]], float)
   a = per_reward_advantages(parts, [1.0, 1.0], 2, eps=0.0)
@@ -341,6 +250,7 @@ def test_a_single_sample_has_no_per_reward_advantage():
     (lambda x: pass_at_k_advantages(x, 4, k=2, eps=-1.0), "^eps: found -1.0"),
     (lambda x: pass_at_k_advantages(x.reshape(2, 4), 4, k=2), r"^rewards: found shape \(2, 4\), expected \[N\] with"),
     (lambda x: group_advantages(x.astype(complex), 4), "^rewards: found complex64, expected real numbers$"),
+    (lambda x: gtpo_advantages(x, np.ones((8, 2)), np.ones((8, 2)), 3), r"^rewards: found shape \(8,\), expected \[N\] with N a multiple"),
     (lambda x: per_reward_advantages(x, [1.0], 4), r"^parts: found shape \(8,\), expected \[K, N\]$"),
     (lambda x: per_reward_advantages([x, x], [1.0], 4), r"^weights: found shape \(1,\), expected \[K\] = \(2,\)"),
     (lambda x: per_reward_advantages([x, x], [1.0, 1.0], 3), r"^parts: found shape \(2, 8\), expected \[K, N\] with N a multiple"),
