@@ -173,6 +173,7 @@ COVERING = [
   ("dense", (), 8, "shared"),
   ("sparse", (("expert", 2), ("context", 2), ("tensor", 2)), 16, "shared"),
 ]
+BY_DEFAULT = (0, 12)  # Sharded weights, and micro-batches that share prompts.
 FEW = {0, 4, 8, 11, 13}  # Cases that contain each choice at least once, and one with three axes.
 FULL = itertools.product(MODELS, [(), *(((axis, n),) for axis in SPLITS for n in DEVICES)], AT_ONCE, LAYOUTS)
 REST = [
@@ -201,7 +202,7 @@ def test_every_choice_is_among_the_few():
 
 
 @pytest.mark.parametrize(
-  "case", [pytest.param(case, marks=pytest.mark.slow if i in FEW else pytest.mark.exhaustive) for i, case in enumerate(COVERING)], ids=label
+  "case", few(map(pytest.param, COVERING), *BY_DEFAULT, rest="slow", by_hand=sorted({*range(len(COVERING))} - FEW)), ids=label
 )
 def test_no_split_changes_an_update(case):
   check(*case)
