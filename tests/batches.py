@@ -38,6 +38,6 @@ def logprobs_of(logits_fn):
 
 
 def bigram_outputs(params, batch, **filters):
-  """Computes the outputs of a policy whose logits after each token are a row of `params["table"]`."""
+  """Computes the outputs of a policy whose logits after a token are a row of its table."""
   logits = lambda table, tokens, positions, segments: table[tokens]
   return policy_outputs(logprobs_of(logits), make_filter(**filters), params["table"], batch)

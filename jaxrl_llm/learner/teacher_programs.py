@@ -25,7 +25,7 @@ class TeacherPrograms(NamedTuple):
   Attributes:
     model: Pure functions of the teacher's params.
     abstract_params: Shapes, dtypes and shardings of the params.
-    score: `(params, rows) -> Scores` of the rows of a batch, or of rows that only the teacher reads.
+    score: `(params, rows) -> Scores` of rows of a batch, or of those that only the teacher reads.
   """
 
   model: Model

@@ -7,7 +7,7 @@ from jaxrl_llm.advantages.estimators import Evidence, make_credit
 
 
 def test_the_baselines_of_roles_are_metrics():
-  """Two games of two turns each, of which the second role wins the first and nobody the second."""
+  """Two games of two turns each, of which the second role wins the first."""
   ones, won = jnp.ones((2, 2)), jnp.array([[0.0, 1.0], [0.0, 0.0]])
   credit = make_credit("rae", 2, decay=0.5)(Evidence(jnp.ones(2), jnp.ones((1, 2)), ones, step_rewards=won, step_ends=ones > 0))
   assert {name: float(x) for name, x in credit.metrics.items()} == {"critic/baseline/role_0": -0.25, "critic/baseline/role_1": 0.25}

@@ -89,7 +89,7 @@ def slopes(function, x, step=1e-6):
 
 
 def check_slopes(name, settings, case, **correction):
-  """Checks the gradients of a case by differences of the reference's loss, with stop-gradients held."""
+  """Checks a case's gradients by differences of the reference's loss, stop-gradients held fixed."""
   inputs = {field: GOLDEN["inputs"][case["inputs"]][field] for field in case["reads"] if field not in ("groups", "old_entropy")}
   loss_of = functools.partial(reference.reference, name, settings, at=inputs["logprobs"], **correction)
   for field in ("logprobs", "values"):
