@@ -22,11 +22,9 @@ from collections.abc import Sequence
 
 from jaxrl_llm.config import command_line
 from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.messages import INTERRUPTED, refuse
 from jaxrl_llm.run.jobs.evaluate import request as request_lib
 from jaxrl_llm.workdir.bucket.copies import NotSentError, give_back
-
-USAGE_ERROR = 2
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,19 +55,13 @@ def main(argv: Sequence[str]) -> int:
       if request.given is not None and (sent := give_back(request.given, request.source.path, [request.samples, request.out])):
         print(f"sent to {sent.rpartition('/')[0]}")
     except (NoRewardError, OutOfMemoryError, EngineError, NotSentError) as error:
-      return _refuse(error, 1)
+      return refuse(error, 1)
   except UsageError as error:
-    return _refuse(error, USAGE_ERROR)
+    return refuse(error)
   except KeyboardInterrupt:
     print("interrupted; nothing was written", file=sys.stderr)
     return INTERRUPTED
   return 0
-
-
-def _refuse(error: Exception, status: int) -> int:
-  for line in str(error).splitlines():
-    print(f"error: {line}", file=sys.stderr)
-  return status
 
 
 if __name__ == "__main__":

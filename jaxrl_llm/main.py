@@ -32,14 +32,10 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import changes, check, command_line, fields
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.messages import MissingPackageError
+from jaxrl_llm.messages import INTERRUPTED, RESTART, USAGE_ERROR, MissingPackageError, refuse
 from jaxrl_llm.workdir import claim, logs
 from jaxrl_llm.workdir.bucket import address
 from jaxrl_llm.workdir.bucket.copies import localize
-
-USAGE_ERROR = 2
-PREEMPTED = 42  # Pod launchers take this status as a request to restart the run.
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,9 +69,7 @@ def main(argv: Sequence[str]) -> int:
       return train_or_tell(config, workdir, **options)
     return train_in_bucket(config, workdir, **options)
   except (UsageError, claim.WorkdirError) as error:
-    for line in str(error).splitlines():
-      print(f"error: {line}", file=sys.stderr)
-    return USAGE_ERROR
+    return refuse(error)
 
 
 def train_or_tell(
@@ -156,8 +150,7 @@ def check_replay(config: ConfigDict, workdir: Path, replay: Path) -> None:
 
 
 def train_in(
-  config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False, replay: Path | None = None,
-  ready: Callable[[], None] = lambda: None,
+  config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool, replay: Path | None, ready: Callable[[], None]
 ) -> int:
   """Starts JAX and trains, together with the run's other processes if there are any.
 
@@ -195,19 +188,17 @@ def train_in(
     starting = job.start_run if replay is None else partial(job.start_run, replay=replay)
     try:
       with hosts.together(plain):
-        run, log = begin_attempt(
-          config, workdir, starting, command=command, ending=ending, allow_changes=allow_changes, notes=(flags,)
-        )
+        run, log = begin_attempt(config, workdir, starting, command=command, ending=ending, allow_changes=allow_changes, note=flags)
         ready()
         try:
           with hosts.interruptible(run.progress.note):
             summary = job.proceed(run)
         except stop.PreemptedError as error:  # Raised in every process, like the next ones.
           tell(error, log)
-          return INTERRUPTED if hosts.interrupted() else PREEMPTED
+          return INTERRUPTED if hosts.interrupted() else RESTART
         except ReplayLost as error:
           tell(f"{error}; the same command resumes from the last checkpoint", log)
-          return PREEMPTED
+          return RESTART
         except own_ends as error:
           tell(error, log)
           return 1
@@ -234,9 +225,9 @@ def tell(error: Exception | str, log: logs.Log) -> None:
 
 
 def begin_attempt(
-  config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool = False,
-  notes: Sequence[str] = (),
-):
+  config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool,
+  note: str,
+) -> tuple[Any, logs.Log]:
   """Starts an attempt at a run in a workdir that process 0 claims for all processes.
 
   Args:
@@ -247,7 +238,7 @@ def begin_attempt(
     ending: Stack that closes the log when the process ends.
     allow_changes: Whether an existing run in the workdir may have had another config or other
       devices.
-    notes: First lines of the log.
+    note: First line of the log.
 
   Returns:
     The result of `start`, and the log of this attempt.
@@ -268,8 +259,7 @@ def begin_attempt(
     claim.expect(workdir)
     attempt = hosts.on_main(lambda: logs.number(workdir / "logs"))
     log = ending.enter_context(logs.logged(workdir / "logs", attempt, process=jax.process_index(), command=command))
-    for line in notes:
-      log.write(line)
+    log.write(note)
     other = hosts.on_main(lambda: changes.check_devices(workdir, jax.device_count(), allowed=allow_changes))
     differing = hosts.on_main(lambda: claim.describe_changes(workdir, config.to_dict()))
     for line in (*differing, *filter(None, [other])):
@@ -312,11 +302,9 @@ def dry_run(config: ConfigDict) -> int:
       messages = [str(error)]
     except (MissingPackageError, ValueError) as error:
       messages = str(error).splitlines()
-  for line in messages:
-    print(f"error: {line}", file=sys.stderr)
   rest = f"nothing prevents the run, but look at {doubts} line(s) above: {CAREFUL}..." if doubts else "no problem found"
   print(f"{len(messages)} problem(s) found" if messages else rest)
-  return USAGE_ERROR if messages else 0
+  return refuse("\n".join(messages)) if messages else 0
 
 
 def pilot(config: ConfigDict) -> int:

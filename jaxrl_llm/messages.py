@@ -1,11 +1,22 @@
-"""Shared wording of messages: wrong settings, likely intended names, one-line errors.
+"""Shared wording of messages, and the exit statuses of commands.
 
-Every package may import this module; it needs the standard library only.
+Wrong settings, likely intended names, one-line errors. Every package may import this module; it
+needs the standard library only.
 """
 
 import difflib
+import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+USAGE_ERROR = 2
+"""Exit status after bad input."""
+
+RESTART = 42
+"""Exit status of a process that its launcher should start again, as the launchers of pods do."""
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
 
 
 class MissingPackageError(ImportError):
@@ -130,3 +141,10 @@ def one_line(error: BaseException | str, *, typed: bool = True, limit: int = 200
   if len(text) <= limit:
     return text
   return f"{text[: limit - tail]} ... {text[-tail:]}" if tail else f"{text[:limit]}..."
+
+
+def refuse(error: Exception | str, status: int = USAGE_ERROR) -> int:
+  """Prints each line of an error to stderr, and returns the exit status of the command."""
+  for line in str(error).splitlines():
+    print(f"error: {line}", file=sys.stderr)
+  return status

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_llm import __version__
-from jaxrl_llm.messages import did_you_mean, shown
+from jaxrl_llm.messages import USAGE_ERROR, did_you_mean, refuse, shown
 
-USAGE_ERROR = 2
 SWEEPS = Path("experiments", "launch", "__main__.py")
 """File of the sweep launcher, which is part of the repository and not of the package."""
 
@@ -66,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   name, rest = args[0], args[1:]
   if name not in COMMANDS:
     hint = did_you_mean(name, COMMANDS, "; did you mean jaxrl-llm {}?")
-    print(f"error: jaxrl-llm: found {shown(name)}, expected one of {', '.join(COMMANDS)}{hint}", file=sys.stderr)
-    return USAGE_ERROR
+    return refuse(f"jaxrl-llm: found {shown(name)}, expected one of {', '.join(COMMANDS)}{hint}")
   if name == "launch":
     return launch(rest)
   return run_module(COMMANDS[name].module, [f"{program} {name}", *rest])
@@ -120,8 +118,7 @@ def launch(args: Sequence[str]) -> int:
   """Runs the sweep launcher of the checkout that the current folder is. Returns its exit status."""
   if not SWEEPS.is_file():
     where = f"found no {SWEEPS.parent.as_posix()} in {Path.cwd()}"
-    print(f"error: jaxrl-llm launch: {where}, expected a checkout of the repository, whose sweeps it runs", file=sys.stderr)
-    return USAGE_ERROR
+    return refuse(f"jaxrl-llm launch: {where}, expected a checkout of the repository, whose sweeps it runs")
   return subprocess.call([sys.executable, "-m", "experiments.launch", *args])
 
 

@@ -25,13 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.messages import MissingPackageError, one_line
+from jaxrl_llm.messages import INTERRUPTED, RESTART, MissingPackageError, one_line, refuse
 from jaxrl_llm.run.setup import source as source_lib
 from jaxrl_llm.workdir import claim
-
-USAGE_ERROR = 2
-NO_LEARNER = 42  # Pod launchers take this status as a request to start again.
-INTERRUPTED = 130
 
 _LOOK_S = 0.5
 
@@ -80,9 +76,7 @@ def main(argv: Sequence[str]) -> int:
       return 0
     return _join(args, leave, is_ready)
   except (MissingPackageError, UsageError, ValueError) as error:
-    for line in str(error).splitlines():
-      print(f"error: {line}", file=sys.stderr)
-    return USAGE_ERROR
+    return refuse(error)
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     return INTERRUPTED
@@ -191,8 +185,7 @@ def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: t
       note("the run is finished")
       return 0
     if gate.fingerprint_of(args.workdir) != fingerprint:
-      print("error: the run has another config by now; start this process again", file=sys.stderr)
-      return NO_LEARNER
+      return refuse("the run has another config by now; start this process again", RESTART)
     learner = gate.read_learner(args.workdir)
     if learner is None:
       note("the learner is not there yet")
@@ -208,14 +201,11 @@ def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: t
       except (OSError, WireError) as error:
         note(f"no learner at {':'.join(map(str, args.learner or learner.address))}: {one_line(error, typed=False)}")
       except WeightsRefused as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return refuse(error, 1)
       except Exception as error:  # Of the engine.
-        print(f"error: the engine has failed: {one_line(error)}", file=sys.stderr)
-        return 1
+        return refuse(f"the engine has failed: {one_line(error)}", 1)
     if time.monotonic() > until:
-      print(f"error: no learner within {args.timeout_s:g} s", file=sys.stderr)
-      return NO_LEARNER
+      return refuse(f"no learner within {args.timeout_s:g} s", RESTART)
     leave.wait(_LOOK_S)
   return 0
 

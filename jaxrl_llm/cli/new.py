@@ -13,9 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_llm.messages import Problem, one_line, shown
+from jaxrl_llm.messages import Problem, one_line, refuse, shown
 
-USAGE_ERROR = 2
 TEMPLATE = Path(__file__).resolve().with_name("template")
 _NAME = "my_project"  # Name of the project in the template.
 
@@ -49,8 +48,7 @@ def main(argv: Sequence[str]) -> int:
     name = argv[1]
     write_project(name, Path.cwd())
   except (OSError, ValueError) as error:
-    print(f"error: {one_line(error, typed=False, limit=400)}", file=sys.stderr)
-    return USAGE_ERROR
+    return refuse(one_line(error, typed=False, limit=400))
   print(f"wrote {name}: its README.md says what is where. To train:\n\n  cd {name}\n  jaxrl-llm train --config=configs/{name}.py")
   return 0
 

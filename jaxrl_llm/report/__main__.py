@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_llm.messages import refuse
 from jaxrl_llm.report import SOURCES, write_figure, write_report
 from jaxrl_llm.report.comparison.page import load_arms, write_comparison
 from jaxrl_llm.report.comparison.paper_figure import DEFAULT_METRICS, WIDTHS, draw
@@ -61,9 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
       _compare(args, given)
   except (OSError, ImportError, ValueError) as error:
-    for line in str(error).splitlines():
-      print(f"error: {line}", file=sys.stderr)
-    return 2
+    return refuse(error)
   return 0
 
 

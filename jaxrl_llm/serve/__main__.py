@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from jaxrl_llm.messages import one_line
+from jaxrl_llm.messages import one_line, refuse
 
 KEY_VARIABLE = "JAXRL_LLM_API_KEY"
 _DEFAULT_CONTEXT = 4096
@@ -36,9 +36,7 @@ def main(argv: Sequence[str]) -> int:
     server.check_installed()
     return _serve(args, key)
   except (ImportError, OSError, ValueError) as error:
-    for line in str(error).splitlines():
-      print(f"error: {line}", file=sys.stderr)
-    return 2
+    return refuse(error)
 
 
 def _serve(args: argparse.Namespace, key: str | None) -> int:

@@ -16,6 +16,7 @@ from jaxrl_llm.cli import join
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.decoding.apart import gate
 from jaxrl_llm.decoding.engine.requests import Request
+from jaxrl_llm.messages import RESTART, USAGE_ERROR
 from jaxrl_llm.models import lower_precision
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.workdir import claim
@@ -38,7 +39,7 @@ def test_bad_input_is_one_line_before_jax_starts(tmp_path, capsys, monkeypatch):
     (str(tmp_path),): "without the config.json of a run, expected the --workdir of one",
     (str(tmp_path / "model"),): "without the config.json of a run, expected the --workdir of one",
   }.items():
-    assert join.main(["join", *argv]) == join.USAGE_ERROR
+    assert join.main(["join", *argv]) == USAGE_ERROR
     out, error = capsys.readouterr()
     assert not out and error.count("\n") == 1 and expected in error, error
   assert join.main(["join", "-h"]) == 0 and "WORKDIR" in capsys.readouterr().out
@@ -116,12 +117,12 @@ def test_a_sampler_that_leaves_gives_its_requests_back(workdir):
 
 
 def test_ends_without_a_learner(workdir, capsys):
-  assert Process(workdir, timeout_s=0.1).end() == join.NO_LEARNER
+  assert Process(workdir, timeout_s=0.1).end() == RESTART
   assert "no learner within 0.1 s" in capsys.readouterr().err
   process = Process(workdir)
   (workdir / "later.json").write_text('{"seed": 1}')
   (workdir / "later.json").replace(workdir / "config.json")  # At once, as the process reads it.
-  assert process.end() == join.NO_LEARNER and "another config by now" in capsys.readouterr().err
+  assert process.end() == RESTART and "another config by now" in capsys.readouterr().err
   with gate.open_crew(workdir, limits=LIMITS, fingerprint="another"):
     refused = Process(workdir).end()
     assert isinstance(refused, UsageError) and str(refused).startswith("the learner refuses this sampler: config: found the fingerprint")

@@ -12,10 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxrl_llm.devices import hosts
-
-STUCK = 42
-"""Exit status of a stalled run, as of a preempted one; pod launchers read it as "start it
-again"."""
+from jaxrl_llm.messages import RESTART
 
 SAVE = "checkpoint"
 """Phase of a checkpoint, which the end after SIGTERM never cuts short."""
@@ -91,7 +88,7 @@ class Watchdog:
       "(watchdog.stop_seconds), without saving; the same command resumes from the last checkpoint",
       file=sys.stderr, flush=True,
     )  # fmt: skip
-    self._leave(STUCK)
+    self._leave(RESTART)
 
   def _end(self, phase: str, step: int, since: float, waits_for: Callable[[], str] | None) -> None:
     waited = time.monotonic() - since
@@ -114,7 +111,7 @@ class Watchdog:
       file=sys.stderr, flush=True,
     )  # fmt: skip
     faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-    self._leave(STUCK)
+    self._leave(RESTART)
 
 
 def _asked(waits_for: Callable[[], str]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxrl_llm.config.trackers import PACKAGES, tracker_problems
-from jaxrl_llm.messages import one_line
+from jaxrl_llm.messages import one_line, refuse
 from jaxrl_llm.run.observe.trackers.entry import FOLDER, Tracker, TrackerEntry, open_record
 from jaxrl_llm.run.observe.trackers.sender import send_rows
 
@@ -37,10 +37,8 @@ def main(argv: list[str]) -> int:
   wrong = [str(problem) for problem in tracker_problems([args.tracker])]
   if not (args.workdir / "metrics.jsonl").exists() and not args.follow:
     wrong.append(f"{args.workdir}: found no metrics.jsonl, expected the workdir of a run")
-  for line in wrong:
-    print(f"error: {line}", file=sys.stderr)
   if wrong:
-    return 2
+    return refuse("\n".join(wrong))
   ended = threading.Event()
   if args.follow:
     threading.Thread(target=listen, args=(ended,), daemon=True).start()
@@ -52,8 +50,7 @@ def main(argv: list[str]) -> int:
       notes = send_rows(args.workdir, args.tracker, tracker, lambda: not ended.wait(POLL_SECONDS))
       tracker.close()
   except Exception as error:  # Whatever a tracker raises: the run only says it.
-    print(f"error: {one_line(error, limit=300)}", file=sys.stderr, flush=True)
-    return 1
+    return refuse(one_line(error, limit=300), 1)
   for note in notes:
     print(f"note: {note}", file=sys.stderr, flush=True)
   return 0
