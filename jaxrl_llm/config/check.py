@@ -17,6 +17,9 @@ from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 OF_TOKENIZERS = ("chat", "system", "chat_options", "special_tokens", "pad_token")
 """Fields of `config.task` that only the tokenizer of a checkpoint reads."""
 
+OF_LEARNER = "devices (mesh data x fsdp x expert)"
+"""Name of the shards of an update's rows, for messages."""
+
 
 def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
   """Returns a line for each path that is not a field of the config, with the closest field."""
@@ -355,26 +358,28 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
     sampler_shards: Number of shards of the prompts.
     context: Number of shards of the slots of an update's rows.
   """
-  of_learner = "devices (mesh data x fsdp x expert)"
-  of_sampler = "parts of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else of_learner
-  at_once = config.learner.rows_per_device or 1
+  of_sampler = "parts of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else OF_LEARNER
+  of_slots = "devices (mesh.context), which share the slots of a row"
+  # Without sharding, another check covers the rows that a device takes at a time.
+  at_once = 1 if learner_shards == 1 else config.learner.rows_per_device or 1
   prompts, spare = config.rollout.num_prompts, config.rollout.spare_prompts
-  counts = (
+  for path, values, shards, places, rows in (
     ("rollout.num_prompts" + (" + rollout.spare_prompts" if spare else ""), (prompts + spare,), sampler_shards, of_sampler, 1),
     ("eval.batch_prompts", (config.eval.batch_prompts,), sampler_shards, of_sampler, 1),
     ("rollout.slots", (config.rollout.slots or sampler_shards,), sampler_shards, of_sampler, 1),
-    ("learner.row_buckets", config.learner.row_buckets or (), learner_shards, of_learner, at_once),
-    ("warm_start.row_buckets", config.warm_start.row_buckets or (), learner_shards, of_learner, at_once),
-    ("learner.row_tokens", (config.learner.row_tokens or context,), context, "devices (mesh.context), which share the slots of a row", 1),
-    ("teacher.row_buckets", config.teacher.row_buckets or (), learner_shards, of_learner, at_once),
-    ("teacher.row_tokens", (config.teacher.row_tokens or context,), context, "devices (mesh.context), which share the slots of a row", 1),
-  )
-  for path, values, shards, places, at_once in counts:
-    # Without sharding, another check covers the rows that a device takes at a time.
-    divisor = 1 if shards == 1 else shards * at_once
-    for value in values:
-      if value % divisor:
-        need = f"{shards} {places}" + (f" x {at_once} rows at a time (learner.rows_per_device)" if at_once > 1 else "")
-        yield (
-          f"config.{path}: {value} is not a multiple of {need}; the next multiple is {-(-value // divisor) * divisor}"
-        )
+    ("learner.row_buckets", config.learner.row_buckets or (), learner_shards, OF_LEARNER, at_once),
+    ("warm_start.row_buckets", config.warm_start.row_buckets or (), learner_shards, OF_LEARNER, at_once),
+    ("learner.row_tokens", (config.learner.row_tokens or context,), context, of_slots, 1),
+    ("teacher.row_buckets", config.teacher.row_buckets or (), learner_shards, OF_LEARNER, at_once),
+    ("teacher.row_tokens", (config.teacher.row_tokens or context,), context, of_slots, 1),
+  ):
+    yield from indivisible(path, values, shards, places, rows)
+
+
+def indivisible(path: str, values: Iterable[int], shards: int, places: str, at_once: int) -> Iterator[str]:
+  """Yields a line for each value of a field that shards, each of `at_once` rows, do not divide."""
+  divisor = shards * at_once
+  for value in values:
+    if value % divisor:
+      need = f"{shards} {places}" + (f" x {at_once} rows at a time (learner.rows_per_device)" if at_once > 1 else "")
+      yield f"config.{path}: {value} is not a multiple of {need}; the next multiple is {-(-value // divisor) * divisor}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.check import OF_TOKENIZERS, field_problems, in_config
+from jaxrl_llm.config.check import OF_LEARNER, OF_TOKENIZERS, field_problems, in_config, indivisible
 from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, unread, unused
 from jaxrl_llm.config.trackers import tracker_problems
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of
@@ -150,18 +150,9 @@ def _relations(config: ConfigDict) -> Iterator[str]:
 
 
 def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
-  """Yields a problem for each number of rows that the devices cannot take in equal parts.
+  """Returns a problem for each number of rows that the devices cannot take in equal parts.
 
   `shards` is the number of parts that the devices split the rows into; a device takes
   `learner.rows_per_device` rows at a time.
   """
-  at_once = config.learner.rows_per_device or 1
-  divisor = shards * at_once
-  for rows in config.learner.row_buckets:
-    if rows % divisor:
-      need = f"{shards} devices (mesh data x fsdp x expert)"
-      need += f" x {at_once} rows at a time (learner.rows_per_device)" if at_once > 1 else ""
-      yield (
-        f"config.learner.row_buckets: {rows} is not a multiple of {need}; the next multiple is "
-        f"{-(-rows // divisor) * divisor}"
-      )
+  return indivisible("learner.row_buckets", config.learner.row_buckets, shards, OF_LEARNER, config.learner.rows_per_device or 1)
