@@ -83,7 +83,7 @@ def _of_run(source: Source, tensor: int) -> Opened:
   if problems := config_problems(config):
     raise ValueError("\n".join(problems))
   experiment = build_experiment(config)
-  params, steps = restore(experiment, experiment.config, source)
+  params, steps = restore(experiment, source)
   model = experiment.learner.model
   if model.config.lora is not None:
     model, params = merge(model, params)

@@ -24,11 +24,6 @@ CALM = 5
 """Steps without its rule after which an alarm ends, so that a metric that swings around its limit
 does not log a line at each step."""
 
-ALARMS = (
-  "loss_spike", "grad_norm_spike", "reward_collapse", "policy_kl", "entropy_collapse", "truncation", "no_signal", "nonfinite_logprobs",
-)  # fmt: skip
-"""Names of the alarms."""
-
 State = dict[str, Any]
 """State as JSON. `window`: the last finite values of each watched metric. `first_entropy`: the
 run's first entropy. `since`: for each active alarm, the steps at which it began and at which its

@@ -122,7 +122,7 @@ def test_what_fails_is_sent_by_the_next_process(tmp_path):
 def test_the_entry_of_a_run_stays_the_same(tmp_path):
   (tmp_path / "config.json").write_text('{"seed": 3, "learner": {"b1": 0.9}}')
   first, second = open_record(tmp_path, "wandb"), open_record(tmp_path, "wandb")
-  assert first.is_new and not second.is_new and first.id == second.id and len(first.id) == 16
+  assert first.id == second.id and len(first.id) == 16
   assert first.config == {"seed": 3, "learner.b1": 0.9} and first.name == tmp_path.name
   assert open_record(tmp_path, "mlflow").id != first.id
 

@@ -73,7 +73,7 @@ def _sample(request: EvaluationRequest, config: ConfigDict, command: str) -> dic
     config = experiment.config
     verifier, task = experiment.verifier, experiment.task
     metrics = _metrics(request, verifier, config.eval.samples)
-    params, rl_steps = restore(experiment, config, request.source)
+    params, rl_steps = restore(experiment, request.source)
   except (ImportError, ValueError) as error:
     raise UsageError(" ".join(str(error).splitlines())) from error
   order = held_out.choose(len(task.test), config.eval.num_prompts, seed=TEST_SET)

@@ -1,8 +1,6 @@
 """The policy's weights on the sampler's devices, from any source."""
 
-
 import jax
-from ml_collections import ConfigDict
 
 from jaxrl_llm.config import policy
 from jaxrl_llm.models.params import combine, partition
@@ -13,15 +11,14 @@ from jaxrl_llm.run.setup.source import Source
 from jaxrl_llm.types import Params
 
 
-def restore(experiment: Experiment, config: ConfigDict, source: Source) -> tuple[Params, int]:
+def restore(experiment: Experiment, source: Source) -> tuple[Params, int]:
   """Restores the weights of a source.
 
   No optimizer state is read from a checkpoint, and a run that is still writing others is not
   disturbed.
 
   Args:
-    experiment: Experiment built from the config.
-    config: Config of the experiment.
+    experiment: Experiment that samples.
     source: Checked source; see `source.find`.
 
   Returns:
@@ -31,7 +28,7 @@ def restore(experiment: Experiment, config: ConfigDict, source: Source) -> tuple
   Raises:
     ValueError: If a checkpoint cannot be read, or holds other weights than the config describes.
   """
-  abstract = experiment.learner.abstract_state.params
+  abstract, config = experiment.learner.abstract_state.params, experiment.config
   make_params = policy.first_params(config, experiment.learner.model, jax.tree.map(lambda x: x.sharding, abstract))
   first = lambda: make_params(jax.random.fold_in(jax.random.key(config.seed), INIT))
   if source.kind != "run":

@@ -26,14 +26,12 @@ class TrackerEntry(NamedTuple):
     name: Name to show, that of the workdir.
     config: Values of the config by dotted path, of JSON's types.
     folder: Folder for what the tracker writes locally.
-    is_new: Whether this is the first attempt that opens the entry.
   """
 
   id: str
   name: str
   config: dict[str, Any]
   folder: Path
-  is_new: bool
 
 
 @runtime_checkable
@@ -59,13 +57,12 @@ def open_record(workdir: Path, tracker: str) -> TrackerEntry:
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f"{tracker}.json"
   record = read_object(path)
-  is_new = "id" not in record
-  if is_new:
+  if "id" not in record:
     record["id"] = secrets.token_hex(8)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
     temporary.replace(path)
-  return TrackerEntry(record["id"], workdir.resolve().name, flatten(read_object(workdir / "config.json")), folder, is_new)
+  return TrackerEntry(record["id"], workdir.resolve().name, flatten(read_object(workdir / "config.json")), folder)
 
 
 def numbers(row: Row) -> dict[str, float]:
