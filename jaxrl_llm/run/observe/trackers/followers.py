@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.run.observe.trackers.entry import FOLDER
@@ -30,11 +30,12 @@ class Follower(NamedTuple):
   log: Path
   log_begin: int  # Size of the log before this attempt.
 
-  def said(self) -> list[str]:
-    """Returns the lines of this attempt's log."""
+  def said(self, mark: str) -> list[str]:
+    """Returns the lines of this attempt's log that begin with a mark, without it."""
     with open(self.log, "rb") as file:
       file.seek(self.log_begin)
-      return file.read().decode("utf-8", errors="replace").splitlines()
+      lines = file.read().decode("utf-8", errors="replace").splitlines()
+    return [line.removeprefix(mark) for line in lines if line.startswith(mark)]
 
 
 class Followers:
@@ -46,9 +47,7 @@ class Followers:
   """
 
   def __init__(self, workdir: Path, names: Sequence[str]):
-    self._workdir, self._running = workdir, []
-    for name in names:
-      self._running.append(_start(workdir, name))
+    self._workdir, self._running = workdir, [_start(workdir, name) for name in names]
 
   def news(self) -> list[str]:
     """Returns a line for each tracker that has failed since the last call."""
@@ -67,23 +66,25 @@ class Followers:
     """
     lines, deadline = self.news(), time.monotonic() + seconds
     for follower in self._running:
-      _end_input(follower.process)
+      with contextlib.suppress(OSError):  # It has ended already.
+        follower.process.stdin.close()
     for follower in self._running:
       try:
         follower.process.wait(max(deadline - time.monotonic(), 0.01))
       except subprocess.TimeoutExpired:
-        _kill(follower.process)
+        with contextlib.suppress(ProcessLookupError):
+          os.killpg(follower.process.pid, signal.SIGKILL)  # Also what it has started.
+        follower.process.wait()
         lines.append(f"tracker {follower.name}: did not take the rest within {seconds:.0f} s, {self._again(follower)}")
         continue
-      notes = [line.removeprefix("note: ") for line in follower.said() if line.startswith("note: ")]
-      lines += [f"tracker {follower.name}: {note}" for note in notes]
+      lines += [f"tracker {follower.name}: {note}" for note in follower.said("note: ")]
       if follower.process.returncode:
         lines.append(self._failure(follower))
     self._running = []
     return lines
 
   def _failure(self, follower: Follower) -> str:
-    errors = [line.removeprefix("error: ") for line in follower.said() if line.startswith("error: ")]
+    errors = follower.said("error: ")
     why = errors[-1] if errors else f"its process ended with status {follower.process.returncode}; see {follower.log}"
     return f"tracker {follower.name}: {one_line(why, limit=300)}; the run goes on without it, and {self._again(follower)}"
 
@@ -94,28 +95,13 @@ class Followers:
 def _start(workdir: Path, name: str) -> Follower:
   log = workdir / FOLDER / f"{name}.log"
   log.parent.mkdir(parents=True, exist_ok=True)
+  # The process must find this package, also from another folder.
+  folders = filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[4])))
   with open(log, "ab") as output:
     begin = os.fstat(output.fileno()).st_size
     process = subprocess.Popen(
       [sys.executable, "-m", "jaxrl_llm.run.observe.trackers", str(workdir), name, "--follow"],
-      stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, env=_environment(),
+      stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
+      env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
     )  # fmt: skip
   return Follower(name, process, log, begin)
-
-
-def _environment() -> dict[str, Any]:
-  """Returns the environment of a process that must find this package, also from another folder."""
-  root = str(Path(__file__).parents[4])
-  return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))}
-
-
-def _end_input(process: subprocess.Popen) -> None:
-  with contextlib.suppress(OSError):  # It has ended already.
-    process.stdin.close()
-
-
-def _kill(process: subprocess.Popen) -> None:
-  """Kills the process and those that it has started."""
-  with contextlib.suppress(ProcessLookupError):
-    os.killpg(process.pid, signal.SIGKILL)
-  process.wait()
