@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,7 +176,14 @@ def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: t
   from jaxrl_llm.decoding.apart.weights import WeightsRefused
   from jaxrl_llm.decoding.apart.wire import WireError
 
-  note = _Notes()
+  last = None
+
+  def note(line: str) -> None:
+    nonlocal last
+    if line != last:
+      print(line, flush=True)
+    last = line
+
   hello = dict(limits=sampler.engine.limits, slots=sampler.slots, vocab_size=sampler.vocab_size)
   hello |= dict(fingerprint=fingerprint, name=f"{socket.gethostname()}:{os.getpid()}")
   until = time.monotonic() + args.timeout_s
@@ -208,19 +215,6 @@ def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: t
       return refuse(f"no learner within {args.timeout_s:g} s", RESTART)
     leave.wait(_LOOK_S)
   return 0
-
-
-class _Notes:
-  """Prints lines, but not the same one twice in a row."""
-
-  def __init__(self, write: Callable[[str], None] = print):
-    self._write, self._last = write, None
-
-  def __call__(self, line: str) -> None:
-    if line != self._last:
-      self._write(line)
-      sys.stdout.flush()
-    self._last = line
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ Every row of a program has room for the longest text. One question of 100,000 ch
 ones would make each update thousands of times as large.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config.sizes import CHEAP, Bounds, Lengths
@@ -115,15 +115,11 @@ def _limit(splits: Sequence[Sequence[int]], *, beside: int = 0, cheap: int = 0) 
     beside: Room that every problem needs besides.
     cheap: Room that costs little in any case.
   """
-  splits = [sorted(split) for split in splits if len(split)]
+  splits = [split for split in splits if len(split)]
   if not splits:
     return None
-  everything = sorted(size for split in splits for size in split)
-  usual = max([_quantile(everything, _MOST), *(_quantile(split, _MOST_OF_SPLIT) for split in splits)])
+  everything = np.concatenate(splits)
+  quantile = lambda sizes, share: int(np.quantile(sizes, share, method="inverted_cdf"))
+  usual = max(quantile(everything, _MOST), *(quantile(split, _MOST_OF_SPLIT) for split in splits))
   limit = max(FACTOR * (usual + beside), cheap) - beside
-  return limit if everything[-1] > limit else None
-
-
-def _quantile(ordered: Sequence[int], share: float) -> int:
-  """Returns the size that at least this share of the ordered sizes does not exceed."""
-  return ordered[math.ceil(share * len(ordered)) - 1]
+  return limit if everything.max() > limit else None
