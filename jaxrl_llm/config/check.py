@@ -111,13 +111,18 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   from jaxrl_llm.objectives.corrected import corrected
   from jaxrl_llm.objectives.penalties import KL_VALUES
   from jaxrl_llm.rewards.sandbox import BACKENDS
+  from jaxrl_llm.tasks import prompt_template
 
   for path, names in (("advantage.estimator", ESTIMATORS), ("reward.kl_estimator", KL_VALUES), ("sandbox.backend", ("auto", *BACKENDS))):
     if (value := flatten(config)[path]) is not None and value not in names:
       yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
   yield from tracker_problems(config.log.trackers)
   yield from _metric_problems(config)
-  yield from _privileged_problems(config)
+  if config.teacher.privileged is not None:
+    try:
+      prompt_template.fields(config.teacher.privileged, setting="config.teacher.privileged")
+    except ValueError as error:
+      yield error.args[0]
   section = "objective"
   try:
     objective = objectives.make(config.objective.name, **given(config.objective, "name"))
@@ -143,16 +148,6 @@ def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
       yield Problem(
         field, repr(name), f"n of at most {config.eval.samples}, the number of samples per problem (eval.samples)"
       )
-
-
-def _privileged_problems(config: ConfigDict) -> Iterator[Problem]:
-  from jaxrl_llm.tasks import prompt_template
-
-  if config.teacher.privileged is not None:
-    try:
-      prompt_template.fields(config.teacher.privileged, setting="config.teacher.privileged")
-    except ValueError as error:
-      yield error.args[0]
 
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
     # An update that compares both models on the same rows has room for the longer of the prompts.
     of_update = config
     if lengths.privileged and config.teacher.gkd_coef:
-      of_update = _with_prompts_of(config, max(*lengths.privileged, *rollout.prompt_buckets), learner.row_tokens)
+      of_update = with_prompts_of(config, max(*lengths.privileged, *rollout.prompt_buckets), learner.row_tokens)
     if learner.row_tokens is None:
       learner.row_tokens = of_update.learner.row_tokens = row_tokens(of_update, bounds)
     if lengths.pictures:
@@ -147,7 +147,7 @@ def teacher_rows(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> tuple[
   """
   # Without data, rows are taken to hold the longest sequence.
   longest = max(lengths.privileged, default=max((config.teacher.row_tokens or 0) - config.rollout.max_new_tokens, 1))
-  other = _with_prompts_of(config, longest, config.teacher.row_tokens)
+  other = with_prompts_of(config, longest, config.teacher.row_tokens)
   if other.learner.row_tokens is None:
     other.learner.row_tokens = row_tokens(other, bounds)
   buckets = config.teacher.row_buckets
@@ -157,19 +157,14 @@ def teacher_rows(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> tuple[
   return other.learner.row_tokens, buckets
 
 
-def most_rows_behind(config: ConfigDict, longest: int, row_tokens: int) -> int:
-  """Returns the number of rows that fits every mini-batch with the teacher's prompts.
+def with_prompts_of(config: ConfigDict, longest: int, row_tokens: int | None) -> ConfigDict:
+  """Returns a config whose learner has other prompts and rows, such as a teacher's.
 
   Args:
     config: Config of the run.
     longest: Number of tokens of the longest prompt.
-    row_tokens: Number of slots of a row, which must hold the longest sequence.
+    row_tokens: Number of slots of a row.
   """
-  return most_rows(_with_prompts_of(config, longest, row_tokens))
-
-
-def _with_prompts_of(config: ConfigDict, longest: int, row_tokens: int | None) -> ConfigDict:
-  """Returns a config whose learner has other prompts and rows."""
   other = ConfigDict(config.to_dict())
   other.rollout.prompt_buckets, other.learner.row_tokens = (longest,), row_tokens
   return other

@@ -181,13 +181,8 @@ def findings_lines(findings: Findings, config: ConfigDict) -> list[str]:
     f"the run: {duration(predicted_seconds(findings, config))} for {config.num_steps} steps with their "
     f"evaluations{kept}",
   ]
-  todo = list(advice(findings, config))
-  return [
-    *results,
-    *(
-      ["what to change first:", *(f"  {line}" for line in todo)] if todo else ["nothing stands in the way of learning"]
-    ),
-  ]
+  todo = [f"  {line}" for line in advice(findings, config)]
+  return [*results, *(["what to change first:", *todo] if todo else ["nothing stands in the way of learning"])]
 
 
 def advice(findings: Findings, config: ConfigDict) -> Iterator[str]:
@@ -209,17 +204,11 @@ def advice(findings: Findings, config: ConfigDict) -> Iterator[str]:
       f"{percent(1 - findings.stated)} of the responses state no answer that the verifier can read: show the format "
       f"in solved problems (task.shots={config.task.shots}, task.shot_template) or describe it in task.prompt_template"
     )
-  if (
-    findings.stated is not None
-    and findings.stated < 0.7
-    and mean < 0.5
-    and config.task.shots
-    and config.task.chat is not False
-  ):
-    yield (
-      "if the checkpoint has a chat template, the solved problems are written as a chat: --config.task.chat=False "
-      "lets the model continue them"
-    )
+    if config.task.shots and config.task.chat is not False:
+      yield (
+        "if the checkpoint has a chat template, the solved problems are written as a chat: --config.task.chat=False "
+        "lets the model continue them"
+      )
   if findings.mixed < 0.3 and mean < 0.1:
     yield (
       "most groups are all wrong: begin with easier problems (task.levels), more solved problems in the prompt (task.shots), a larger "

@@ -152,7 +152,8 @@ def check_privileged(lengths: sizes.Lengths, config: ConfigDict, teachers: Seque
   sequences = config.rollout.num_prompts * config.rollout.group_size // config.learner.updates_per_rollout
   for name, room in rooms.items():
     widest = longest if name == "teacher" else max(longest, *config.rollout.prompt_buckets)
-    rows, most = sizes.most_rows_behind(config, widest, room.row_tokens), widest + config.rollout.max_new_tokens
+    rows = sizes.most_rows(sizes.with_prompts_of(config, widest, room.row_tokens))
+    most = widest + config.rollout.max_new_tokens
     if max(room.row_buckets) < rows:
       need = f"{sequences} sequences of up to {most} tokens can need {rows} rows of {room.row_tokens}"
       raise ValueError(f"config.{name}.row_buckets: found {room.row_buckets}, expected a number of at least {rows}: {need}")
