@@ -37,11 +37,8 @@ def main(argv: Sequence[str]) -> int:
     0 after an evaluation, 1 if the verifier failed on every sample or memory ran out, 2 for bad
     input and 130 after Ctrl-C.
   """
-  if {"-h", "--help"} & set(argv[1:]):
-    print(__doc__)
-    return 0
   try:
-    if text := command_line.help_fields(argv):
+    if text := command_line.help_text(argv, __doc__):
       print(text)
       return 0
     request = request_lib.parse(argv)

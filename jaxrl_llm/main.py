@@ -48,11 +48,8 @@ def main(argv: Sequence[str]) -> int:
     0 after a finished run, 1 if the run stopped itself, 2 for bad input, 42 after SIGTERM and 130
     after Ctrl-C.
   """
-  if {"-h", "--help"} & set(argv[1:]):
-    print(__doc__)
-    return 0
   try:
-    if text := command_line.help_fields(argv):
+    if text := command_line.help_text(argv, __doc__):
       print(text)
       return 0
     request = command_line.parse(argv)

@@ -237,7 +237,7 @@ def test_help_on_fields(capsys):
 
 def test_help_on_fields_appears_only_on_request():
   for argv in ([], [TINY], [TINY, "--dry_run"]):
-    assert command_line.help_fields(["main", *argv]) is None
+    assert command_line.help_text(["main", *argv], main.__doc__) is None
 
 
 def test_help_on_an_unknown_field_is_refused(errors):

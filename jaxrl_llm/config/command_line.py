@@ -84,14 +84,16 @@ def parse(argv: Sequence[str]) -> CommandLine:
   return CommandLine(config, folder, only_print.value, changes.value, pilot.value, repeated)
 
 
-def help_fields(argv: Sequence[str]) -> str | None:
-  """Describes the fields if `--help_fields` is given, else returns None.
+def help_text(argv: Sequence[str], usage: str) -> str | None:
+  """Returns the text that `--help` or `--help_fields` asks for; None without either.
 
   The fields are those of the config file, or those of every RL experiment without one.
 
   Raises:
     UsageError: If no field has the prefix, or the config file cannot be loaded.
   """
+  if {"-h", "--help"} & set(argv[1:]):
+    return usage
   path, _, rest = split(argv[1:])
   for flag, following in itertools.pairwise([*rest, "-"]):
     if match := re.fullmatch(r"--?help_fields(?:=(.*))?", flag):

@@ -148,14 +148,10 @@ def _evaluation(config: Mapping[str, Any], rows: list[dict]) -> list[str]:
 
 def _settings(config: Mapping[str, Any]) -> list[str]:
   """Lists the fields that differ from the defaults; the file beside the card has all of them."""
-  defaults = {path: _as_json(field.default) for path, field in FIELDS.items()}
+  defaults = json.loads(json.dumps({path: field.default for path, field in FIELDS.items()}))
   changed = {path: x for path, x in config.items() if defaults.get(path) != x}
   lines = ["## Config", "", "Fields that differ from jaxrl_llm's defaults; `run_config.json` has all:", ""]
   return [*lines, "| field | value |", "| --- | --- |", *(f"| `{path}` | `{_cell(x)}` |" for path, x in sorted(changed.items())), ""]
-
-
-def _as_json(value: Any) -> Any:
-  return json.loads(json.dumps(value))
 
 
 def _licence(exported: Exported) -> list[str]:
