@@ -122,23 +122,8 @@ def start_run(
     opened.notes.append(f"resumed {workdir} at step {record.rl_steps}")
     record.batch_pairs = size
   profiler, first_lines = Profiler(None, start=0, num_steps=0), [f"data: {in_words(pairs)}", *unfinished_warm_ups(flatten(config))]
-  writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
-  return RewardModelRun(
-    config,
-    workdir,
-    mesh,
-    programs,
-    tokenizer,
-    pairs,
-    state,
-    batches,
-    record,
-    opened.checkpoints,
-    writer,
-    progress,
-    phases,
-    trackers,
-  )
+  outputs = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
+  return RewardModelRun(config, workdir, mesh, programs, tokenizer, pairs, state, batches, record, opened.checkpoints, *outputs)
 
 
 def proceed(run: RewardModelRun) -> dict[str, Any]:
