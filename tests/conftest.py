@@ -148,6 +148,16 @@ def little_garbage():
 
 
 @pytest.fixture
+def in_the_checkout(monkeypatch):
+  """The root of the repository as current folder, for commands that run in this process."""
+  monkeypatch.chdir(pathlib.Path(__file__).parents[1])
+  # `tests.runs.quick` has a cache of its own.
+  monkeypatch.setattr("jaxrl_llm.devices.compilation_cache.cache_compilations", lambda: None)
+  # Joining must precede any use of the devices, which other tests have already used.
+  monkeypatch.setattr("jaxrl_llm.devices.hosts.join_processes", lambda: None)
+
+
+@pytest.fixture
 def x64():
   """float64 for one test."""
   with jax.enable_x64(True):

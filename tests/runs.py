@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -29,7 +30,7 @@ from jaxrl_llm import tasks, train
 from jaxrl_llm.config.fields import unread_defaults
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.run.steps import learn
-from jaxrl_llm.workdir.metrics import read_rows
+from jaxrl_llm.workdir.metrics import read_rows, reproducible
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -85,6 +86,24 @@ def run_here(config: ConfigDict, workdir: pathlib.Path, *, devices: int = 1) -> 
     return train.run(config, workdir)
 
 
+def cached_runs(folders: pytest.TempPathFactory, name: str, base: dict[str, Any]) -> Callable[..., pathlib.Path]:
+  """Makes a function that runs `NAME:tiny` with `base` and further values, equal ones only once.
+
+  It takes fields as `section__name`, and returns the workdir, with the config as a command writes
+  it.
+  """
+
+  @functools.cache
+  def run(**changes: Any) -> pathlib.Path:
+    workdir = folders.mktemp("run")
+    config = tiny_config(name, base | {field.replace("__", "."): value for field, value in changes.items()})
+    run_here(config, workdir)
+    (workdir / "config.json").write_text(json.dumps(config.to_dict()))
+    return workdir
+
+  return run
+
+
 def break_at(config: ConfigDict, workdir: pathlib.Path, step: int, *, devices: int = 1) -> None:
   """Trains until an RL step, from 0, whose update ends the run as a kill would."""
 
@@ -105,6 +124,15 @@ def rows(workdir: pathlib.Path, phase: str) -> list[dict[str, Any]]:
 def column(workdir: pathlib.Path, name: str, phase: str = "rl") -> list[Any]:
   """Returns a metric at every step of a phase."""
   return [row[name] for row in rows(workdir, phase)]
+
+
+def lines_of(workdir: pathlib.Path, *phases: str) -> list[str]:
+  """Returns the rows of some phases, or of all, without what depends on the clock or the machine.
+
+  JSON writes the shortest exact form of a float, so equal text means equal bits.
+  """
+  every = read_rows(workdir / "metrics.jsonl")
+  return [json.dumps(reproducible(row)) for row in every if not phases or row["phase"] in phases]
 
 
 def environment(devices: int = 1) -> dict[str, str]:
@@ -158,9 +186,31 @@ def command(*args: str) -> list[str]:
   return [sys.executable, "-m", "jaxrl_llm.main", *args]
 
 
-def call(*args: str, devices: int = 1) -> subprocess.CompletedProcess:
-  """Runs the command line to its end."""
-  return subprocess.run(command(*args), cwd=ROOT, env=environment(devices), capture_output=True, text=True, timeout=300)
+def start(*args: str, devices: int = 1, **variables: str) -> subprocess.Popen:
+  """Starts the command line with further variables of the environment."""
+  env, pipe = environment(devices) | variables, subprocess.PIPE
+  return subprocess.Popen(command(*args), cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def reach(workdir: pathlib.Path, phase: str, step: int, *processes: subprocess.Popen) -> None:
+  """Waits until a step of a run in other processes is on disk."""
+  until = time.monotonic() + 600
+  while not any((row["phase"], row["step"]) == (phase, step) for row in read_rows(workdir / "metrics.jsonl")):
+    assert all(process.poll() is None for process in processes) and time.monotonic() < until, "the run has ended, or hangs"
+    time.sleep(0.01)
+
+
+def call(*args: str, devices: int = 1, **variables: str) -> subprocess.CompletedProcess:
+  """Runs the command line to its end, with further variables of the environment."""
+  env = environment(devices) | variables
+  return subprocess.run(command(*args), cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+
+
+def succeed(*args: str, devices: int = 1, **variables: str) -> str:
+  """Runs the command line, which must succeed. Returns what it prints."""
+  result = call(*args, devices=devices, **variables)
+  assert result.returncode == 0, result.stdout + result.stderr
+  return result.stdout
 
 
 def flags(overrides: dict[str, Any]) -> list[str]:

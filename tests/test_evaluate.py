@@ -10,7 +10,6 @@ import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
-from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.evaluate import main
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.models import logits
@@ -18,21 +17,13 @@ from jaxrl_llm.run.jobs.serving import open_checkpoint
 from jaxrl_llm.run.setup.source import judged_by_the_verifier
 from jaxrl_llm.workdir import claim
 from tests.run.test_train_models import checkpoint_folder  # noqa: F401
-from tests.runs import ROOT, quick, rows, tiny_config
+from tests.runs import quick, rows, tiny_config
 
+pytestmark = pytest.mark.usefixtures("in_the_checkout")
 TINY = "--config=configs/gspo.py:tiny"
 METRICS = ("avg@n:n=6", "pass@k:k=1&n=6", "pass@k:k=4&n=6", "maj@n:n=6", "maj@n:n=3")
 # Imitation only, which gives the weights with which RL would start.
 SHORT = {"num_steps": 0, "log.tensorboard": False, "eval.save_samples": True, "eval.metrics": ("maj@n:n=4",), "eval.num_prompts": 40}
-
-
-@pytest.fixture(autouse=True)
-def in_the_checkout(monkeypatch):
-  monkeypatch.chdir(ROOT)
-  # `quick` has a cache of its own.
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  # Too late after other tests have used the devices.
-  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
 @pytest.fixture(scope="module")

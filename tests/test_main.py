@@ -11,22 +11,13 @@ import pytest
 from jaxrl_llm import main
 from jaxrl_llm.config import command_line
 from jaxrl_llm.config.fields import FIELDS
-from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.run.observe.progress import Progress
 from jaxrl_llm.workdir import nonfinite
 from tests.runs import ROOT, VARIED, call, column, environment, flags, quick
 
+pytestmark = pytest.mark.usefixtures("in_the_checkout")
 TINY = "--config=configs/gspo.py:tiny"
-
-
-@pytest.fixture(autouse=True)
-def in_the_checkout(monkeypatch):
-  monkeypatch.chdir(ROOT)
-  # `quick` has a cache of its own.
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  # Too late after other tests have used the devices.
-  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
 @pytest.fixture

@@ -1,59 +1,29 @@
-"""Whole runs: the effects of settings, the number of compilations, and a rising reward."""
+"""Whole runs: the effects of settings, and a rising reward."""
 
-import functools
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.learner import packing
-from jaxrl_llm.run.steps import learn
-from jaxrl_llm.workdir.metrics import MetricWriter
-from tests import runs
 from tests.marks import few
-from tests.runs import VARIED, column, rows, run_here, tiny_config
+from tests.runs import VARIED, break_at, cached_runs, column, lines_of, rows, run_here, tiny_config
 
 SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 3, "warm_start.batch_size": 8, "eval.every": 2, "log.tensorboard": False}
 
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
-  """A cached function that runs a short `gspo:tiny` with other values for some fields."""
-
-  @functools.cache
-  def run(**changes) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("run")
-    run_here(tiny_config(overrides=SHORT | {name.replace("__", "."): value for name, value in changes.items()}), workdir)
-    return workdir
-
-  return run
+  return cached_runs(tmp_path_factory, "gspo", SHORT)
 
 
 def losses(workdir: pathlib.Path, phase: str = "rl") -> np.ndarray:
   return np.array([(row["actor/loss"], row["actor/grad_norm"]) for row in rows(workdir, phase)])
 
 
-class Killed(Exception):
-  """Stand-in for a kill: it is not caught, and nothing is saved."""
-
-
 def test_the_same_config_gives_the_same_run_even_if_it_was_killed_once(run_of, tmp_path):
-  def dying(run, batch, step, update=learn.update):
-    if step == 1:
-      raise Killed
-    return update(run, batch, step)
-
-  with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-    patch.setattr(learn, "update", dying)
-    run_here(tiny_config(overrides=SHORT), tmp_path)
+  break_at(tiny_config(overrides=SHORT), tmp_path, 1)
   assert run_here(tiny_config(overrides=SHORT), tmp_path)["attempts"] == 2
-  for phase in ("warm_start", "rl", "eval"):
-    same = [
-      [{name: value for name, value in row.items() if not name.startswith(("timing_s/", "perf/"))} for row in rows(workdir, phase)]
-      for workdir in (tmp_path, run_of())
-    ]
-    assert same[0] == same[1]
+  assert lines_of(tmp_path) == lines_of(run_of())
 
 
 @pytest.mark.exhaustive
@@ -132,16 +102,7 @@ def test_counts_follow_their_settings(run_of):
 
 @pytest.fixture(scope="module")
 def ppo_of(tmp_path_factory):
-  """A cached function like `run_of`, for `ppo:tiny`."""
-
-  @functools.cache
-  def run(**changes) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("ppo")
-    overrides = SHORT | {"num_steps": 3, "learner.learning_rate": 1e-2} | {name.replace("__", "."): x for name, x in changes.items()}
-    run_here(tiny_config("ppo", overrides), workdir)
-    return workdir
-
-  return run
+  return cached_runs(tmp_path_factory, "ppo", SHORT | {"num_steps": 3, "learner.learning_rate": 1e-2})
 
 
 @pytest.mark.exhaustive
@@ -221,59 +182,6 @@ def test_an_adaptive_entropy_coefficient_moves_by_one_step_an_rl_step(run_of):
   np.testing.assert_allclose(low, 0.01 + 0.005 * np.arange(3), rtol=1e-5)
   high = column(run_of(objective__entropy_coef=0.01, entropy__target=1e-6, entropy__step=0.006, num_steps=3), "actor/entropy_coef")
   np.testing.assert_allclose(high, [0.01, 0.004, 0.0], rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.exhaustive
-def test_nothing_compiles_after_the_second_step(tmp_path):
-  """Every shape occurs, most of them for the first time late in the run.
-
-  `tests/run/test_recompiles.py` counts the same by the run's own counter.
-
-  Packed batches need 6 to 8 rows and prompts 5 or 7 slots.
-  """
-  seen, compiled = set(), []
-
-  def listen(event: str, duration: float, **_) -> None:
-    if event == "/jax/core/compile/backend_compile_duration":
-      compiled.append(event)
-
-  pack, write = packing.pack, MetricWriter.write
-  marks = []
-
-  def watched_pack(*args, **kwargs):
-    batch = pack(*args, **kwargs)
-    seen.add(batch.tokens.shape[0])
-    return batch
-
-  def watched_write(self, step, phase, row):
-    marks.append((phase, step, len(compiled)))
-    return write(self, step, phase, row)
-
-  overrides = VARIED | {
-    "num_steps": 12, "warm_start.num_steps": 2, "task.levels": (1,), "rollout.prompt_buckets": (5, 7), "rollout.num_prompts": 2,
-    "rollout.group_size": 8, "learner.row_tokens": 31, "learner.row_buckets": (6, 7, 8), "warm_start.row_buckets": (32,),
-    "eval.batch_prompts": 8, "eval.num_prompts": 12, "eval.every": 5, "log.tensorboard": False,
-  }  # fmt: skip
-  task = runs.load_once("arithmetic", levels=(1,))
-  two_steps = runs.load_once("arithmetic", levels=(2,))
-  # The dataset itself has 20 of the longer problems for each shorter one.
-  mixed = task._replace(train=[*task.train, *two_steps.train[: len(task.train) // 2]])
-  config = tiny_config(overrides=overrides)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(runs, "load_once", lambda *args, **kwargs: mixed)
-    patch.setattr(packing, "pack", watched_pack)
-    patch.setattr(MetricWriter, "write", watched_write)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-      run_here(config, tmp_path)
-    finally:
-      jax.monitoring.unregister_event_duration_listener(listen)
-  assert len(seen - {32}) >= 3, seen
-  assert len(set(column(tmp_path, "prompt_length/mean"))) > 2
-  assert len(set(column(tmp_path, "perf/compiles")[1:])) == 1, column(tmp_path, "perf/compiles")
-  counts = [count for phase, step, count in marks if phase != "warm_start" and step >= 2]
-  assert marks[-1][:2] == ("eval", 12) and len(compiled) == marks[-1][2]
-  assert max(counts) == min(counts) > 0
 
 
 EASY = {

@@ -12,25 +12,18 @@ from configs import common, reward_model
 from jaxrl_llm import main
 from jaxrl_llm.config import changes as changes_lib
 from jaxrl_llm.config import fields as fields_lib
-from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.saved_state import abstract_arrays
 from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.checkpoint import manifest
-from tests.runs import ROOT, VARIED, column, flags, quick, tiny_config
+from tests.runs import VARIED, column, flags, quick, tiny_config
 
+pytestmark = pytest.mark.usefixtures("in_the_checkout")
 SHORT = VARIED | {
   "num_steps": 2, "warm_start.num_steps": 2, "warm_start.batch_size": 8, "eval.every": 2, "eval.num_prompts": 8, "eval.batch_prompts": 8,
   "log.num_table_rows": 0, "log.tensorboard": False,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def in_the_checkout(monkeypatch):
-  monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
 def fields(name="gspo", changes=None):

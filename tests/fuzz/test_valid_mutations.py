@@ -10,11 +10,11 @@ import pytest
 
 from jaxrl_llm import main
 from jaxrl_llm.config import fields
-from jaxrl_llm.devices import compilation_cache, hosts
 from tests.fuzz import mutations
 from tests.marks import few
-from tests.runs import ROOT, flags, quick
+from tests.runs import flags, quick
 
+pytestmark = pytest.mark.usefixtures("in_the_checkout")
 # Small enough for a run on the CPU.
 SHORT = {
   "num_steps": 2, "warm_start.num_steps": 1, "eval.every": 2, "eval.num_prompts": 8, "log.num_table_rows": 0, "log.tensorboard": False,
@@ -24,13 +24,6 @@ NUMBERS = (
   "1", "2", "3", "7", "16", "64", "0.5", "1e-4", "0", "-1", "True", "False", "None", "1e300", "1e-300", "'a'", "(16,)", "(8,16)",
   "2147483647",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def in_the_checkout(monkeypatch):
-  monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
 def valid(name: str, count: int, base: tuple[mutations.Edit, ...] = (), numbers: tuple[str, ...] = NUMBERS):

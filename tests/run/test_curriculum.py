@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_llm import train
-from tests.runs import column, quick, run_here, tiny_config
+from tests.runs import break_at, column, quick, run_here, tiny_config
 
 CHANGES = {
   "task.curriculum": "level", "task.levels": (1, 2), "log.tensorboard": False,
@@ -11,29 +11,13 @@ CHANGES = {
 }  # fmt: skip
 
 
-class Interrupted(Exception):
-  pass
-
-
 @pytest.mark.exhaustive
 def test_rates_are_measured_and_a_resumed_run_draws_the_same(tmp_path):
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   run_here(tiny_config(overrides=CHANGES), whole)
   assert column(whole, "curriculum/measured")[-1] == 2, "two levels"
-  with quick():
-    parts.mkdir()
-    run = train.start_run(tiny_config(overrides=CHANGES), parts)
-    update = run.progress.update
-
-    def stop_after_3(step, row):
-      update(step, row)
-      if "critic/rewards/mean" in row and step == 3:
-        raise Interrupted
-
-    run.progress.update = stop_after_3
-    with pytest.raises(Interrupted):
-      train.proceed(run)
-    train.run(tiny_config(overrides=CHANGES), parts)
+  break_at(tiny_config(overrides=CHANGES), parts, 3)
+  run_here(tiny_config(overrides=CHANGES), parts)
   assert column(parts, "rollout/tokens_sha256") == column(whole, "rollout/tokens_sha256")
   assert column(parts, "curriculum/pass_rate") == column(whole, "curriculum/pass_rate")
 

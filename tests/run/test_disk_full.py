@@ -6,12 +6,10 @@ import re
 import resource
 import subprocess
 import textwrap
-import time
 
 import pytest
 
-from jaxrl_llm.workdir.metrics import read_rows
-from tests.runs import ROOT, VARIED, call, command, environment, flags
+from tests.runs import ROOT, VARIED, column, command, environment, flags, reach, start, succeed
 
 OVERRIDES = VARIED | {
   "num_steps": 20, "warm_start.num_steps": 4, "warm_start.batch_size": 8, "checkpoint.every": 1, "checkpoint.keep": 1,
@@ -90,8 +88,7 @@ def test_a_run_that_cannot_save_its_last_checkpoint_fails(tmp_path):
   assert len(whole_rows(workdir)) >= FULL_FROM
   (stands,) = (path.name for path in (workdir / "checkpoints").iterdir())
   assert f"checkpoint {stands} stands" in line
-  result = call(*ARGS, "--config.checkpoint.asynchronous=True", f"--workdir={workdir}")
-  assert result.returncode == 0 and "resumed" in result.stdout, result.stderr[-3000:]
+  assert "resumed" in succeed(*ARGS, "--config.checkpoint.asynchronous=True", f"--workdir={workdir}")
   assert [row["step"] for row in whole_rows(workdir)] == list(range(1, 21))
 
 
@@ -100,14 +97,9 @@ def test_a_limit_on_the_size_of_files(tmp_path):
   """A quota is such a limit: it cannot be predicted, so the write fails with an error of Orbax."""
   workdir = tmp_path / "run"
   more = {"model.preset": "tiny", "warm_start.num_steps": 59}
-  run = command(*ARGS, *flags(more), f"--workdir={workdir}")
   # A truncated program would stay in the cache for other tests.
-  own_programs = environment() | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}
-  process = subprocess.Popen(run, cwd=ROOT, env=own_programs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-  until = time.monotonic() + 300
-  while not read_rows(workdir / "metrics.jsonl"):  # Then datasets and programs are on the disk.
-    assert process.poll() is None and time.monotonic() < until
-    time.sleep(0.01)
+  process = start(*ARGS, *flags(more), f"--workdir={workdir}", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "xla"))
+  reach(workdir, "warm_start", 1, process)  # Then datasets and programs are on the disk.
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (60_000, 60_000))
   output, errors = process.communicate(timeout=300)
   assert process.returncode == 1, errors[-3000:]
@@ -118,4 +110,4 @@ def test_a_limit_on_the_size_of_files(tmp_path):
   )
   assert output.count("was not saved") == 21  # After the warm start, and after each RL step.
   assert not list((workdir / "checkpoints").iterdir())
-  assert {row["step"] for row in read_rows(workdir / "metrics.jsonl") if row["phase"] == "rl"} >= {1, 2}
+  assert set(column(workdir, "step")) >= {1, 2}

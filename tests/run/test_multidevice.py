@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.runs import VARIED, call, column, flags, rows, run_here, tiny_config
+from tests.runs import VARIED, column, flags, rows, run_here, succeed, tiny_config
 
 SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 4, "eval.every": 2, "log.num_table_rows": 0, "log.tensorboard": False}
 
@@ -48,6 +48,5 @@ def test_eight_devices_equal_one(mesh, on_one_device, tmp_path):
 def test_the_command_line_runs_on_eight_devices(on_one_device, tmp_path):
   """A separate process, as a user starts it, finds the programs of the test above in the cache."""
   mesh = {"mesh.fsdp": 4, "mesh.tensor": 2}
-  result = call("--config=configs/grpo.py:tiny", *flags(SHORT | mesh), f"--workdir={tmp_path}", devices=8)
-  assert result.returncode == 0, result.stderr
+  succeed("--config=configs/grpo.py:tiny", *flags(SHORT | mesh), f"--workdir={tmp_path}", devices=8)
   assert_same(tmp_path, on_one_device)

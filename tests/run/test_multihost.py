@@ -1,13 +1,11 @@
 """Two processes of four devices equal one process of eight, also after kills, stops and moves."""
 
 import json
-import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
-from unittest import mock
 
 import jax
 import numpy as np
@@ -16,8 +14,9 @@ import pytest
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.run.setup import experiment, saved_state
 from jaxrl_llm.workdir import checkpoint
-from jaxrl_llm.workdir.metrics import read_rows, reproducible
-from tests.runs import ROOT, VARIED, call, command, environment, flags, free_address, joined, quick, tiny_config
+from tests.runs import (  # isort: skip
+  ROOT, VARIED, column, environment, flags, free_address, joined, lines_of, quick, reach, start, succeed, tiny_config,
+)  # fmt: skip
 
 OVERRIDES = VARIED | {
   "warm_start.num_steps": 8, "checkpoint.warm_start_every": 4, "mesh.fsdp": 2, "rollout.staleness": 2,
@@ -67,18 +66,6 @@ def finish(workdir: pathlib.Path, processes: list[subprocess.Popen]) -> None:
   assert statuses == [0, 0], log(workdir, 0) + log(workdir, 1)
 
 
-def reach(workdir: pathlib.Path, processes: list[subprocess.Popen], phase: str, step: int) -> None:
-  """Waits until a step is on disk."""
-  until = time.monotonic() + 600
-  while not any((row["phase"], row["step"]) == (phase, step) for row in read_rows(workdir / "metrics.jsonl")):
-    assert all(process.poll() is None for process in processes) and time.monotonic() < until, log(workdir, 0) + log(workdir, 1)
-    time.sleep(0.02)
-
-
-def rows(workdir: pathlib.Path) -> list[dict]:
-  return [reproducible(row) for row in read_rows(workdir / "metrics.jsonl")]
-
-
 def params(workdir: pathlib.Path) -> list[np.ndarray]:
   with quick(8):
     abstract = saved_state.abstract_arrays(experiment.build_experiment(tiny_config("gspo", OVERRIDES)))
@@ -88,7 +75,7 @@ def params(workdir: pathlib.Path) -> list[np.ndarray]:
 
 def assert_same(one: pathlib.Path, two: pathlib.Path) -> None:
   """Checks that tokens, metrics, samples and weights are equal bit for bit."""
-  assert rows(one) == rows(two)
+  assert lines_of(one) == lines_of(two)
   assert (one / "samples.jsonl").read_bytes() == (two / "samples.jsonl").read_bytes()
   for x, y in zip(params(one), params(two), strict=True):
     np.testing.assert_array_equal(x, y)
@@ -102,9 +89,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(folder):
   """Workdir of a run of one process with eight devices."""
-  with mock.patch.dict(os.environ, IN_ONE):
-    result = call(*ARGS, f"--workdir={folder / 'one'}", devices=8)
-  assert result.returncode == 0, result.stderr
+  succeed(*ARGS, f"--workdir={folder / 'one'}", devices=8, **IN_ONE)
   return folder / "one"
 
 
@@ -118,9 +103,7 @@ def two(folder):
 @pytest.mark.slow
 def test_two_processes_equal_one(one, two):
   assert_same(one, two)
-  assert min(row["actor/grad_norm"] for row in rows(one) if row["phase"] == "rl") > 0, (
-    "without gradients the test would prove little"
-  )
+  assert min(column(one, "actor/grad_norm")) > 0, "without gradients the test would prove little"
   summary = json.loads((two / "summary.json").read_text())
   assert (summary["status"], summary["processes"], summary["device"][:7]) == ("finished", 2, "8 x cpu")
   assert "warm start 1/8" in log(two, 0) and "accuracy" in log(two, 0)
@@ -136,7 +119,7 @@ def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folde
   workdir = folder / f"struck{index}"
   # The pause lasts until both know of the signal; without it the job could finish first.
   processes = launch(workdir, fault=f"rollout:2:term@{index},rollout:2:pause@{index}")
-  reach(workdir, processes, "rl", 1)
+  reach(workdir, "rl", 1, *processes)
   begun = time.monotonic()
   assert [process.wait(timeout=60) for process in processes] == [42, 42], log(workdir, 0) + log(workdir, 1)
   assert time.monotonic() - begun < 30, "10 s on an idle machine"
@@ -144,7 +127,7 @@ def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folde
   assert "stopped by SIGTERM" in (workdir / "logs" / "attempt-1.process-1.log").read_text()
 
   processes = launch(workdir, heartbeat="10")
-  reach(workdir, processes, "rl", 3)  # After the checkpoint of step 2.
+  reach(workdir, "rl", 3, *processes)  # After the checkpoint of step 2.
   assert "resumed" in log(workdir, 0)
   processes[index].send_signal(signal.SIGKILL)
   assert processes[1 - index].wait(timeout=20) not in (0, 1, 2), "a launcher would not restart these"
@@ -157,12 +140,8 @@ def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folde
 @pytest.mark.exhaustive
 def test_one_process_saves_on_sigterm_and_two_resume(one, folder):
   workdir = folder / "moved"
-  args = command(*ARGS, f"--workdir={workdir}")
-  alone = subprocess.Popen(args, cwd=ROOT, env=environment(8) | IN_ONE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-  until = time.monotonic() + 600
-  while not any(row["phase"] == "rl" for row in read_rows(workdir / "metrics.jsonl")):
-    assert alone.poll() is None and time.monotonic() < until
-    time.sleep(0.02)
+  alone = start(*ARGS, f"--workdir={workdir}", devices=8, **IN_ONE)
+  reach(workdir, "rl", 1, alone)
   alone.send_signal(signal.SIGTERM)
   _, errors = alone.communicate(timeout=120)
   assert alone.returncode == 42 and "error: stopped by SIGTERM; the same command resumes from checkpoint" in errors
@@ -184,14 +163,12 @@ CARRYING_ARGS = ["--config=configs/gspo.py:tiny", *flags(CARRYING)]
 @pytest.mark.exhaustive
 def test_groups_are_carried_by_two_processes_as_by_one(folder):
   """A kill after the checkpoint, which holds carried groups, changes nothing either."""
-  with mock.patch.dict(os.environ, IN_ONE):
-    result = call(*CARRYING_ARGS, f"--workdir={folder / 'carrying'}", devices=8)
-  assert result.returncode == 0, result.stderr
+  succeed(*CARRYING_ARGS, f"--workdir={folder / 'carrying'}", devices=8, **IN_ONE)
   workdir = folder / "carrying-struck"
   processes = launch(workdir, args=CARRYING_ARGS, fault="rollout:4:kill@1", heartbeat="10")
   assert processes[1].wait(timeout=600) == -signal.SIGKILL and processes[0].wait(timeout=60) != 0, log(workdir, 0) + log(workdir, 1)
   finish(workdir, launch(workdir, args=CARRYING_ARGS))
   assert "resumed" in log(workdir, 0)
   assert_same(folder / "carrying", workdir)
-  carried = [row["rollout/carried_tokens"] for row in rows(workdir) if row["phase"] == "rl"]
+  carried = column(workdir, "rollout/carried_tokens")
   assert carried[0] == 0 and min(carried[1:]) > 0, "the test would prove little"

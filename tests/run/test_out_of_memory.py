@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import main
-from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.run.observe.phases import PHASES
 from jaxrl_llm.run.setup import out_of_memory, start
 from jaxrl_llm.run.steps import ahead, learn, sample
-from tests.runs import ROOT, flags, quick, tiny_config
+from tests.runs import flags, quick, tiny_config
 
 
 def full(*args, **options):
@@ -17,12 +16,8 @@ def full(*args, **options):
 
 
 @pytest.fixture
-def status_of(monkeypatch, tmp_path, capsys):
+def status_of(in_the_checkout, tmp_path, capsys):
   """Function that runs the command line and returns its status and its output on stderr."""
-  monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  # Joining must precede any use of the devices, which other tests have already used.
-  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
   def status_of(*args: str):
     with quick():

@@ -8,32 +8,22 @@ import pytest
 
 from jaxrl_llm import evaluate, train
 from jaxrl_llm.config.check import config_problems
-from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.pretrained import png
 from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.tasks.sets import figures
 from jaxrl_llm.workdir import claim
 from jaxrl_llm.workdir.metrics import read_rows
-from tests.runs import VARIED, quick, tiny_config
+from tests.runs import VARIED, column, quick, tiny_config
 
 SETTINGS = VARIED | {
-  "model.preset": "nano-vl",
-  "task.name": "figures",
-  "task.levels": (1,),
-  "rollout.prompt_buckets": None,
-  "learner.row_tokens": None,
-  "learner.row_buckets": None,
-  "warm_start.row_buckets": None,
-  "warm_start.num_steps": 2,
-  "num_steps": 2,
-}
+  "model.preset": "nano-vl", "task.name": "figures", "task.levels": (1,), "rollout.prompt_buckets": None, "learner.row_tokens": None,
+  "learner.row_buckets": None, "warm_start.row_buckets": None, "warm_start.num_steps": 2, "num_steps": 2,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  "train_tower",
-  [pytest.param(False, marks=pytest.mark.exhaustive, id="frozen"), pytest.param(True, marks=pytest.mark.exhaustive, id="trained")],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("train_tower", [False, True], ids=["frozen", "trained"])
 def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
   """The tower sees each distinct picture once if it is frozen; sampler and learner agree."""
   monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
@@ -51,12 +41,13 @@ def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
   gallery.pictures([task.test[0]] * 3, run.state.params), gallery.pictures([task.test[0]], run.state.params)
   assert gallery.num_read <= read + 1
   assert (run.config.model.image_tokens, run.config.rollout.prompt_images) == (9, 1)
-  rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "rollout_corr/logprob_abs_diff/max" in row]
-  assert len(rows) == 2 and rows[0]["rollout_corr/logprob_abs_diff/max"] < 1e-3
+  gaps = column(tmp_path / "run", "rollout_corr/logprob_abs_diff/max")
+  assert len(gaps) == 2 and gaps[0] < 1e-3
 
 
 @pytest.mark.exhaustive
-def test_text_among_pictures_and_an_evaluation(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("in_the_checkout")
+def test_text_among_pictures_and_an_evaluation(tmp_path):
   """Problems with a picture, with two and with none in one file, trained on and evaluated again."""
   rows = [{"question": f"Which of {i}?", "answer": i % 4, "images": [f"{i}.png", f"{i + 1}.png"][: i % 3] or None} for i in range(40)]
   for i in range(41):
@@ -66,15 +57,13 @@ def test_text_among_pictures_and_an_evaluation(tmp_path, monkeypatch):
   changes = own | {"task.levels": None, "task.data_dir": str(tmp_path / "data"), "warm_start.num_steps": 0, "num_steps": 1}
   changes |= {"eval.num_prompts": 8, "eval.batch_prompts": 4, "rollout.num_prompts": 8, "rollout.max_new_tokens": 8}
   changes |= {"learner.row_tokens": 64, "learner.row_buckets": (16,), "reward.overlong_buffer": 4}
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)  # `quick` has its own.
-  monkeypatch.setattr(hosts, "join_processes", lambda: None)
   config = tiny_config("sapo", SETTINGS | changes)
   claim.claim(tmp_path / "run", config.to_dict())
   with quick():
     train.run(config, tmp_path / "run")
     assert evaluate.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", "--metrics=avg@n:n=2"]) == 0
-  (row,) = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "rollout_corr/logprob_abs_diff/max" in row]
-  assert row["rollout_corr/logprob_abs_diff/max"] < 1e-3
+  (gap,) = column(tmp_path / "run", "rollout_corr/logprob_abs_diff/max")
+  assert gap < 1e-3
   shown = {len(row.get("images", ())) for row in read_rows(tmp_path / "run" / "samples.jsonl")}
   assert shown == {0, 1, 2}
   (path,) = (tmp_path / "run" / "evaluations").glob("*/samples.jsonl")

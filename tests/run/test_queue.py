@@ -17,7 +17,7 @@ from jaxrl_llm.rollouts.drafts import Drafts
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
 from jaxrl_llm.run.steps import learn, sample
 from tests.marks import few
-from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
+from tests.runs import VARIED, break_at, column, quick, rows, run_here, tiny_config
 
 SHORT = VARIED | {
   "num_steps": 7, "warm_start.num_steps": 0, "checkpoint.every": 4, "eval.every": 5, "eval.num_prompts": 8, "eval.batch_prompts": 8,
@@ -85,26 +85,12 @@ def test_without_lag_a_run_is_the_same_whenever(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_an_interrupted_run_does_again_what_it_had_done(slowly, tmp_path, monkeypatch):
   """It stops twice, before and behind its checkpoint; what it had learned by then stays."""
-  config, stops = config_of(changes={"rollout.update_in_flight": "keep"}), [3, 6]
-
-  class Killed(Exception):
-    pass
-
-  def stopping(run, batch, step, *args, learn_from=train.learn_from, **options):
-    if stops and step == stops[0]:
-      stops.pop(0)
-      raise Killed
-    return learn_from(run, batch, step, *args, **options)
-
-  monkeypatch.setattr(train, "learn_from", stopping)
-  seen = []
-  while True:
-    try:
-      run_here(config, tmp_path / "first")
-      break
-    except Killed:
-      seen.append(schedule.read(tmp_path / "first"))
-  assert [len(batches) >= known for batches, known in zip(seen, (3, 6), strict=True)] == [True, True]
+  config, seen = config_of(changes={"rollout.update_in_flight": "keep"}), []
+  for step in (3, 6):
+    break_at(config, tmp_path / "first", step)
+    seen.append(schedule.read(tmp_path / "first"))
+    assert len(seen[-1]) >= step
+  run_here(config, tmp_path / "first")
   last = schedule.read(tmp_path / "first")
   assert all(last[: len(batches)] == batches for batches in seen) and len(last) == 7
   monkeypatch.undo()
@@ -113,18 +99,9 @@ def test_an_interrupted_run_does_again_what_it_had_done(slowly, tmp_path, monkey
 
 
 @pytest.mark.exhaustive
-def test_what_a_run_did_with_other_settings_is_not_repeated(tmp_path, monkeypatch):
-  def stopping(run, *args, **options):
-    if run.record.rl_steps == 5:
-      raise InterruptedError
-    return learn_from(run, *args, **options)
-
-  learn_from = train.learn_from
-  monkeypatch.setattr(train, "learn_from", stopping)
-  with pytest.raises(InterruptedError):
-    run_here(config_of(), tmp_path)
+def test_what_a_run_did_with_other_settings_is_not_repeated(tmp_path):
+  break_at(config_of(), tmp_path, 5)
   before = schedule.read(tmp_path)
-  monkeypatch.undo()
   run_here(config_of(changes={"learner.learning_rate": 2e-2}), tmp_path)
   after = schedule.read(tmp_path)
   assert len(after) == 7 and after[:4] == before[:4] and {batch.settings for batch in after[4:]} != {before[4].settings}
@@ -182,17 +159,11 @@ def test_a_replay_of_nothing_is_refused(arguments, message, tmp_path, capsys):
 @pytest.mark.exhaustive
 def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path, monkeypatch):
   """Both sides pause at random; the run is stopped and resumed three times."""
-  pauses, drawn, learned, stops = random.Random(1), [], [], [30, 95, 160]
+  pauses, drawn, learned = random.Random(1), [], []
   changes = {"num_steps": 200, "checkpoint.every": 25, "eval.every": 200, "rollout.staleness": 4, "rollout.update_in_flight": "keep"}
   config, update, learn_from, take = config_of(changes=changes), learn.update, train.learn_from, Drafts.take
 
-  class Killed(Exception):
-    pass
-
   def learning(run, batch, step, *args, **options):
-    if stops and step == stops[0]:
-      stops.pop(0)
-      raise Killed
     learned.extend((step, int(size)) for size in batch.rollouts.mask.sum(axis=1))
     return learn_from(run, batch, step, *args, **options)
 
@@ -205,12 +176,9 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
   monkeypatch.setattr(learn, "update", lambda *args: (time.sleep(pauses.uniform(0, 0.1)), update(*args))[1])
   monkeypatch.setattr(train, "learn_from", learning)
   monkeypatch.setattr(Drafts, "take", noting)
-  while True:
-    try:
-      run_here(config, tmp_path)
-      break
-    except Killed:
-      continue
+  for step in (30, 95, 160):
+    break_at(config, tmp_path, step)
+  run_here(config, tmp_path)
   batches = schedule.read(tmp_path)
   ages = [batch.step - version for batch in batches for turns in batch.turns for turn in turns for version, _ in turn]
   assert [batch.step for batch in batches] == list(range(200)) and min(ages) >= 0 and max(ages) == 4

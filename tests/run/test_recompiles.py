@@ -96,5 +96,5 @@ def test_fifty_steps_of_mixed_lengths_compile_nothing_after_the_first(tmp_path):
   lines, run = run_with(tmp_path, **overrides)
   compiles = column(tmp_path, "perf/compiles")
   assert set(column(tmp_path, "perf/recompiles")) == {0} and not [line for line in lines if line.startswith("compiled again")]
-  assert set(compiles[1:]) == {compiles[1]} and len(set(column(tmp_path, "perf/packing_waste"))) > 10
+  assert set(compiles[1:]) == {compiles[1]} == {run.compiled.count} and len(set(column(tmp_path, "perf/packing_waste"))) > 10
   assert len(run.experiment.learner.rl_step.programs) == 3 and len(run.experiment.drawing.programs.sample.programs) == 2

@@ -6,8 +6,6 @@
 import json
 import pathlib
 import signal
-import subprocess
-import time
 
 import jax
 import numpy as np
@@ -15,34 +13,12 @@ import pytest
 
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.workdir import checkpoint
-from jaxrl_llm.workdir.metrics import read_rows, reproducible
-from tests.runs import ROOT, VARIED, call, command, environment, flags, quick, tiny_config
+from tests.runs import VARIED, flags, lines_of, quick, reach, rows, start, succeed, tiny_config
 
 OVERRIDES = VARIED | {
   "num_steps": 16, "warm_start.num_steps": 16, "warm_start.batch_size": 8, "checkpoint.every": 8, "checkpoint.warm_start_every": 8,
   "eval.every": 8, "log.num_table_rows": 0, "log.tensorboard": False,
 }  # fmt: skip
-
-
-def kill_when(args: list[str], workdir: pathlib.Path, phase: str, step: int) -> int:
-  """Starts a run, kills it once a step is on disk, and returns the phase's last step on disk."""
-  process = subprocess.Popen(command(*args), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-  marker = f'{{"step": {step}, "phase": "{phase}"'.encode()
-  path, until = workdir / "metrics.jsonl", time.monotonic() + 200
-  while not (path.exists() and marker in path.read_bytes()):
-    assert process.poll() is None and time.monotonic() < until, "the run ended, or hung, before it could be killed"
-    time.sleep(0.001)
-  process.send_signal(signal.SIGKILL)
-  assert process.wait() == -signal.SIGKILL
-  return max(row["step"] for row in read_rows(path) if row["phase"] == phase)
-
-
-def lines(workdir: pathlib.Path) -> list[str]:
-  """Returns the metrics rows without values that depend on the clock or the machine.
-
-  JSON writes the shortest exact form of a float, so equal text means equal bits.
-  """
-  return [json.dumps(reproducible(row)) for row in read_rows(workdir / "metrics.jsonl")]
 
 
 def final_arrays(workdir: pathlib.Path, name: str, changes: dict) -> list[np.ndarray]:
@@ -59,10 +35,9 @@ def final_arrays(workdir: pathlib.Path, name: str, changes: dict) -> list[np.nda
 
 
 def assert_equal_runs(golden: pathlib.Path, killed: pathlib.Path, name: str, changes: dict) -> None:
-  assert lines(killed) == lines(golden)
-  rl_rows = [row for row in read_rows(golden / "metrics.jsonl") if row["phase"] == "rl"]
-  norms = [row.get("actor/grad_norm", row.get("critic/grad_norm")) for row in rl_rows]
-  assert len(rl_rows) == 16 and min(norms) > 0, "without gradients the test would prove little"
+  assert lines_of(killed) == lines_of(golden)
+  norms = [row.get("actor/grad_norm", row.get("critic/grad_norm")) for row in rows(golden, "rl")]
+  assert len(norms) == 16 and min(norms) > 0, "without gradients the test would prove little"
   summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (golden, killed)]
   for field in ("status", "accuracy_start", "accuracy_final", "num_steps", "warm_start_steps", "tokens", "skipped_steps"):
     assert summaries[0][field] == summaries[1][field], field
@@ -70,12 +45,6 @@ def assert_equal_runs(golden: pathlib.Path, killed: pathlib.Path, name: str, cha
     assert one.dtype == other.dtype and np.array_equal(one, other)
   samples = [(workdir / "samples.jsonl").read_bytes() for workdir in (golden, killed)]
   assert samples[0] == samples[1]
-
-
-def golden_run(args: list[str], workdir: pathlib.Path) -> None:
-  """Runs the same command without a kill."""
-  result = call(*args, f"--workdir={workdir}")
-  assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("name", [pytest.param("grpo", marks=pytest.mark.exhaustive), pytest.param("ppo", marks=pytest.mark.slow)])
@@ -86,10 +55,12 @@ def test_the_reference_and_the_critic_are_kept(name, tmp_path):
   """
   adaptive = {"reward.kl_coef": 0.1, "kl.target": 0.01, "kl.horizon": 500} if name == "ppo" else {}
   args = [f"--config=configs/{name}.py:tiny", *flags(OVERRIDES | adaptive)]
-  golden_run(args, tmp_path / "golden")
+  succeed(*args, f"--workdir={tmp_path / 'golden'}")
   args_killed = [*args, f"--workdir={tmp_path / 'killed'}"]
-  assert 10 <= kill_when(args_killed, tmp_path / "killed", "rl", 10) < 16
-  result = call(*args_killed)
-  assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
+  process = start(*args_killed)
+  reach(tmp_path / "killed", "rl", 10, process)
+  process.send_signal(signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL and 10 <= rows(tmp_path / "killed", "rl")[-1]["step"] < 16
+  assert "resumed" in succeed(*args_killed)
   assert json.loads((tmp_path / "killed" / "summary.json").read_text())["attempts"] == 2
   assert_equal_runs(tmp_path / "golden", tmp_path / "killed", name, adaptive)

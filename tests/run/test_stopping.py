@@ -2,13 +2,11 @@
 
 import json
 import signal
-import subprocess
 import time
 
 import pytest
 
-from jaxrl_llm.workdir.metrics import read_rows, reproducible
-from tests.runs import ROOT, VARIED, call, command, environment, flags
+from tests.runs import VARIED, call, flags, lines_of, reach, start, succeed
 
 OVERRIDES = VARIED | {
   "warm_start.num_steps": 4, "num_steps": 6, "checkpoint.every": 6, "eval.every": 6, "log.num_table_rows": 0, "log.tensorboard": False,
@@ -20,15 +18,6 @@ def args(workdir, **changes):
   return ["--config=configs/gspo.py:tiny", *flags(OVERRIDES | changes), f"--workdir={workdir}"]
 
 
-def rows(workdir):
-  return [reproducible(row) for row in read_rows(workdir / "metrics.jsonl")]
-
-
-def with_fault(fault, workdir, **changes):
-  settings = environment() | {"JAXRL_FAULT": fault}
-  return subprocess.run(command(*args(workdir, **changes)), cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
-
-
 def saved(workdir):
   return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
 
@@ -36,21 +25,19 @@ def saved(workdir):
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("golden") / "run"
-  result = call(*args(workdir))
-  assert result.returncode == 0, result.stderr
+  succeed(*args(workdir))
   return workdir
 
 
 def assert_resumes(workdir, golden):
-  result = call(*args(workdir))
-  assert result.returncode == 0 and "resumed" in result.stdout, result.stdout + result.stderr
-  assert rows(workdir) == rows(golden)
+  assert "resumed" in succeed(*args(workdir))
+  assert lines_of(workdir) == lines_of(golden)
   assert (workdir / "samples.jsonl").read_bytes() == (golden / "samples.jsonl").read_bytes()
 
 
 def assert_given_up(phase, workdir, step):
   """Stops a run by SIGTERM in a phase of a step, and checks what it says and what it has saved."""
-  result = with_fault(f"{phase}:{step}:term,{phase}:{step}:pause", workdir)
+  result = call(*args(workdir), JAXRL_FAULT=f"{phase}:{step}:term,{phase}:{step}:pause")
   assert result.returncode == 42 and "error: stopped by SIGTERM; the same command resumes" in result.stderr, (
     result.stderr
   )
@@ -69,12 +56,8 @@ def test_a_step_without_updates_is_given_up(phase, golden, tmp_path):
 
 def assert_ends_at_once(workdir):
   """Presses Ctrl-C twice in step 3, in which the run hangs."""
-  settings = environment() | {"JAXRL_FAULT": "rollout:3:hang"}
-  process = subprocess.Popen(command(*args(workdir)), cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-  until = time.monotonic() + 200
-  while not any((row["phase"], row["step"]) == ("rl", 2) for row in read_rows(workdir / "metrics.jsonl")):
-    assert process.poll() is None and time.monotonic() < until
-    time.sleep(0.02)
+  process = start(*args(workdir), JAXRL_FAULT="rollout:3:hang")
+  reach(workdir, "rl", 2, process)
   time.sleep(0.5)
   process.send_signal(signal.SIGINT)
   time.sleep(1.0)
@@ -88,7 +71,7 @@ def assert_ends_at_once(workdir):
 
 def assert_saves(workdir):
   """Presses Ctrl-C once in step 3."""
-  result = with_fault("rollout:3:interrupt,rollout:3:pause", workdir)
+  result = call(*args(workdir), JAXRL_FAULT="rollout:3:interrupt,rollout:3:pause")
   assert result.returncode == 130, result.stderr
   assert "Ctrl-C: the run saves a checkpoint and ends; press it again to exit at once" in result.stdout
   assert (
@@ -111,7 +94,7 @@ def test_one_run_survives_ctrl_c_twice_ctrl_c_once_and_a_sigterm(golden, tmp_pat
 @pytest.mark.slow
 def test_a_phase_that_never_ends_is_stopped_by_the_watchdog(golden, tmp_path):
   workdir = tmp_path / "run"
-  result = with_fault("reward:2:hang", workdir, **{"watchdog.seconds": 20})
+  result = call(*args(workdir, **{"watchdog.seconds": 20}), JAXRL_FAULT="reward:2:hang")
   assert result.returncode == 42, result.stderr
   assert "error: the phase reward of step 2 has taken 20 s, more than config.watchdog.seconds=20; waiting for " in result.stderr
   (stacks,) = (workdir / "logs").glob("stacks-*.txt")
@@ -122,8 +105,6 @@ def test_a_phase_that_never_ends_is_stopped_by_the_watchdog(golden, tmp_path):
 @pytest.mark.exhaustive
 def test_a_sigterm_during_a_phase_that_never_ends(golden, tmp_path):
   workdir = tmp_path / "run"
-  settings = environment() | {"JAXRL_FAULT": "rollout:3:term,rollout:3:hang"}
-  changed = args(workdir, **{"watchdog.stop_seconds": 2})
-  result = subprocess.run(command(*changed), cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
+  result = call(*args(workdir, **{"watchdog.stop_seconds": 2}), JAXRL_FAULT="rollout:3:term,rollout:3:hang")
   assert result.returncode == 42, result.stderr
   assert "error: stopped in the phase rollout of step 3, 2 s after SIGTERM" in result.stderr

@@ -1,6 +1,5 @@
 """Runs that learn from a teacher: what they learn, their refusals, and a resumed run."""
 
-import functools
 import json
 import shutil
 
@@ -14,7 +13,7 @@ from jaxrl_llm.models import make_model, save_hf
 from jaxrl_llm.run.jobs.dry_run import describe_run
 from jaxrl_llm.run.setup import teacher as teacher_lib
 from jaxrl_llm.run.setup.experiment import build_experiment
-from tests.runs import column, quick, rows, run_here, tiny_config
+from tests.runs import cached_runs, column, lines_of, quick, rows, run_here, tiny_config
 
 SHORT = {
   "num_steps": 2, "warm_start.num_steps": 2, "warm_start.batch_size": 8, "eval.every": 2, "checkpoint.every": 1,
@@ -34,18 +33,7 @@ def teacher(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory, teacher):
-  """A cached function that runs `opd:tiny` with other values for some fields."""
-
-  @functools.cache
-  def run(**changes):
-    workdir = tmp_path_factory.mktemp("run")
-    named = {name.replace("__", "."): x for name, x in changes.items()}
-    config = tiny_config("opd", SHORT | {"teacher.path": str(teacher)} | named)
-    run_here(config, workdir)
-    (workdir / "config.json").write_text(json.dumps(config.to_dict()))  # As the command writes it.
-    return workdir
-
-  return run
+  return cached_runs(tmp_path_factory, "opd", SHORT | {"teacher.path": str(teacher)})
 
 
 @pytest.mark.slow
@@ -73,11 +61,7 @@ def test_a_resumed_run_equals_an_unbroken_one_and_refuses_another_teacher(run_of
   run_here(tiny_config("opd", changes | {"num_steps": 1}), tmp_path / "resumed")
   shutil.copytree(teacher, tmp_path / "moved")
   run_here(tiny_config("opd", changes | {"teacher.path": str(tmp_path / "moved")}), tmp_path / "resumed")
-  same = [
-    [{name: x for name, x in row.items() if not name.startswith(("timing_s/", "perf/"))} for row in rows(workdir, "rl")]
-    for workdir in (golden, tmp_path / "resumed")
-  ]
-  assert same[0] == same[1] and len(same[0]) == 2
+  assert lines_of(tmp_path / "resumed", "rl") == lines_of(golden, "rl") and len(lines_of(golden, "rl")) == 2
   shape = policy.model_config(tiny_config(), vocab_size=264)
   model = make_model(shape)
   save_hf(tmp_path / "other", model, jax.jit(model.init)(jax.random.key(4)))

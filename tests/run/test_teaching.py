@@ -12,15 +12,11 @@ from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.learner.teacher_programs import Scores
 from jaxrl_llm.run.jobs.dry_run import describe_run
-from jaxrl_llm.run.setup.experiment import build_experiment
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.run.steps import learn, teach
-from tests.runs import column, quick, rows, run_here, tiny_config
+from tests.run.test_teacher import SHORT, refused
+from tests.runs import column, lines_of, quick, rows, run_here, tiny_config
 
-SHORT = {
-  "num_steps": 2, "warm_start.num_steps": 2, "warm_start.batch_size": 8, "eval.every": 2, "checkpoint.every": 1,
-  "log.samples_every": 2, "log.tensorboard": False, "learner.schedule": "constant",
-}  # fmt: skip
 SELF = {"teacher.path": "self", "teacher.privileged": "{answer} is {prompt}"}
 
 
@@ -130,19 +126,9 @@ def test_a_frozen_copy_of_the_policy_survives_a_resumption(tmp_path):
     for num_steps in steps:
       run_here(tiny_config("opd", changes | {"num_steps": num_steps}), tmp_path / name)
   run_here(tiny_config("opd", changes | {"teacher.frozen": None}), tmp_path / "current")
-  same = [
-    [{name: x for name, x in row.items() if not name.startswith(("timing_s/", "perf/"))} for row in rows(tmp_path / name, "rl")]
-    for name in ("whole", "parts", "current")
-  ]
-  assert same[0] == same[1] and len(same[0]) == 2
-  assert same[2][0] == same[0][0] and same[2][1]["teacher/kl"] != same[0][1]["teacher/kl"]
-
-
-def refused(changes):
-  with quick(), pytest.raises(ValueError) as error:
-    build_experiment(tiny_config("opd", changes))
-  assert "\n" not in str(error.value)
-  return str(error.value)
+  whole, parts, current = (lines_of(tmp_path / name, "rl") for name in ("whole", "parts", "current"))
+  assert whole == parts and len(whole) == 2 and current[0] == whole[0]
+  assert column(tmp_path / "current", "teacher/kl")[1] != column(tmp_path / "whole", "teacher/kl")[1]
 
 
 def test_a_privileged_prompt_that_cannot_be_is_refused():

@@ -1,6 +1,5 @@
 """A warm start taken from an equal run: its bits, its metrics, and never those of another run."""
 
-import json
 import re
 
 import jax
@@ -12,8 +11,7 @@ from jaxrl_llm.run.observe import faults
 from jaxrl_llm.run.setup.experiment import build_experiment
 from jaxrl_llm.run.setup.start import start_run
 from jaxrl_llm.run.steps import warm_starts
-from jaxrl_llm.workdir.metrics import read_rows, reproducible
-from tests.runs import VARIED, quick, tiny_config
+from tests.runs import VARIED, lines_of, quick, tiny_config
 
 SMALL = VARIED | {"num_steps": 1, "warm_start.num_steps": 4, "warm_start.batch_size": 8, "eval.num_prompts": 8, "log.tensorboard": False}
 OTHER_RL = {
@@ -55,10 +53,6 @@ def run(workdir, changes=None, *, whole=True):
   return job, [line for line in lines if line.startswith("warm start: ")]
 
 
-def rows(workdir):
-  return [json.dumps(reproducible(row)) for row in read_rows(workdir / "metrics.jsonl")]
-
-
 def assert_equal(one, other):
   for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
     assert a.dtype == b.dtype
@@ -75,8 +69,8 @@ def test_a_run_with_a_taken_warm_start_equals_one_that_computed_it(tmp_path, fol
   monkeypatch.setattr(train, "imitate", lambda run: pytest.fail("it is computed again"))
   taken, lines = run(tmp_path / "taken")
   assert len(lines) == 1 and lines[0].startswith(f"warm start: taken from {entry}, computed by an equal run in ")
-  assert rows(tmp_path / "taken") == rows(tmp_path / "kept") == rows(tmp_path / "plain")
-  assert len([row for row in rows(tmp_path / "taken") if '"warm_start"' in row]) == 4
+  assert lines_of(tmp_path / "taken") == lines_of(tmp_path / "kept") == lines_of(tmp_path / "plain")
+  assert len(lines_of(tmp_path / "taken", "warm_start")) == 4
   assert_equal(plain.arrays(), taken.arrays())
   assert_equal(plain.arrays(), kept.arrays())
   assert taken.places() == plain.places() and taken.record.tokens == plain.record.tokens
@@ -88,7 +82,7 @@ def test_what_rl_reads_does_not_change_a_warm_start(tmp_path):
   one, _ = run(tmp_path / "one", whole=False)
   other, _ = run(tmp_path / "other", OTHER_RL, whole=False)
   assert_equal(one.state.params, other.state.params)
-  assert rows(tmp_path / "one") == rows(tmp_path / "other")
+  assert lines_of(tmp_path / "one") == lines_of(tmp_path / "other")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +145,7 @@ def test_a_damaged_warm_start_is_computed_again_and_replaced(tmp_path, folder):
   assert len(lines) == 1 and "taken from" in lines[0]
   assert_equal(first.state.params, second.state.params)
   assert_equal(first.state.params, third.state.params)
-  assert rows(tmp_path / "first") == rows(tmp_path / "second") == rows(tmp_path / "third")
+  assert lines_of(tmp_path / "first") == lines_of(tmp_path / "second") == lines_of(tmp_path / "third")
 
 
 def start(workdir, changes=None):
