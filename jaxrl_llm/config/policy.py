@@ -33,7 +33,10 @@ def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelC
   section = config.model
   shape = preset(section.preset, vocab_size=vocab_size) if section.path is None else read_config(where.resolve(section.path))
   options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens", "train_tower")}
-  return shape._replace(**options, lora=lora(config), vision=shape.vision and with_image_tokens(shape.vision, section.image_tokens))
+  targets = {} if section.lora_targets is None else {"targets": tuple(section.lora_targets)}
+  rank, alpha = section.lora_rank, section.lora_alpha
+  adapters = None if rank is None else Lora(rank, alpha or 2.0 * rank, **targets)
+  return shape._replace(**options, lora=adapters, vision=shape.vision and with_image_tokens(shape.vision, section.image_tokens))
 
 
 def with_image_tokens(vision: Vision, most: int | None) -> Vision:
@@ -50,15 +53,6 @@ def with_image_tokens(vision: Vision, most: int | None) -> Vision:
   pictures = vision.pictures
   pixels = min(pictures.max_pixels, most * pictures.token_size**2)
   return vision._replace(pictures=pictures._replace(max_pixels=pixels, min_pixels=min(pictures.min_pixels, pixels)))
-
-
-def lora(config: ConfigDict) -> Lora | None:
-  """Returns the adapters that a config asks for; None for none."""
-  section = config.model
-  if section.lora_rank is None:
-    return None
-  made = Lora(section.lora_rank, section.lora_alpha or 2.0 * section.lora_rank)
-  return made if section.lora_targets is None else made._replace(targets=tuple(section.lora_targets))
 
 
 def tokenizer(config: ConfigDict) -> Tokenizer | None:

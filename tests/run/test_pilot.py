@@ -15,7 +15,7 @@ SHORT = {
 }  # fmt: skip
 GOOD = pilot.Findings(
   passed=(0.4, 0.3, 0.5), num_groups=64, mixed=0.9, solved=0.02, hopeless=0.08, stated=0.99, truncated=0.01, failed=0.0,
-  response_tokens=9.0, prompt_tokens=20.0, sampling=2.0, learning=3.0, compiling=10.0, decoding=100.0, memory_gb=1.5,
+  response_tokens=9.0, sampling=2.0, learning=3.0, compiling=10.0, decoding=100.0, memory_gb=1.5,
 )  # fmt: skip
 
 

@@ -37,7 +37,6 @@ class Findings(NamedTuple):
     truncated: Fraction cut at their budget.
     failed: Fraction without a reward.
     response_tokens: Mean length of a response.
-    prompt_tokens: Mean length of a prompt.
     sampling: Seconds to draw and grade the rollout batch of a step.
     learning: Seconds of a step's updates and log-probability passes.
     compiling: Seconds that the first step takes longer.
@@ -54,7 +53,6 @@ class Findings(NamedTuple):
   truncated: float
   failed: float
   response_tokens: float
-  prompt_tokens: float
   sampling: float
   learning: float
   compiling: float
@@ -130,7 +128,7 @@ def compute_findings(
   reader, stated = answer_reader(verifier), None
   if reader is not None:
     stated = float(np.mean([reader(*x) is not None for batch in batches for x in zip(batch.completions, batch.examples, strict=True)]))
-  lengths, prompts = joined(lambda x: x.rollouts.mask.sum(axis=1)), joined(lambda x: x.rollouts.prompt_mask.sum(axis=1))
+  lengths = joined(lambda x: x.rollouts.mask.sum(axis=1))
   accuracy = estimate(f"avg@n:n={group_size}", verdicts)
   return Findings(
     passed=(accuracy.value, accuracy.low, accuracy.high),
@@ -142,7 +140,6 @@ def compute_findings(
     truncated=float(1 - joined(lambda x: x.rollouts.stopped).mean()),
     failed=float(1 - valid.mean()),
     response_tokens=float(lengths.mean()),
-    prompt_tokens=float(prompts.mean()),
     sampling=sampling,
     learning=learning,
     compiling=compiling,
