@@ -682,6 +682,11 @@ def unread(config: Mapping[str, Any] | ConfigDict, table: Mapping[str, Field] = 
   return reasons
 
 
+def unread_problems(config: ConfigDict, table: Mapping[str, Field] = FIELDS) -> list[Problem]:
+  """Returns a problem for each field of `unread` that is set."""
+  return [problem for path, why in unread(config, table).items() for problem in unused(config, {path: table[path].default}, why)]
+
+
 def unread_defaults(config: Mapping[str, Any] | ConfigDict, table: Mapping[str, Field] = FIELDS) -> dict[str, Any]:
   """Returns the defaults of the fields of `unread` that have another value.
 

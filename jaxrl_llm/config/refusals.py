@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator
-from jaxrl_llm.config.fields import FIELDS, flatten, given, unread, unused
+from jaxrl_llm.config.fields import flatten, given, unread_problems, unused
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.rewards.terms import parse_terms
 from jaxrl_llm.types import Objective
@@ -302,8 +302,7 @@ def refusals(config: ConfigDict) -> Iterator[str]:
   for row in REFUSALS:
     if row.applies(config, chosen):
       yield f"config.{row.field}: found {values[row.field]!r}, expected {row.expected.format(**names)}"
-  for path, why in unread(config).items():
-    yield from map(str, unused(config, {path: FIELDS[path].default}, why))
+  yield from map(str, unread_problems(config))
   of_others = [f"advantage.{name}" for name in config.advantage if name not in ("estimator", "whiten", *chosen.estimator.defaults)]
   yield from map(str, unused(config, of_others, f"the estimator {estimator!r} does not read it"))
   if not chosen.reads_values:

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config.check import OF_LEARNER, OF_TOKENIZERS, field_problems, in_config, indivisible
-from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, unread, unused
+from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, unread_problems, unused
 from jaxrl_llm.config.trackers import tracker_problems
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of
 from jaxrl_llm.models import ModelConfig, preset, read_config, read_reward_config
@@ -29,7 +29,7 @@ def job_problems(config: ConfigDict) -> list[str]:
   wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config made by configs/reward_model.py")
   if readable:
     wrong += [*tracker_problems(config.log.trackers), *_task_problems(config), *_model_problems(config)]
-    wrong = wrong or [*_relations(config), *_unread(config)]
+    wrong = wrong or [*_relations(config), *unread_problems(config, REWARD_MODEL_FIELDS)]
   return list(map(str, wrong))
 
 
@@ -121,11 +121,6 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
     yield in_config(problem_of(error))
   if config.model.path is None or tokenizer:
     yield from unused(config, [f"task.{name}" for name in OF_TOKENIZERS], "the byte tokenizer ignores it")
-
-
-def _unread(config: ConfigDict) -> Iterator[Problem]:
-  for path, why in unread(config, REWARD_MODEL_FIELDS).items():
-    yield from unused(config, {path: REWARD_MODEL_FIELDS[path].default}, why)
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:
