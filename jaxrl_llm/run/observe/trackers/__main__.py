@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jaxrl_llm.config.trackers import PACKAGES, tracker_problems
 from jaxrl_llm.messages import one_line, refuse
-from jaxrl_llm.run.observe.trackers.entry import FOLDER, Tracker, TrackerEntry, open_record
+from jaxrl_llm.run.observe.trackers.entry import FOLDER, open_record
 from jaxrl_llm.run.observe.trackers.sender import send_rows
 
 POLL_SECONDS = 1.0
@@ -46,7 +46,8 @@ def main(argv: list[str]) -> int:
     ended.set()
   try:
     with alone(args.workdir, args.tracker):
-      tracker = open_tracker(args.tracker, open_record(args.workdir, args.tracker))
+      module = importlib.import_module(f"jaxrl_llm.run.observe.trackers.{args.tracker}")
+      tracker = getattr(module, _CLASSES[args.tracker])(open_record(args.workdir, args.tracker))
       notes = send_rows(args.workdir, args.tracker, tracker, lambda: not ended.wait(POLL_SECONDS))
       tracker.close()
   except Exception as error:  # Whatever a tracker raises: the run only says it.
@@ -54,12 +55,6 @@ def main(argv: list[str]) -> int:
   for note in notes:
     print(f"note: {note}", file=sys.stderr, flush=True)
   return 0
-
-
-def open_tracker(name: str, entry: TrackerEntry) -> Tracker:
-  """Opens the entry of a run in a tracker, whose package is imported now."""
-  module = importlib.import_module(f"jaxrl_llm.run.observe.trackers.{name}")
-  return getattr(module, _CLASSES[name])(entry)
 
 
 def listen(ended: threading.Event) -> None:

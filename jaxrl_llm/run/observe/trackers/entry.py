@@ -14,6 +14,9 @@ from jaxrl_llm.workdir.metrics.row_file import RESERVED, Row
 FOLDER = "trackers"
 """Folder of a workdir with all that trackers keep there."""
 
+PROJECT = "jaxrl_llm"
+"""Name of the runs' project in each tracker, unless a variable of the tracker names another one."""
+
 COLUMNS = ("prompt", "response", "answer", "reward", "advantage", "num_tokens", "stopped", "level")
 """Columns of a table of sample rollouts."""
 

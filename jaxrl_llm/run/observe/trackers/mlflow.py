@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxrl_llm.run.observe.trackers.entry import COLUMNS, TrackerEntry, cells
+from jaxrl_llm.run.observe.trackers.entry import COLUMNS, PROJECT, TrackerEntry, cells
 from jaxrl_llm.workdir.metrics.row_file import Row
 
-EXPERIMENT = "jaxrl_llm"
 OWN_ID = "jaxrl_llm.entry"
 """Tag by which a resumed run finds its entry."""
 
@@ -28,7 +27,7 @@ class Mlflow:
     from mlflow.tracking import MlflowClient
 
     self._client, self._metric = MlflowClient(uri), Metric
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     experiment = self._client.get_experiment_by_name(name)
     if experiment is None:
       # A server says itself where artifacts lie.

@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.run.observe.trackers.entry import COLUMNS, TrackerEntry, cells
+from jaxrl_llm.run.observe.trackers.entry import COLUMNS, PROJECT, TrackerEntry, cells
 from jaxrl_llm.workdir.metrics.row_file import Row
-
-PROJECT = "jaxrl_llm"
 
 
 class Trackio:

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.run.observe.trackers.entry import COLUMNS, TrackerEntry, cells
+from jaxrl_llm.run.observe.trackers.entry import COLUMNS, PROJECT, TrackerEntry, cells
 from jaxrl_llm.workdir.metrics import PHASES
 from jaxrl_llm.workdir.metrics.row_file import Row
 
-PROJECT = "jaxrl_llm"
 ONLINE = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL")
 """Variables by which a user asks for another mode than offline."""
 
