@@ -111,9 +111,8 @@ def train_in_bucket(config: ConfigDict, workdir: Path, **options: Any) -> int:
   hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")
   if os.environ.get("JAX_NUM_PROCESSES", "1") != "1" or ("," in hosts and " " not in hosts.strip()):
     raise UsageError(f"--workdir={place}: found several processes, expected one; several need a folder that they share, as on Filestore")
-  retention = dict(
-    newest=config.checkpoint.keep, best=config.checkpoint.keep_best, every_hours=config.checkpoint.keep_every_hours
-  )
+  kept = config.checkpoint
+  retention = dict(newest=kept.keep, best=kept.keep_best, every_hours=kept.keep_every_hours)
   with session.opened(place, retention=retention, tell=lambda line: print(line, file=sys.stderr)) as opened:
     status = train_or_tell(config, opened.workdir, ready=opened.enable, **options)
   status = opened.status(status)
@@ -128,7 +127,8 @@ def config_problems(config: ConfigDict) -> list[str]:
     from jaxrl_llm.run.jobs.reward_model.check import job_problems as problems_of
   else:
     problems_of = check.config_problems
-  return list(dict.fromkeys(check.shorten(line) for line in problems_of(config)))
+  # The middle of a long line is left out.
+  return list(dict.fromkeys(x if len(x) <= 600 else f"{x[:400]} ... {x[-150:]}" for x in problems_of(config)))
 
 
 def check_replay(config: ConfigDict, workdir: Path, replay: Path) -> None:

@@ -91,11 +91,6 @@ def field_problems(
   return list(wrong.values()), all(has_type(table[path].check, fields[path]) for path in wrong)
 
 
-def shorten(line: str) -> str:
-  """Cuts out the middle of a line that is too long."""
-  return line if len(line) <= 600 else f"{line[:400]} ... {line[-150:]}"
-
-
 def _hyperparameters() -> set[str]:
   """Returns the fields of all objectives' hyper-parameters, including those of other packages."""
   from jaxrl_llm.objectives import OBJECTIVES

@@ -108,12 +108,9 @@ def _behind_kept(lengths: Lengths, limit: int | None) -> list[int]:
 
 
 def _limit(splits: Sequence[Sequence[int]], *, beside: int = 0, cheap: int = 0) -> int | None:
-  """Returns the largest size that is kept; None if all are.
+  """Returns the largest size of a problem of some splits that is kept; None if all are.
 
-  Args:
-    splits: Sizes of the problems of each split.
-    beside: Room that every problem needs besides.
-    cheap: Room that costs little in any case.
+  Every problem needs the room `beside` as well, and the room `cheap` costs little in any case.
   """
   splits = [split for split in splits if len(split)]
   if not splits:

@@ -44,10 +44,8 @@ def run(request: EvaluationRequest, *, command: str) -> dict[str, Any]:
   """
   # Nothing is trained: training problems and demonstrations may be missing, and only the verifier
   # is called.
-  fields = request.config.to_dict()
-  fields["num_steps"] = fields["warm_start"]["num_steps"] = 0
-  fields["reward"]["model_path"] = None
-  config = ConfigDict(fields)
+  config = request.config.copy_and_resolve_references()
+  config.update_from_flattened_dict({"num_steps": 0, "warm_start.num_steps": 0, "reward.model_path": None})
   try:
     for path in (request.samples, request.out):
       path.parent.mkdir(parents=True, exist_ok=True)

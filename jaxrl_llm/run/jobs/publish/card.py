@@ -60,7 +60,7 @@ def write_card(folder: Path, workdir: Path, exported: Exported, *, name: str) ->
     "",
     _opening(config, exported),
     "",
-    *_table(_training(config, summary, exported)),
+    *_training(config, summary, exported),
     "",
     *_evaluation(config, evaluated),
     *([f"![Learning curves of the run]({FIGURE})", ""] if has_figure else []),
@@ -106,11 +106,11 @@ def _base(config: Mapping[str, Any], exported: Exported) -> str:
   return f"`{exported.base.name}`" if exported.base else f"a `{config.get('model.preset')}` with random weights"
 
 
-def _training(config: Mapping[str, Any], summary: Mapping[str, Any], exported: Exported) -> dict[str, Any]:
+def _training(config: Mapping[str, Any], summary: Mapping[str, Any], exported: Exported) -> list[str]:
   seconds, data, commit = summary.get("wall_seconds"), summary.get("data"), commit_of_package()
   problems = f", {data['kept']:,} problems" if isinstance(data, dict) and is_number(data.get("kept")) else ""
   batch = f"{config.get('rollout.num_prompts')} prompts with {config.get('rollout.group_size')} samples each"
-  return {
+  values = {
     "objective": f"`{config.get('objective.name')}`",
     "base model": _base(config, exported),
     "data": f"`{config.get('task.name')}`{problems}",
@@ -122,9 +122,6 @@ def _training(config: Mapping[str, Any], summary: Mapping[str, Any], exported: E
     "software": f"jaxrl_llm {__version__}" + (f", commit `{commit}`" if commit else ""),
     "seed": config.get("seed"),
   }
-
-
-def _table(values: Mapping[str, Any]) -> list[str]:
   return ["| | |", "| --- | --- |", *(f"| {name} | {_cell(x)} |" for name, x in values.items() if x is not None)]
 
 
