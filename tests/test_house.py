@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +166,12 @@ def imported_names(path: pathlib.Path) -> list[tuple[ast.AST, str]]:
   return imports
 
 
+def assert_no_imports(paths: Iterable[pathlib.Path], is_forbidden: Callable[[str], bool]) -> None:
+  """Checks the names that some files import."""
+  problems = [f"{where(path, node)}: imports {name}" for path in paths for node, name in imported_names(path) if is_forbidden(name)]
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
 def tracked_files() -> list[pathlib.Path]:
   """Returns the files that git tracks or would track, or without git all but hidden folders."""
   command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -200,16 +207,12 @@ def test_rooms_import_only_rooms_above_them():
 
 
 def test_parts_of_a_room_import_only_parts_before_them():
-  problems = []
   for room, parts in PARTS.items():
     assert {path.name for path in (PACKAGE / room).iterdir() if path.is_dir() and path.name != "__pycache__"} == set(parts)
     assert [path.name for path in (PACKAGE / room).glob("*.py")] == ["__init__.py"]
-    for path in sorted((PACKAGE / room).rglob("*/*.py")):
-      later = parts[parts.index(path.relative_to(PACKAGE / room).parts[0]) + 1 :]
-      for node, name in imported_names(path):
-        if name.startswith(tuple(f"jaxrl_llm.{room}.{part}." for part in later)):
-          problems.append(f"{where(path, node)}: imports {name}")
-  assert not problems, "\n".join(dict.fromkeys(problems))
+    for i, part in enumerate(parts):
+      later = tuple(f"jaxrl_llm.{room}.{other}." for other in parts[i + 1 :])
+      assert_no_imports(sorted((PACKAGE / room / part).rglob("*.py")), lambda name, later=later: name.startswith(later))
 
 
 def test_few_modules_are_at_the_top():
@@ -236,20 +239,12 @@ def test_services_are_behind_a_fence():
 
 
 def test_nothing_imports_experiments_tests_or_configs():
-  problems = []
-  for path in [*package_files(), *sorted((ROOT / "configs").rglob("*.py"))]:
-    forbidden = {"experiments", "tests"} | ({"configs"} if PACKAGE in path.parents else set())
-    problems += [f"{where(path, node)}: imports {name}" for node, name in imported_names(path) if name.partition(".")[0] in forbidden]
-  assert not problems, "\n".join(dict.fromkeys(problems))
+  assert_no_imports(package_files(), lambda name: name.partition(".")[0] in ("experiments", "tests", "configs"))
 
 
 def test_configs_import_only_ml_collections_and_the_table_of_fields():
-  problems = []
-  for path in sorted((ROOT / "configs").rglob("*.py")):
-    for node, name in imported_names(path):
-      if name.partition(".")[0] not in ("configs", "ml_collections") and not name.startswith("jaxrl_llm.config.fields."):
-        problems.append(f"{where(path, node)}: imports {name}")
-  assert not problems, "\n".join(dict.fromkeys(problems))
+  is_other = lambda name: name.partition(".")[0] not in ("configs", "ml_collections") and not name.startswith("jaxrl_llm.config.fields.")
+  assert_no_imports(sorted((ROOT / "configs").rglob("*.py")), is_other)
 
 
 def test_annotations_are_evaluated():
@@ -268,19 +263,14 @@ def test_annotations_are_evaluated():
 
 
 def test_only_models_imports_flax():
-  problems = []
-  for path in package_files():
-    if room_of(path) != "models":
-      problems += [f"{where(path, node)}: imports {name}" for node, name in imported_names(path) if name.partition(".")[0] == "flax"]
-  assert not problems, "\n".join(dict.fromkeys(problems))
+  others = [path for path in package_files() if room_of(path) != "models"]
+  assert_no_imports(others, lambda name: name.partition(".")[0] == "flax")
 
 
 def test_only_the_composition_root_sees_a_config_dict():
-  problems = []
-  for path in package_files():
-    if room_of(path) not in CONFIG_ROOMS and path.relative_to(PACKAGE).as_posix() not in CONFIG_FILES:
-      problems += [f"{where(path, node)}: imports {name}" for node, name in imported_names(path) if name.startswith("ml_collections")]
-  assert not problems, "\n".join(dict.fromkeys(problems))
+  others = [path for path in package_files() if room_of(path) not in CONFIG_ROOMS]
+  others = [path for path in others if path.relative_to(PACKAGE).as_posix() not in CONFIG_FILES]
+  assert_no_imports(others, lambda name: name.startswith("ml_collections"))
 
 
 def test_everything_public_has_a_docstring():

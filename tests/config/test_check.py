@@ -260,17 +260,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("case", MODELS)
-def test_models(case):
-  overrides, parts = MODELS[case]
-  (line,) = check.config_problems(tiny_config("gspo", overrides))
-  for part in parts:
-    assert part in line, line
-
-
-@pytest.mark.parametrize("case", RELATIONS)
-def test_relations(case):
-  overrides, parts = RELATIONS[case]
+@pytest.mark.parametrize("case", RELATIONS | MODELS)
+def test_relations_and_models(case):
+  overrides, parts = (RELATIONS | MODELS)[case]
   (line,) = check.config_problems(tiny_config(overrides=overrides))
   for part in parts:
     assert part in line, line
