@@ -14,9 +14,7 @@ import pytest
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.run.setup import experiment, saved_state
 from jaxrl_llm.workdir import checkpoint
-from tests.runs import (  # isort: skip
-  ROOT, VARIED, column, environment, flags, free_address, joined, lines_of, quick, reach, start, succeed, tiny_config,
-)  # fmt: skip
+from tests.runs import ROOT, VARIED, column, environment, flags, free_address, joined, lines_of, quick, reach, start, succeed, tiny_config
 
 OVERRIDES = VARIED | {
   "warm_start.num_steps": 8, "checkpoint.warm_start_every": 4, "mesh.fsdp": 2, "rollout.staleness": 2,
