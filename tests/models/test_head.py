@@ -48,7 +48,7 @@ def loss_of(logprobs_fn, targets, counted, weights):
 
 
 def chunked(**settings):
-  """Returns `token_logprobs` with settings; without filters and with a learned entropy by default."""
+  """Returns `token_logprobs` with settings; by default it has no filters and learns the entropy."""
   return functools.partial(token_logprobs, **(dict(unembed=unembed, filter_logits=make_filter(), learns_entropy=True) | settings))
 
 

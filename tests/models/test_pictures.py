@@ -125,7 +125,7 @@ def test_text_alone_is_that_of_a_language_model():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_weights_are_those_that_were_loaded(name, tmp_path):
-  """transformers 5 saves all experts of a layer as it computes with them, turned, not as published."""
+  """All experts of a layer are saved as published; transformers 5 saves them turned."""
   model, params = loaded(name)
   save_hf(tmp_path / "out", model, params, tokenizer_from=None)
   (config, source), (expected, original) = open_source(tmp_path / "out"), open_source(FOLDER / name)
