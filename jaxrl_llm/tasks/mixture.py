@@ -109,7 +109,7 @@ def with_test(task: Task, other: Task) -> Task:
     ValueError: If two verifiers have the same name.
   """
   both = routed_task([task, other])
-  if task.rewards[0] == other.rewards[0] and not task.routed:
+  if task.rewards[0] == other.rewards[0] and not (task.routed or other.routed):
     return task._replace(test=other.test, report=both.report, fingerprint=both.fingerprint)
   train, demonstrations = (_marked(task, split) for split in ("train", "demonstrations"))
   return both._replace(name=task.name, train=train, test=_marked(other, "test"), demonstrations=demonstrations)

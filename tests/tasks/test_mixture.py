@@ -110,6 +110,15 @@ def test_test_problems_of_another_task(tmp_path):
   assert {row["reward"] for row in task.train} == {"maths"} and {row["reward"] for row in task.test} == {"final_number"}
 
 
+def test_test_problems_keep_verifiers_of_their_own(both, tmp_path):
+  """Also if the first of them is the task's: the others must not be judged by it."""
+  task = tasks.make("gsm8k", source=FIXTURES / "gsm8k", data_dir=tmp_path)
+  assert task.rewards[0] == both.rewards[0] and not task.routed
+  tested = mixture.with_test(task, both)
+  assert tested.routed and tested.rewards == ("final_number", "maths")
+  assert {row["reward"] for row in tested.test} == {"final_number", "maths"} and {row["reward"] for row in tested.train} == {"final_number"}
+
+
 @pytest.mark.parametrize(
   "settings, words",
   [
