@@ -42,9 +42,9 @@ def by_sampler(run: Run) -> Callable[[Examples, jax.Array], dict[str, float]]:
   def draw(examples: Examples, key: jax.Array) -> dict[str, float]:
     computed = 0
 
-    def sample(params: Params, prompts: jax.Array, mask: jax.Array, key: jax.Array, requests: Requests) -> Rollouts:
+    def sample(params: Params, prompts: jax.Array, mask: jax.Array, requests: Requests) -> Rollouts:
       nonlocal computed
-      drawn = hosts.to_host(drawing.programs.sample(params, prompts, mask, key, requests))
+      drawn = hosts.to_host(drawing.programs.sample(params, prompts, mask, requests))
       new = drawn.mask.sum(axis=1) - np.asarray(requests.partial.lengths)
       # All budgets are prefilled, and all rows decode until the last one has ended its turn.
       computed += len(examples) * width + drawn.mask.size + int(new.max()) * len(new)

@@ -25,7 +25,7 @@ from experiments.benchmarks import roofline
 from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.job import Job, add_flags, job_from, left_padded, read_prompts
 from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, spread, write_json
-from jaxrl_llm.decoding.sampler import make_sampler
+from jaxrl_llm.decoding.sampler import make_sampler, seeded
 from jaxrl_llm.models import Model, load_params, make_model, read_config
 from jaxrl_llm.types import Params, Rollouts
 
@@ -49,7 +49,7 @@ class Generation(NamedTuple):
 
 
 def generate_fn(model: Model, job: Job, *, max_new_tokens: int, slots: int | None) -> Callable[..., Rollouts]:
-  """Makes the sampler of a job, `(params, prompts, prompt_mask, key) -> rollouts`.
+  """Makes the sampler of a job, `(params, prompts, prompt_mask, requests) -> rollouts`.
 
   This is the only call that depends on the signature of `make_sampler`.
   """
@@ -93,9 +93,10 @@ def prepare(job: Job, model: Model, params: Params, *, max_new_tokens: int | Non
   slots = None if max_new_tokens == 1 else job.slots or None
   sample = generate_fn(model, job, max_new_tokens=max_new_tokens or job.max_new_tokens, slots=slots)
   started = time.perf_counter()
-  compiled = jax.jit(sample).lower(params, *prompts, jax.random.key(0)).compile()
+  requests = lambda seed: seeded(jax.random.fold_in(jax.random.key(job.seed), seed), len(rows) * job.group_size)
+  compiled = jax.jit(sample).lower(params, *prompts, requests(0)).compile()
   seconds = time.perf_counter() - started
-  run = lambda seed: jax.device_get(compiled(params, *prompts, jax.random.fold_in(jax.random.key(job.seed), seed)))
+  run = lambda seed: jax.device_get(compiled(params, *prompts, requests(seed)))
   return Generation(run, [len(row) for row in rows], seconds, getattr(compiled.memory_analysis(), TEMP, None))
 
 

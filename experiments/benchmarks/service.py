@@ -35,7 +35,7 @@ from experiments.benchmarks.reporting import at_least_one, lines, report
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.decoding.engine.make import make_engine
 from jaxrl_llm.decoding.engine.requests import Request
-from jaxrl_llm.decoding.sampler import Requests, make_sampler
+from jaxrl_llm.decoding.sampler import make_sampler, seeded
 from jaxrl_llm.models import Model, load_params, make_model, read_config
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.serve import server
@@ -73,9 +73,9 @@ def by_sampler(model: Model, params: Params, work: Work, *, slots: int) -> Calla
   sample = make_sampler(model, group_size=1, max_new_tokens=int(work.budgets.max()), stop_ids=(0,), pad_id=0, slots=slots)
   # Id 0 makes the sampler refill its rows, and is drawn too rarely to matter.
   prompts = [jnp.asarray(x) for x in left_padded(work.prompts, 0)]
-  requests = Requests(limits=jnp.asarray(work.budgets, jnp.int32))
-  compiled = jax.jit(sample).lower(params, *prompts, jax.random.key(0), requests).compile()
-  return lambda seed: int(np.sum(jax.device_get(compiled(params, *prompts, jax.random.key(seed), requests)).mask))
+  requests = lambda seed: seeded(jax.random.key(seed), len(work.prompts))._replace(limits=jnp.asarray(work.budgets, jnp.int32))
+  compiled = jax.jit(sample).lower(params, *prompts, requests(0)).compile()
+  return lambda seed: int(np.sum(jax.device_get(compiled(params, *prompts, requests(seed))).mask))
 
 
 def by_engine(engine: DecodingEngine, work: Work, *, clients: int) -> Callable[[int], int]:

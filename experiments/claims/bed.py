@@ -35,7 +35,7 @@ from jaxrl_llm.advantages import (
   role_advantages,
   whiten,
 )
-from jaxrl_llm.decoding.sampler import make_filter, make_sampler
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, Model, ModelConfig, lower_precision, make_model, preset
 from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, Rollouts, TrainBatch, TrainState
@@ -234,7 +234,8 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
       model, group_size=sizes.group_size,
       max_new_tokens=response_tokens(sizes.digits[1]), stop_ids=(END,), pad_id=PAD, temperature=temperature, slots=256,
     )  # fmt: skip
-    return jax.jit(lambda params, prompts, key: sample(lower(params), prompts, jnp.ones(prompts.shape, bool), key))
+    asked = lambda prompts, key: (prompts, jnp.ones(prompts.shape, bool), seeded(key, len(prompts) * sizes.group_size))
+    return jax.jit(lambda params, prompts, key: sample(lower(params), *asked(prompts, key)))
 
   score = jax.jit(outputs_fn)
   return Bed(sizes, model.init, warm_step, lambda params: init_state(params, warm), sampler, lambda params: init_state(params, optimizer),

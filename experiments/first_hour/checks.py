@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.first_hour.results import Row, at_most
 from jaxrl_llm import objectives
-from jaxrl_llm.decoding.sampler import make_filter, make_sampler
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.kernels.grouped import grouped_matmul_for
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Trajectory
@@ -41,7 +41,7 @@ def measure(name: str) -> dict[str, list]:
   rng = np.random.default_rng(0)
   prompts = rng.integers(5, 200, (2, 6)).astype(np.int32)
   sample = jax.jit(make_sampler(model, group_size=4, max_new_tokens=24, stop_ids=(1, 2), pad_id=0))
-  drawn = jax.device_get(sample(params, prompts, np.ones(prompts.shape, bool), jax.random.key(1)))
+  drawn = jax.device_get(sample(params, prompts, np.ones(prompts.shape, bool), seeded(jax.random.key(1), 8)))
   sequences = []
   for i, (prompt, tokens, mask, logprobs) in enumerate(zip(drawn.prompts, drawn.tokens, drawn.mask, drawn.logprobs, strict=True)):
     tokens = np.concatenate([prompt, tokens[mask]])

@@ -42,7 +42,7 @@ chips.
 """
 
 _STOP, _PAD = 1, 0  # Token ids, which do not matter to the compiled programs.
-_WHOLE = ("key", "step", "written")  # Fields of `Inputs` and `Loop` that have no rows.
+_WHOLE = ("step", "written")  # Fields of `Inputs` and `Loop` that have no rows.
 
 
 class Sampler(NamedTuple):
@@ -93,13 +93,13 @@ def make_sampler(plan: Plan, num_layers: int) -> Sampler:
   arrays = [
     jax.ShapeDtypeStruct(prompts, dtype, sharding=mesh_lib.row_sharding(mesh)) for dtype in (jnp.int32, bool)
   ]
-  key = _placed(jax.eval_shape(jax.random.key, 0), mesh_lib.replicated(mesh))
   room = room_in_prompts(config, shape)
   place = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(mesh))
-  arguments = (params, *arrays, key, *([] if room is None else [abstract_shown(room, *prompts, place)]))
+  requests = Requests(place((prompts[0] * section.group_size, 2), jnp.uint32))
+  arguments = (params, *arrays, requests, *([] if room is None else [abstract_shown(room, *prompts, place)]))
 
-  def prefill(params, prompts, mask, key, shown=None):
-    return begin(model, settings, params, prompts, mask, key, Requests(), shown)[:2]
+  def prefill(*arguments):
+    return begin(model, settings, *arguments)[:2]
 
   def start(*arguments):
     inputs, loop = prefill(*arguments)

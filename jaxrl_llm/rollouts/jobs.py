@@ -80,8 +80,6 @@ class Job(NamedTuple):
       empty if all are new.
     enough: Number of groups that must be complete. The others are cut then (see `cutoff`), and
       handed over as they are; None waits for all.
-    key: Random key of the batch, from which seeds and salt follow. The sampler draws with it; None
-      for batches that it never draws.
   """
 
   examples: Examples
@@ -92,7 +90,6 @@ class Job(NamedTuple):
   at_once: int | None = None
   begun: Sequence["Conversation"] = ()
   enough: int | None = None
-  key: PRNGKeyArray | None = None
 
 
 class Conversation(NamedTuple):
@@ -211,7 +208,7 @@ class Plan(NamedTuple):
   def job(self, examples: Examples, key: PRNGKeyArray) -> Job:
     """Returns the batch with this key."""
     seeds, salt = sequence_seeds(key, len(examples) * self.group_size), np.asarray(jax.random.key_data(key), np.uint32).tobytes().hex()
-    return Job(examples, self.group_size, seeds, salt, self.draws, at_once=self.at_once, key=key)
+    return Job(examples, self.group_size, seeds, salt, self.draws, at_once=self.at_once)
 
 
 def turn_seed(seed: int, turn: int) -> int:

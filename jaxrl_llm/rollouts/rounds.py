@@ -72,12 +72,12 @@ def begin_conversations(
 
 
 def turn_requests(conversations: Conversations, rules: Rules) -> Requests:
-  """Makes the sampler's requests for the next turn, with the same shapes in every turn."""
+  """Makes the sampler's requests for the next turn, but for their seeds, with the same shapes in every turn."""
   size, budget = conversations.partial.tokens.shape
   limits = np.full(size, budget, np.int32)
   if rules.max_turn_tokens is not None:
     limits = np.minimum(limits, conversations.partial.lengths + np.int32(rules.max_turn_tokens))
-  return Requests(limits=limits.astype(np.int32), partial=conversations.partial)
+  return Requests(limits=limits.astype(np.int32), partial=conversations.partial, begins=conversations.partial.lengths)
 
 
 def take_turn(conversations: Conversations, drawn: Rollouts, rules: Rules, tokenizer: Tokenizer) -> Conversations:

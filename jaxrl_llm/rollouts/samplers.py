@@ -101,13 +101,15 @@ def make_samplers(
   evaluating = common | filters | dict(group_size=config.eval.samples, record_routing=False)
   num_prompts, experts, lowered = section.num_prompts + section.spare_prompts, model.config.experts, in_dtype(model)
   routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
-  asked = eval_asked = None
+  sizes = num_prompts * section.group_size, config.eval.batch_prompts * config.eval.samples
+  asked, eval_asked = (Requests(np.zeros((size, 2), np.uint32)) for size in sizes)
   if turn_stops is not None:
-    of_turn = lambda size: Requests(limits=np.zeros(size, np.int32), partial=no_partial(size, section.max_new_tokens))
-    asked, eval_asked = of_turn(num_prompts * section.group_size), of_turn(config.eval.batch_prompts * config.eval.samples)
+    numbers, nothing = (lambda size: np.zeros(size, np.int32)), (lambda size: no_partial(size, section.max_new_tokens))
+    of_turn = lambda requests, size: requests._replace(limits=numbers(size), partial=nothing(size), begins=numbers(size))
+    asked, eval_asked = map(of_turn, (asked, eval_asked), sizes)
   elif section.spare_prompts:
-    responses = no_partial(num_prompts * section.group_size, section.max_new_tokens, routes)
-    asked = Requests(partial=responses, enough_groups=np.int32(section.num_prompts))
+    responses = no_partial(sizes[0], section.max_new_tokens, routes)
+    asked = asked._replace(partial=responses, enough_groups=np.int32(section.num_prompts))
   signatures = _signatures(config, model, params, num_prompts, asked)
   sample = eval_sample = compiled_for(jax.jit(make_sampler(lowered, **training)), signatures)
   if evaluating != training or config.eval.batch_prompts != num_prompts or section.spare_prompts:
@@ -123,7 +125,7 @@ def in_dtype(model: Model) -> Model:
 
 
 def _signatures(
-  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, requests: Requests | None
+  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, requests: Requests
 ) -> list[tuple[Any, ...]]:
   """Returns a sampler's abstract arguments for all buckets of prompts.
 
@@ -134,15 +136,14 @@ def _signatures(
     model: Model on the sampler's mesh.
     params: Abstract weights of the policy, as the sampler is given them.
     num_prompts: Number of prompts.
-    requests: Requests like those that it is given; None if it is given none.
+    requests: Requests like those that it is given.
   """
-  key = jax.eval_shape(jax.random.key, 0)
   arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(model.mesh))
   abstract = lambda x: arrays(x.shape, x.dtype) if x.shape else jax.ShapeDtypeStruct((), x.dtype)
-  asked = [] if requests is None else [jax.tree.map(abstract, requests)]
+  asked = jax.tree.map(abstract, requests)
   shapes, room = [(num_prompts, width) for width in config.rollout.prompt_buckets], room_in_prompts(config, model.config)
-  of_prompts = lambda shape: [] if room is None else [Requests(), abstract_shown(room, *shape, arrays)]
-  return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *asked, *of_prompts(shape)) for shape in shapes]
+  of_prompts = lambda shape: [] if room is None else [abstract_shown(room, *shape, arrays)]
+  return [(params, arrays(shape, jnp.int32), arrays(shape, bool), asked, *of_prompts(shape)) for shape in shapes]
 
 
 def room_in_prompts(config: ConfigDict, shape: ModelConfig) -> Room | None:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.decoding.sampler import Requests, SampleFn, no_partial
+from jaxrl_llm.decoding.sampler import Requests, SampleFn, no_partial, words_of
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rollouts.arrivals import Gathered
 from jaxrl_llm.rollouts.gallery import Gallery
-from jaxrl_llm.rollouts.jobs import Conversation, Job, PlayFn, Playing
-from jaxrl_llm.rollouts.rounds import begin_conversations, take_turn, turn_requests
+from jaxrl_llm.rollouts.jobs import Conversation, Job, PlayFn, Playing, turn_seed
+from jaxrl_llm.rollouts.rounds import Conversations, begin_conversations, take_turn, turn_requests
 from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Tokenizer
@@ -42,11 +42,14 @@ class Sweeps:
     self._tokenizer, self._rules, self._conversations, self._ask = tokenizer, rules, None, None
     ask = partial(_dispatch, sample, params, job, tokenizer=tokenizer, **placing)
     if rules is None:
-      self._drawn = ask(requests=None if job.enough is None else continued(job))
+      self._drawn = ask(Requests() if job.enough is None else continued(job), [0] * len(job.seeds))
     else:
       self._ask = ask  # It holds the weights, which are freed otherwise.
       self._conversations = begin_conversations(job.examples, rules, group_size=job.group_size, max_new_tokens=job.draws.max_new_tokens)
-      self._drawn = ask(requests=turn_requests(self._conversations, rules))
+      self._drawn = self._ask_for(self._conversations)
+
+  def _ask_for(self, conversations: Conversations) -> Rollouts:
+    return self._ask(turn_requests(conversations, self._rules), list(map(len, conversations.turns)))
 
   def __iter__(self) -> Iterator[list[Conversation]]:
     """Yields the batch, and before that an empty list for each further turn of conversations."""
@@ -55,7 +58,7 @@ class Sweeps:
       yield _responses(drawn, self._tokenizer)
       return
     while len((conversations := take_turn(self._conversations, drawn, self._rules, self._tokenizer)).unfinished):
-      self._conversations, self._drawn = conversations, self._ask(requests=turn_requests(conversations, self._rules))
+      self._conversations, self._drawn = conversations, self._ask_for(conversations)
       yield []
       drawn = hosts.to_host(self._drawn)
     yield [conversation._replace(**fed) for conversation, fed in zip(conversations.finished(), _fed(drawn), strict=True)]
@@ -103,8 +106,8 @@ class SweepQueue:
 
 
 def _dispatch(
-  sample: SampleFn, params: Params, job: Job, *, mesh: Mesh, tokenizer: Tokenizer, prompt_buckets: Sequence[int],
-  requests: Requests | None, gallery: Gallery | None = None,
+  sample: SampleFn, params: Params, job: Job, requests: Requests, turns: Sequence[int], *, mesh: Mesh, tokenizer: Tokenizer,
+  prompt_buckets: Sequence[int], gallery: Gallery | None = None,
 ) -> Rollouts:  # fmt: skip
   """Dispatches a sweep over all prompts of a batch, and returns its rollouts on the devices.
 
@@ -112,20 +115,19 @@ def _dispatch(
     sample: The jitted sampler.
     params: Weights of the policy, on the sampler's devices.
     job: The batch; the mesh must divide the number of its prompts.
+    requests: Responses to continue and their limits, without seeds.
+    turns: Number of the turn that each sequence draws, from 0.
     mesh: The sampler's mesh, over which the rows of the prompts are split.
     tokenizer: The task's tokenizer.
     prompt_buckets: Numbers of prompt slots to choose from.
-    requests: Responses to continue and their limits, for a sampler compiled for them; None for
-      other samplers.
     gallery: Pictures of the problems; None if there are none.
   """
   prompts = encode_prompts(job.examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
-  shown = None if gallery is None else place_rows(mesh, gallery.shown(job.examples, prompts[0].shape[1], params))
-  prompts = place_rows(mesh, prompts)
-  if requests is None:
-    return sample(params, *prompts, job.key) if shown is None else sample(params, *prompts, job.key, Requests(), shown)
-  placed = place_rows(mesh, {name: x for name, x in requests._asdict().items() if name in ("partial", "limits")})
-  return sample(params, *prompts, job.key, requests._replace(**placed))
+  shown = () if gallery is None else (place_rows(mesh, gallery.shown(job.examples, prompts[0].shape[1], params)),)
+  requests = requests._replace(seeds=words_of(list(map(turn_seed, job.seeds, turns))))
+  alone = {name: getattr(requests, name) for name in ("max_steps", "enough_groups")}  # Of no sequence.
+  requests = place_rows(mesh, requests._replace(max_steps=None, enough_groups=None))._replace(**alone)
+  return sample(params, *place_rows(mesh, prompts), requests, *shown)
 
 
 def continued(job: Job) -> Requests:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.decoding.sampler import make_sampler
+from jaxrl_llm.decoding.sampler import make_sampler, seeded
 from jaxrl_llm.kernels import ragged_gpu
 from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import make_model, preset, ragged
@@ -151,7 +151,7 @@ def test_a_whole_sampler_lowers_to_triton(monkeypatch):
   model = make_model(shape)
   sampler = make_sampler(model, group_size=2, max_new_tokens=128, cache_blocks=(64, 64), stop_ids=(1,), pad_id=0)
   prompts = jax.ShapeDtypeStruct((2, 6), jnp.int32), jax.ShapeDtypeStruct((2, 6), jnp.bool)
-  program = lowered(sampler, jax.eval_shape(model.init, jax.random.key(0)), *prompts, jax.random.key(0))
+  program = lowered(sampler, jax.eval_shape(model.init, jax.random.key(0)), *prompts, seeded(jax.random.key(0), 4))
   assert program.as_text().count(TRITON) == 2 * (1 + 2)
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.decoding.sampler import Requests, make_filter, make_sampler
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings, row_sharding
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
@@ -189,7 +189,7 @@ def test_sampler_and_learner_agree(name, as_patches):
   model, params = loaded(name)
   tokens, mask, shown = prompts(model, params, name, as_patches=as_patches)
   sample = jax.jit(make_sampler(model, group_size=2, max_new_tokens=12, stop_ids=(3,), pad_id=0))
-  drawn = sample(params, tokens, mask, jax.random.key(1), Requests(), shown)
+  drawn = sample(params, tokens, mask, seeded(jax.random.key(1), 2 * len(tokens)), shown)
   sequences = []
   for i in range(len(drawn.tokens)):
     prompt, response = of_row(name, COUNTS[i // 2])[0], np.asarray(drawn.tokens[i])[np.asarray(drawn.mask[i])]

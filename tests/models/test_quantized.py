@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.decoding.sampler import make_sampler
+from jaxrl_llm.decoding.sampler import make_sampler, seeded
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, moe, preset
 from jaxrl_llm.models.decoding import serving_of
@@ -88,7 +88,7 @@ def test_decoding_equals_that_of_rounded_weights(shape, sizes, masked_tokens, na
   prompts = np.random.default_rng(0).integers(5, 200, (8, 1)).astype(np.int32)
   draw = lambda model, params: jax.jit(
     make_sampler(model, group_size=4, max_new_tokens=16, stop_ids=(1, 2), pad_id=0, slots=16)
-  )(params, prompts, np.ones(prompts.shape, bool), jax.random.key(1))
+  )(params, prompts, np.ones(prompts.shape, bool), seeded(jax.random.key(1), 32))
   drawn, expected = draw(in_8_bits, params), draw(exact, all_rounded(params, shape, name))
   np.testing.assert_array_equal(drawn.tokens, expected.tokens)
   error = np.abs(np.asarray(drawn.logprobs) - np.asarray(expected.logprobs))

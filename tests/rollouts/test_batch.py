@@ -12,6 +12,7 @@ from jaxrl_llm.pretrained.thumbnails import thumbnail
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import dynamic_sampling, trajectories
+from jaxrl_llm.rollouts.jobs import sequence_seeds, turn_seed
 from jaxrl_llm.types import Rollouts
 from tests.rollouts.players import completions, swept, with_reasons
 
@@ -212,14 +213,16 @@ def test_a_sample_row_has_the_responses_part_of_its_token_scores():
 def test_a_sweep_passes_encoded_prompts_to_the_sampler_and_returns_host_arrays():
   mesh, seen = mesh_lib.make_mesh(data=2, fsdp=1, tensor=4), {}
 
-  def sample(params, prompts, prompt_mask, key):
-    seen.update(params=params, prompts=prompts, mask=prompt_mask, key=key)
+  def sample(params, prompts, prompt_mask, requests):
+    seen.update(params=params, prompts=prompts, mask=prompt_mask, seeds=requests.seeds)
     return jax.tree.map(jnp.asarray, with_reasons(make_rollouts()))
 
   key = jax.random.key(3)
   sizes = dict(group_size=2, new_tokens=4, prompt_buckets=(5, 9))
   rollouts, responses = swept(sample, "weights", EXAMPLES, key, mesh=mesh, tokenizer=TOKENIZER, **sizes)
-  assert seen["params"] == "weights" and seen["key"] is key
+  assert seen["params"] == "weights" and seen["seeds"].sharding == mesh_lib.row_sharding(mesh)
+  seeds = [turn_seed(seed, 0) for seed in sequence_seeds(key, 4)]
+  assert [int(low) | int(high) << 32 for low, high in seen["seeds"]] == seeds
   np.testing.assert_array_equal(seen["prompts"], make_rollouts().prompts[::2])
   np.testing.assert_array_equal(seen["mask"], make_rollouts().prompt_mask[::2])
   assert seen["prompts"].sharding == mesh_lib.row_sharding(mesh)

@@ -57,8 +57,8 @@ def steps_of(name: str, num_steps: int):
   draws = Draws(BUDGET, 6, stop_ids=STOPS, routes=experts and (model.config.num_layers, experts.top_k))
   for step in range(num_steps):
     examples = [{"prompt": str(next(new))} for _ in range(LEARNED + SPARE - len(groups.examples))]
-    groups = carried.join(groups, examples, [0] * GROUP * len(examples), step=step)
-    job = Job(groups.examples, GROUP, groups.seeds, "", draws, key=jax.random.key(step), begun=groups.conversations, enough=LEARNED)
+    groups = carried.join(groups, examples, [100 * step + i for i in range(GROUP * len(examples))], step=step)
+    job = Job(groups.examples, GROUP, groups.seeds, "", draws, begun=groups.conversations, enough=LEARNED)
     gathered = wait_for(Sweeps(params, job, sample=sample, tokenizer=TOKENIZER, rules=None, **placing), job)
     drawn, _ = drawn_of(gathered, job, TOKENIZER, np.arange(len(job.seeds)), prompt_buckets=(6,))
     learned, kept = carried.take(groups, gathered.played, num_groups=LEARNED)

@@ -62,7 +62,7 @@ def talk(environment=COUNTING, settings=None, **rules):
   """Draws the conversations of one batch on one device."""
   mesh = make_mesh(devices=jax.devices()[:1])
   rules = Rules(environment, **({"max_turns": 5} | rules))
-  job = Job(EXAMPLES, GROUP, range(len(EXAMPLES) * GROUP), "", Draws(BUDGET, 4, stop_ids=STOPS), key=jax.random.key(0))
+  job = Job(EXAMPLES, GROUP, range(len(EXAMPLES) * GROUP), "", Draws(BUDGET, 4, stop_ids=STOPS))
   options = dict(sample=sampler(**(settings or {})), tokenizer=TOKENIZER, rules=rules, mesh=mesh, prompt_buckets=(4,))
   drawn, _ = gather(Sweeps(built()[1], job, **options), job, TOKENIZER, prompt_buckets=(4,))
   return drawn.rollouts, drawn.responses

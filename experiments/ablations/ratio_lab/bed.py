@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages
-from jaxrl_llm.decoding.sampler import make_filter, make_sampler
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.types import Params, PolicyOutputs, TrainBatch, TrainState
@@ -63,7 +63,7 @@ class Bed(NamedTuple):
     outputs: Forward pass, `(params, batch) -> PolicyOutputs`.
     pull_back: Backward pass, `(params, batch, gradient in log π) -> gradient in the weights`.
     sampler: Maker of a sampler for one length of responses,
-      `(response tokens) -> (params, prompts, prompt_mask, key) -> Rollouts`.
+      `(response tokens) -> (params, prompts, prompt_mask, requests) -> Rollouts`.
     updater: Maker of an initializer of the state and of an update of GRPO,
       `(learning rate) -> ((params) -> state, train step)`.
   """
@@ -217,7 +217,8 @@ def rollout(bed: Bed, language: Language, params: Params, num_tokens: int, key: 
   prompt_key, sample_key = jax.random.split(key)
   rng = np.random.default_rng(np.asarray(jax.random.key_data(prompt_key)))
   prompts = draw(language, (bed.sizes.num_prompts, PROMPT_TOKENS), rng)
-  rollouts = bed.sampler(num_tokens)(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), sample_key)
+  requests = seeded(sample_key, len(prompts) * bed.sizes.group_size)
+  rollouts = bed.sampler(num_tokens)(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), requests)
   responses = np.asarray(rollouts.tokens)
   rewards = np.mean(language.target[responses], axis=1)
   batch = rectangle(np.concatenate([rollouts.prompts, responses], axis=1), np.asarray(group_advantages(rewards, bed.sizes.group_size)))

@@ -17,7 +17,7 @@ import optax
 
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages
-from jaxrl_llm.decoding.sampler import make_filter, make_sampler
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset, routing
 from jaxrl_llm.rewards.final_answer import final_answer
@@ -97,7 +97,7 @@ class Bed(NamedTuple):
     warm_step: `(state, batch) -> (state, metrics)`, supervised.
     warm_state: `(params) -> state` for `warm_step`.
     score: `(params, batch) -> Scored`; replays `batch.routing`.
-    sampler: `(dtype) -> (params, prompts, prompt_mask, key) -> Rollouts`, with recorded routes.
+    sampler: `(dtype) -> (params, prompts, prompt_mask, requests) -> Rollouts`, with recorded routes.
     new_state: `(params) -> state` for `step`.
     step: `(state, batch, learning rate) -> (state, metrics)`, an update of GRPO that replays
       `batch.routing`. One program serves all rates.
@@ -258,7 +258,8 @@ def draw(bed: Bed, params: Params, chosen: Sequence[str], key: jax.Array, *, dty
     dtype: Type of the sampler's arithmetic.
   """
   prompts = prompts_of(chosen)
-  rollouts = jax.device_get(bed.sampler(dtype)(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), key))
+  requests = seeded(key, len(prompts) * bed.sizes.group_size)
+  rollouts = jax.device_get(bed.sampler(dtype)(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), requests))
   rewards = graded(rollouts, chosen)
   batch = rectangle(bed, np.concatenate([rollouts.prompts, rollouts.tokens], axis=1), rollouts.mask)
   advantages = np.asarray(group_advantages(rewards, bed.sizes.group_size))[:, None] * batch.mask

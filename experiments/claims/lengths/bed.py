@@ -22,7 +22,7 @@ from experiments.ablations.routing_replay.bed import piece
 from experiments.claims.running_sums import DOT, END, ERROR_RATE, MOST_DIGITS, PAD, VOCAB_SIZE, graded, prompts_of, rectangle, split_of
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages
-from jaxrl_llm.decoding.sampler import make_filter, make_sampler
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.types import Metrics, Params, TrainBatch, TrainState
@@ -96,7 +96,7 @@ class Bed(NamedTuple):
     init: Initializer `(key) -> params`.
     warm_state: Function `(params) -> state` that makes the state of `warm_step`.
     warm_step: Step of imitation `(state, batch) -> (state, metrics)`.
-    sample: Sampler `(params, prompts, prompt_mask, key) -> Rollouts`.
+    sample: Sampler `(params, prompts, prompt_mask, requests) -> Rollouts`.
     logprobs: Function `(params, batch) -> [B, T]` that computes log-probabilities.
     new_state: Function `(params) -> state` that makes the state of an RL step.
     step: Function `(objective)` that makes an RL step `(state, batch) -> (state, metrics)`.
@@ -193,7 +193,8 @@ def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array) -> tuple[
     responses in tokens, [N].
   """
   prompts = prompts_of(chosen)
-  rollouts = jax.device_get(bed.sample(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), key))
+  requests = seeded(key, len(prompts) * bed.sizes.group_size)
+  rollouts = jax.device_get(bed.sample(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), requests))
   batch = rectangle(rollouts.prompts, rollouts.tokens, rollouts.mask)
   return batch, graded(chosen, rollouts.tokens, rollouts.mask, rollouts.stopped), rollouts.mask.sum(axis=1)
 

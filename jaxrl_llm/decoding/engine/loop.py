@@ -26,6 +26,7 @@ from jaxrl_llm.decoding.engine.in_hand import OpenRequest, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, Rows, no_rows
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.sampler import words_of
 from jaxrl_llm.models import Model
 from jaxrl_llm.types import Params
 
@@ -313,12 +314,12 @@ class DecodingEngine:
     self._waiting.extendleft(reversed(later))
 
   def _write_settings(self, row: int, request: Request) -> None:
-    rows, seed = self._rows, request.seed % (1 << 64)
+    rows = self._rows
     stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(id for stop in request.stops for id in self._ids_with(stop)))))[:STOP_IDS]
     rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
     rows.top_ks[row] = min(request.top_k, self._vocab_size)
     rows.top_ps[row] = request.top_p
-    rows.seeds[row] = seed & 0xFFFFFFFF, seed >> 32
+    rows.seeds[row] = words_of([request.seed])
     rows.stop_ids[row] = (*stop_ids, *[NO_ID] * (STOP_IDS - len(stop_ids)))
 
   def _copy(self) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
-from jaxrl_llm.decoding.sampler.draw import draw
+from jaxrl_llm.decoding.sampler.draw import draw, sequence_keys
 from jaxrl_llm.decoding.sampler.filters import REMOVED, filter_rows
 from jaxrl_llm.devices.mesh import platform_of, replicated
 from jaxrl_llm.models import Model, lower_precision
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     ordinals: Number of tokens drawn so far.
     budgets: Number of tokens that the row may still draw; 0 if it draws none.
     temperatures, top_ks, top_ps: Settings of `filter_rows`.
-    seeds: Seed of each row's draws, as its low and high 32 bits.
+    seeds: Seed of each row's draws, in words; see `draw.sequence_keys`.
     stop_ids: Ids that end each row's completion, then `NO_ID`.
   """
 
@@ -335,13 +335,10 @@ class _Drawing(NamedTuple):
 def _stretch(model: Model, nothing: StretchTokens, weights: PyTree, cache: PyTree, rows: Rows) -> tuple[PyTree, StretchTokens]:
   """Draws up to k tokens for each row with a budget; `nothing` has the shapes of the output.
 
-  Token t of a request is drawn with the key `fold_in(key(seed), t)`: what it draws depends on its
-  seed and its own tokens, not on its row, its neighbours or the time.
-
   The stretch ends early once rows that have ended have waited for as long as a step of all rows
   takes, which is about what a return to the host costs.
   """
-  keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1]))(jnp.asarray(rows.seeds))
+  keys = sequence_keys(jnp.asarray(rows.seeds))
 
   def is_needed(state: _Drawing) -> Bool[Array, ""]:
     return (state.step < len(nothing.tokens)) & jnp.any(state.budgets > 0) & (state.idle < len(state.budgets))

@@ -18,7 +18,7 @@ from jaxrl_llm.types import Params, Shown, StopReason
 # accelerators more rows share each read of the weights.
 _ROWS = {"cpu": 128, "gpu": 512, "tpu": 512}
 # Fields of `Inputs` and `Loop` that are not split into shards.
-_UNSPLIT = ("weights", "key", "prompts_seen", "written", "cache")
+_UNSPLIT = ("weights", "prompts_seen", "written", "cache")
 # The width of the prompts' cache is a multiple of this, so that rows of keys are aligned to
 # vectors.
 _ALIGNMENT = 16
@@ -30,7 +30,6 @@ def begin(
   params: Params,
   prompts: Int[Array, "n P"],
   prompt_mask: Bool[Array, "n P"],
-  key,
   requests: Requests,
   shown: Shown | None = None,
 ) -> tuple[Inputs, Loop, Int[Array, "n _ L K"] | None]:
@@ -79,7 +78,6 @@ def begin(
   )
   inputs = Inputs(
     weights=model.decoding_weights(params),
-    key=key,
     prompts_seen=seen,
     positions=each((jnp.sum(prompt_mask, axis=1) if shown is None else shown.ends) - 1),
     tokens=each(prompts[:, -1]),
@@ -190,15 +188,12 @@ def _initial_matching(
   """Returns the states of the stop automata after the existing tokens of the rows' responses."""
   if loop.matching is None:
     return None
-  tokens = gather(inputs.requests.partial.tokens, loop.sequences)
+  tokens, begins = gather(inputs.requests.partial.tokens, loop.sequences), inputs.requests.begins
+  first = 0 if begins is None else gather(begins, loop.sequences)
 
   def feed(t, matching):
-    states, matched = stops.advance_stops(
-      settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1)
-    )
-    # A match among the existing tokens ended an earlier turn.
-    states = jnp.where(matched[:, None], settings.stop_table.start(lengths.size), states)
-    return jnp.where((t < lengths)[..., None], states.reshape(matching.shape), matching)
+    states, _ = stops.advance_stops(settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1))
+    return jnp.where(((first <= t) & (t < lengths))[..., None], states.reshape(matching.shape), matching)
 
   return jax.lax.fori_loop(0, jnp.max(lengths), feed, loop.matching)
 

@@ -10,7 +10,7 @@ samples that still wait:
   - Each waiting sample swaps places with the done one of the same index, with all that belongs to
     either.
 
-A sample keeps its number, from which its random stream derives, so its tokens stay the same.
+A sample keeps its seed, so its tokens stay the same.
 """
 
 from functools import partial
@@ -63,19 +63,19 @@ def run(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> tuple
 
 def movable(inputs: Inputs) -> Inputs:
   """Returns the inputs that an exchange changes; the others are None."""
-  return inputs._replace(weights=None, key=None, requests=inputs.requests._replace(max_steps=None, enough_groups=None))
+  return inputs._replace(weights=None, requests=inputs.requests._replace(max_steps=None, enough_groups=None))
 
 
 def fixed(inputs: Inputs) -> Inputs:
   """Returns the inputs that no exchange changes; the others are None."""
   requests = Requests(max_steps=inputs.requests.max_steps, enough_groups=inputs.requests.enough_groups)
-  return Inputs(inputs.weights, inputs.key, *[None] * 5, requests)
+  return Inputs(inputs.weights, *[None] * 5, requests)
 
 
 def with_fixed(moved: Inputs, fixed: Inputs) -> Inputs:
   """Joins the inputs that an exchange changes with the others."""
   requests = moved.requests._replace(max_steps=fixed.requests.max_steps, enough_groups=fixed.requests.enough_groups)
-  return moved._replace(weights=fixed.weights, key=fixed.key, requests=requests)
+  return moved._replace(weights=fixed.weights, requests=requests)
 
 
 def is_possible(settings: Settings, inputs: Inputs, loop: Loop) -> Bool[Array, ""]:

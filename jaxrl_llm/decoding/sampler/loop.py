@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.decoding.sampler import stops
-from jaxrl_llm.decoding.sampler.draw import draw
+from jaxrl_llm.decoding.sampler.draw import draw, sequence_keys
 from jaxrl_llm.decoding.sampler.filters import REMOVED, make_filter
 from jaxrl_llm.decoding.sampler.requests import RUNNING, merge_shards
 from jaxrl_llm.decoding.sampler.state import (
@@ -112,12 +112,9 @@ def _draw(settings: Settings, inputs: Inputs, loop: Loop, logits: Float[Array, "
   filter_logits = make_filter(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
   temperatures = None if requests.temperatures is None else gather(requests.temperatures, here).reshape(-1)
   filtered = filter_logits(logits, temperatures=temperatures)
-  # A random stream per sequence, indexed by token: independent of the row that decodes it and of
-  # its neighbours.
-  keys = jax.vmap(lambda i, t: jax.random.fold_in(jax.random.fold_in(inputs.key, i), t))(
-    gather(inputs.numbers, here).reshape(-1), length
-  )
-  tokens, logprobs = draw(filtered, keys)
+  ordinals = length if requests.begins is None else length - gather(requests.begins, here).reshape(-1)
+  keys = sequence_keys(gather(requests.seeds, here).reshape(-1, 2))
+  tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, ordinals))
   results = {"tokens": tokens, "logprobs": logprobs}
   if loop.outputs.raw_logprobs is not None:
     of_drawn = jnp.take_along_axis(raw, tokens[:, None], axis=1)[:, 0]
@@ -156,21 +153,16 @@ def _ended(settings: Settings, inputs: Inputs, loop: Loop, tokens: Int[Array, "d
   reasons = gather(loop.outputs.reasons, here)
   active = reasons == RUNNING
   lengths = loop.lengths + active
-  is_late = (
-    jnp.ones(active.shape, bool)
-    if requests.min_new_tokens is None
-    else lengths >= gather(requests.min_new_tokens, here)
-  )
-  if requests.partial is not None:
-    # A stop in an earlier turn of a conversation no longer counts.
-    is_late &= lengths > gather(requests.partial.lengths, here)
+  # What precedes the current turn of a conversation no longer counts.
+  in_turn = lengths > (0 if requests.begins is None else gather(requests.begins, here))
+  is_late = in_turn if requests.min_new_tokens is None else in_turn & (lengths >= gather(requests.min_new_tokens, here))
   is_stop = jnp.isin(tokens, jnp.array(settings.stop_ids, jnp.int32)) & is_late
   matching, is_match = loop.matching, jnp.zeros(tokens.shape, bool)
   if settings.stop_table is not None:
     states, matched = stops.advance_stops(settings.stop_table, matching.reshape(tokens.size, -1), tokens.reshape(-1))
     is_match = matched.reshape(tokens.shape) & is_late
-    start = settings.stop_table.start(tokens.size)
-    matching = jnp.where(matched[:, None] & ~is_match.reshape(-1, 1), start, states).reshape(matching.shape)
+    matches = (in_turn & (~matched.reshape(tokens.shape) | is_match)).reshape(-1, 1)
+    matching = jnp.where(matches, states, settings.stop_table.start(tokens.size)).reshape(matching.shape)
   now = jnp.where(lengths >= gather(requests.limits, here), int(StopReason.LENGTH), RUNNING)
   now = jnp.where(is_match, int(StopReason.STRING), now)
   now = jnp.where(is_stop, int(StopReason.TOKEN), now)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from jaxrl_llm.types import Rollouts, StopReason
 
@@ -64,38 +64,51 @@ class Requests(NamedTuple):
   """Settings of single sequences, G consecutive ones per prompt; None means the sampler's own.
 
   Attributes:
+    seeds: Seed of each response in words, from which its draws follow; see `draw.sequence_keys`.
     limits: Maximum number of tokens of each response, at most the sampler's `max_new_tokens`.
     temperatures: Temperatures of at least 0; 0 is greedy.
     min_new_tokens: Length before which stop tokens cannot be drawn and stop strings do not count.
     partial: Responses to continue.
+    begins: Number of tokens of each response that precede its current turn, for conversations; 0 by
+      default. Draws are counted, and stops are looked for, from there.
     max_steps: Maximum number of steps of the loop. Sequences not finished by then are returned as
       `StopReason.UNFINISHED`.
     enough_groups: Number of prompts with all samples complete at which the loop ends, with the same
       effect as `max_steps`.
   """
 
+  seeds: UInt32[Array, "N 2"] | None = None
   limits: Int[Array, " N"] | None = None
   temperatures: Float[Array, " N"] | None = None
   min_new_tokens: Int[Array, " N"] | None = None
   partial: Partial | None = None
+  begins: Int[Array, " N"] | None = None
   max_steps: Int[Array, ""] | None = None
   enough_groups: Int[Array, ""] | None = None
+
+
+def seeded(key: PRNGKeyArray, num_sequences: int) -> Requests:
+  """Makes requests of N sequences with random seeds."""
+  return Requests(jax.random.bits(key, (num_sequences, 2), jnp.uint32))
 
 
 def check_requests(requests: Requests, num_sequences: int, max_new_tokens: int) -> None:
   """Checks that requests are for N sequences and responses for a budget of R tokens.
 
   Raises:
-    ValueError: If the shape of a field is wrong.
+    ValueError: If there are no seeds, or the shape of a field is wrong.
 
   Example:
-    >>> check_requests(Requests(limits=jnp.array([3, 4])), 8, 16)
+    >>> check_requests(Requests(jnp.zeros((8, 2), jnp.uint32), limits=jnp.array([3, 4])), 8, 16)
     Traceback (most recent call last):
     ...
     ValueError: requests.limits: found shape (2,) for 8 sequences, expected (8,); give one entry \
 per sequence, G in a row for each prompt
   """
-  fields = {name: getattr(requests, name) for name in ("limits", "temperatures", "min_new_tokens")}
+  if requests.seeds is None or requests.seeds.shape != (num_sequences, 2):
+    shape = requests.seeds if requests.seeds is None else requests.seeds.shape
+    raise ValueError(f"requests.seeds: found {shape} for {num_sequences} sequences, expected the shape {(num_sequences, 2)}; see words_of")
+  fields = {name: getattr(requests, name) for name in ("limits", "temperatures", "min_new_tokens", "begins")}
   if requests.partial is not None:
     fields |= {f"partial.{name}": x for name, x in requests.partial._asdict().items()}
   for name, x in fields.items():

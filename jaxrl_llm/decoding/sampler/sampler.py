@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm.decoding.sampler import exchange
 from jaxrl_llm.decoding.sampler import loop as loop_lib
@@ -15,7 +15,7 @@ from jaxrl_llm.decoding.sampler.state import Decoder, Inputs, Loop, Outputs, Set
 from jaxrl_llm.types import Params, Rollouts, Shown
 
 SampleFn = Callable[..., Rollouts]
-"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests(), shown=None) -> rollouts`.
+"""`(params, prompts [n P], prompt_mask [n P], requests, shown=None) -> rollouts`.
 
 The rollouts have N = n·G sequences. `shown` holds the pictures of the prompts.
 """
@@ -29,8 +29,9 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
   - `slots` rows decode the N sequences. A row whose response ends takes the next sequence in the
     same `while_loop`.
   - The cache of the responses grows block by block, and attention reads only the existing blocks.
-  - Token t of sequence i is drawn with `fold_in(fold_in(key, i), t)`. A sequence's tokens depend
-    neither on the number of slots, nor on its neighbours, nor on the sharding of the batch.
+  - What a sequence draws follows from its seed (`Requests.seeds`) and its own tokens. It depends
+    neither on the number of slots, nor on its neighbours, nor on the sharding of the batch, and the
+    decoding engine draws the same.
 
   Args:
     model: Model to sample from, such as a `models.Model`.
@@ -65,12 +66,11 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
     params: Params,
     prompts: Int[Array, "n P"],
     prompt_mask: Bool[Array, "n P"],
-    key: PRNGKeyArray,
-    requests: Requests = Requests(),  # noqa: B008 (a NamedTuple of None)
+    requests: Requests,
     shown: Shown | None = None,
   ) -> Rollouts:
     check_requests(requests, len(prompts) * settings.group_size, settings.max_new_tokens)
-    inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests, shown)
+    inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, requests, shown)
     numbers, outputs = _run(model, settings, inputs, loop)
     if exchanges(loop):
       outputs = exchange.restore(settings, numbers, outputs)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.decoding.sampler import stops
 from jaxrl_llm.decoding.sampler.requests import RUNNING, Requests
@@ -54,18 +54,16 @@ class Inputs(NamedTuple):
 
   Attributes:
     weights: Weights in the layout that the model decodes with.
-    key: Random key of the call.
     prompts_seen: True where a column of the prompts' cache holds a token; None without a cache.
     positions: Position of the last token of each sequence's prompt, the first to be decoded.
     tokens: Last token of each sequence's prompt.
     queue: Sequences in the order in which they start; M − 1 for none.
-    numbers: Index of each sequence among all N: the seed of its random stream.
+    numbers: Index of each sequence among all N.
     requests: Requests of the caller, in shards, with a limit for each sequence. Of partial
       responses only tokens and lengths are kept.
   """
 
   weights: PyTree
-  key: PRNGKeyArray
   prompts_seen: Bool[Array, "n P"] | None
   positions: Int[Array, "d M"]
   tokens: Int[Array, "d M"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.pod import hlo, lengths
-from jaxrl_llm.decoding.sampler import Requests, exchange, make_sampler, make_stop_table, to_partial
+from jaxrl_llm.decoding.sampler import Requests, exchange, make_sampler, make_stop_table, seeded, to_partial
 from jaxrl_llm.decoding.sampler.begin import begin
 from jaxrl_llm.decoding.sampler.sampler import make_settings
 from jaxrl_llm.decoding.sampler.state import Outputs
@@ -54,9 +54,13 @@ def sampler_of(kind, axes, **settings):
   return jax.jit(make_sampler(model, **complete(settings)))
 
 
+def with_seeds(requests, seed=0):
+  return requests._replace(seeds=seeded(jax.random.key(seed), N).seeds)
+
+
 def sampled(kind, requests, seed=0, *, axes=(), **settings) -> Rollouts:
   model, params = built(kind, **dict(axes))
-  args = (params, *prompts_of(model.mesh), jax.random.key(seed), requests)
+  args = (params, *prompts_of(model.mesh), with_seeds(requests, seed))
   return jax.device_get(sampler_of(kind, tuple(axes), **settings)(*args))
 
 
@@ -70,7 +74,7 @@ def steps_of(kind, requests, *, axes, **settings):
     inputs, loop = exchange.run(model, settings, inputs, loop)
     return loop.step, inputs.numbers[:, :-1]
 
-  step, numbers = jax.jit(run)(params, *prompts_of(model.mesh), jax.random.key(0), requests)
+  step, numbers = jax.jit(run)(params, *prompts_of(model.mesh), with_seeds(requests))
   return int(step), np.asarray(numbers)
 
 
@@ -186,7 +190,7 @@ def test_devices_send_one_prompt(axes):
   """With long prompts, nothing that is sent is larger than the keys and values of one of them."""
   model, params = built("dense", **dict(axes))
   prompts = prompts_of(model.mesh, width=129)
-  args = (params, *prompts, jax.random.key(0), Requests(limits=uneven()))
+  args = (params, *prompts, with_seeds(Requests(limits=uneven())))
   settings = make_settings(model, **SETTINGS)
   text = sampler_of("dense", axes).lower(*args).compile().as_text()
   cache = jax.eval_shape(lambda *args: begin(model, settings, *args)[1].cache, *args)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.decoding.sampler import Requests, make_filter, make_sampler, make_stop_table, to_partial
-from jaxrl_llm.decoding.sampler.draw import draw
+from jaxrl_llm.decoding.sampler import Requests, make_filter, make_sampler, make_stop_table, seeded, to_partial
+from jaxrl_llm.decoding.sampler.draw import draw, sequence_keys
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.types import Rollouts, StopReason
 from tests.decoding.sampler.nano import LENGTHS, PAD, built, prompts_of
@@ -28,8 +28,12 @@ def sampler_of(kind="dense", **settings):
 def sampled(kind="dense", *, requests=None, seed=0, table=None, **settings):
   # A table has no hash.
   make = sampler_of if table is None else functools.partial(sampler_of.__wrapped__, stop_table=table)
-  args = (built(kind)[1], *prompts_of(), jax.random.key(seed))
-  return jax.device_get(make(kind, **settings)(*args, *([] if requests is None else [requests])))
+  requests = (requests or Requests())._replace(seeds=seeds_of(seed))
+  return jax.device_get(make(kind, **settings)(built(kind)[1], *prompts_of(), requests))
+
+
+def seeds_of(seed=0):
+  return seeded(jax.random.key(seed), N).seeds
 
 
 def cut(whole, lengths):
@@ -54,14 +58,13 @@ def one_by_one(kind="dense", temperature=1.0, top_k=0, top_p=1.0, seed=0):
     return token[0], logprob[0], jax.nn.log_softmax(logits)[token[0]]
 
   responses = []
-  for i in range(N):
+  for i, own in enumerate(sequence_keys(seeds_of(seed))):
     tokens = np.zeros(width, np.int32)
     length = start = int(mask[i // GROUP].sum())
     tokens[:length] = prompts[i // GROUP][mask[i // GROUP]]
     logprobs, raw = [], []
     for t in range(BUDGET):
-      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), i), t)
-      token, logprob, plain = step(tokens, length, key)
+      token, logprob, plain = step(tokens, length, jax.random.fold_in(own, t))
       tokens[length], length = token, length + 1
       logprobs.append(float(logprob))
       raw.append(float(plain))
@@ -113,7 +116,7 @@ def test_tokens_and_logprobs_are_those_of_one_sequence_at_a_time(kind, settings)
 def test_eight_devices_draw_what_one_sequence_at_a_time_draws(kind, axes, slots):
   model, params = built(kind, **axes)
   sample = jax.jit(make_sampler(model, slots=slots, **SETTINGS))
-  rollouts = sample(params, *mesh_lib.place_rows(model.mesh, prompts_of()), jax.random.key(0))
+  rollouts = sample(params, *mesh_lib.place_rows(model.mesh, prompts_of()), Requests(seeds_of()))
   assert_equals_reference(jax.device_get(rollouts), one_by_one(kind))
 
 
@@ -122,7 +125,7 @@ def test_a_prompt_is_prefilled_and_kept_once():
   model, params = built()
   for group in (1, 4):
     sample = make_sampler(model, group_size=group, max_new_tokens=4, stop_ids=(), pad_id=0)
-    program = str(jax.make_jaxpr(sample)(params, *prompts_of(width=17), jax.random.key(0)))
+    program = str(jax.make_jaxpr(sample)(params, *prompts_of(width=17), seeded(jax.random.key(0), group * len(LENGTHS))))
     kept = lambda rows: f"f32[{rows},{model.config.num_kv_heads},{model.config.head_dim},16]"
     assert kept(len(LENGTHS)) in program and (group == 1 or kept(group * len(LENGTHS)) not in program)
 
@@ -232,8 +235,9 @@ def test_stop_strings_end_a_response():
 def test_prompts_of_one_token():
   (_, params), prompts = built(), jnp.array([[5], [9]])
   sample = sampler_of(group_size=2, max_new_tokens=3, stop_ids=(), slots=2)
-  narrow = sample(params, prompts, jnp.ones((2, 1), bool), jax.random.key(0))
-  wide = sample(params, jnp.pad(prompts, ((0, 0), (3, 0))), jnp.pad(jnp.ones((2, 1), bool), ((0, 0), (3, 0))), jax.random.key(0))
+  requests, margin = seeded(jax.random.key(0), 4), ((0, 0), (3, 0))
+  narrow = sample(params, prompts, jnp.ones((2, 1), bool), requests)
+  wide = sample(params, jnp.pad(prompts, margin), jnp.pad(jnp.ones((2, 1), bool), margin), requests)
   assert np.array_equal(narrow.tokens, wide.tokens)
   np.testing.assert_allclose(narrow.logprobs, wide.logprobs, atol=1e-5)
 
@@ -257,6 +261,8 @@ def test_settings_out_of_range_are_refused_before_anything_is_traced(settings, m
 def test_requests_of_another_number_of_sequences_are_refused():
   with pytest.raises(ValueError, match=r"requests.limits: found shape \(3,\) for 32 sequences, expected \(32,\)"):
     sampled(requests=Requests(limits=jnp.ones(3, jnp.int32)))
+  with pytest.raises(ValueError, match=r"requests.seeds: found None for 32 sequences, expected the shape \(32, 2\)"):
+    sampler_of()(built()[1], *prompts_of(), Requests())
 
 
 @pytest.mark.slow
@@ -285,6 +291,24 @@ def test_stop_sequences_are_detected_across_calls():
     assert rollouts.reasons[row] == StopReason.STRING and rollouts.mask[row].sum() == 5
     assert np.array_equal(rollouts.tokens[row, :5], plain.tokens[row, :5])
   assert np.any(rollouts.reasons == StopReason.LENGTH)
+
+
+def test_what_precedes_a_turn_neither_stops_it_nor_counts_in_its_draws():
+  """Tokens of an earlier turn begin the stop sequences, and the draws of a turn begin anew."""
+  plain = sampled(stop_ids=(), temperature=0)
+  table = make_stop_table([None] * 264, sequences=[plain.tokens[row, 2:5].tolist() for row in range(0, N, 3)])
+  before, begins = to_partial(sampled(stop_ids=(), temperature=0, requests=Requests(max_steps=jnp.int32(4)))), jnp.full(N, 4)
+  crossing = sampled(stop_ids=(), temperature=0, table=table, requests=Requests(partial=before))
+  turn = sampled(stop_ids=(), temperature=0, table=table, requests=Requests(partial=before, begins=begins))
+  assert np.all(crossing.mask[::3].sum(axis=1) == 5) and np.all(turn.mask[::3].sum(axis=1) > 5)
+  np.testing.assert_array_equal(turn.tokens[turn.mask], plain.tokens[turn.mask])
+  drawn = sampled(stop_ids=(), requests=Requests(partial=before, begins=begins))
+  (model, params), (prompts, mask) = built(), map(np.asarray, prompts_of())
+  first = jax.vmap(lambda key: jax.random.fold_in(key, 0))(sequence_keys(seeds_of()))
+  for row in range(0, N, 5):
+    ids = jnp.asarray([*prompts[row // GROUP][mask[row // GROUP]], *plain.tokens[row, :4]])[None]
+    logits = model.logits(params, ids, jnp.arange(ids.shape[1])[None], jnp.ones(ids.shape, jnp.int32))[0, -1]
+    assert drawn.tokens[row, 4] == draw(logits[None], first[row][None])[0][0]
 
 
 def test_a_replayed_response_keeps_its_tokens():

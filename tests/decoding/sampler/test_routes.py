@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.decoding.sampler import make_filter, make_sampler
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.models import Experts, lower_precision, make_model, preset, routing
@@ -27,7 +27,7 @@ def drawn(dtype="float32"):
   params = weights_of(model, 0.3)
   sample = make_sampler(sampling, record_routing=True, group_size=2, max_new_tokens=7, stop_ids=STOPS, pad_id=PAD)
   prompts = prompts_of((5, 2, 1, 4), 5)
-  rollouts = jax.device_get(jax.jit(sample)(lower_precision(params, dtype), *prompts, jax.random.key(1)))
+  rollouts = jax.device_get(jax.jit(sample)(lower_precision(params, dtype), *prompts, seeded(jax.random.key(1), 8)))
   sequences = trajectories.trajectories(rollouts)
   batch = pack_rows(sequences, row_tokens=16, row_buckets=(8,))
   return model, params, rollouts, jax.tree.map(jnp.asarray, batch)
@@ -101,4 +101,4 @@ def test_routes_are_recorded_only_on_request_and_only_with_experts():
     model = make_model(config)
     params = jax.eval_shape(model.init, jax.random.key(0))
     sample = make_sampler(model, record_routing=asked, **settings)
-    assert jax.eval_shape(sample, params, prompts, prompts == 0, jax.random.key(0)).routing is None
+    assert jax.eval_shape(sample, params, prompts, prompts == 0, seeded(jax.random.key(0), 1)).routing is None

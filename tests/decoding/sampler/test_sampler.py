@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.decoding.sampler import make_filter, make_sampler
+from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.rollouts.trajectories import trajectories
@@ -27,7 +27,7 @@ def sampler_of(**settings):
 
 
 def sampled(prompts, mask, seed=0, **settings):
-  return jax.device_get(sampler_of(**settings)(built()[1], prompts, mask, jax.random.key(seed)))
+  return jax.device_get(sampler_of(**settings)(built()[1], prompts, mask, seeded(jax.random.key(seed), GROUP * len(prompts))))
 
 
 @functools.cache
@@ -108,7 +108,7 @@ def test_the_prompt_bucket_changes_nothing():
 @pytest.mark.slow
 def test_eight_devices_draw_what_one_draws():
   model, params = built(data=2, fsdp=2, tensor=2)
-  rollouts = sampler_of()(params, *mesh_lib.place_rows(model.mesh, prompts_of()), jax.random.key(0))
+  rollouts = sampler_of()(params, *mesh_lib.place_rows(model.mesh, prompts_of()), seeded(jax.random.key(0), GROUP * len(LENGTHS)))
   assert len(rollouts.tokens.sharding.device_set) == 8
   same_rollouts(jax.device_get(rollouts), rollouts_of())
 
@@ -139,7 +139,7 @@ def test_tokens_are_drawn_with_their_probabilities(settings, rng):
   table = rng.standard_normal((vocab, vocab)).astype(np.float32)
   sample = stub_sampler(vocab, group_size=4, max_new_tokens=2, stop_ids=(), **settings)
   prompts = jnp.full((num_draws // 4, 1), 2, jnp.int32)
-  rollouts = jax.device_get(sample(jnp.asarray(table), prompts, jnp.ones(prompts.shape, bool), jax.random.key(5)))
+  rollouts = jax.device_get(sample(jnp.asarray(table), prompts, jnp.ones(prompts.shape, bool), seeded(jax.random.key(5), num_draws)))
   probs = np.asarray(jax.nn.softmax(make_filter(**settings)(jnp.asarray(table)), axis=-1), np.float64)
   expected = (probs[2][:, None] * probs).reshape(-1) * num_draws
   counts = np.bincount(rollouts.tokens[:, 0] * vocab + rollouts.tokens[:, 1], minlength=vocab**2)
@@ -155,7 +155,7 @@ def test_tokens_are_drawn_with_their_probabilities(settings, rng):
 def test_samples_of_a_group_are_independent(rng):
   sample = stub_sampler(4, group_size=2, max_new_tokens=1, stop_ids=())
   prompts = jnp.zeros((4096, 1), jnp.int32)
-  rollouts = sample(jnp.zeros((4, 4)), prompts, jnp.ones(prompts.shape, bool), jax.random.key(0))
+  rollouts = sample(jnp.zeros((4, 4)), prompts, jnp.ones(prompts.shape, bool), seeded(jax.random.key(0), 8192))
   pairs = np.asarray(rollouts.tokens).reshape(-1, 2)
   counts = np.bincount(pairs[:, 0] * 4 + pairs[:, 1], minlength=16)
   assert np.sum((counts - 256) ** 2 / 256) < 15 + 5 * np.sqrt(30)
@@ -173,7 +173,7 @@ def test_the_loop_ends_with_its_last_row(starts, num_calls):
   sample = stub_sampler(12, on_call=calls, group_size=1, max_new_tokens=6, stop_ids=(10, 11))
   prompts = jnp.array([[0, 0, start] for start in starts])
   mask = jnp.array([[False, True, True], [False, False, True]])
-  rollouts = jax.device_get(sample(counting_table(12), prompts, mask, jax.random.key(0)))
+  rollouts = jax.device_get(sample(counting_table(12), prompts, mask, seeded(jax.random.key(0), 2)))
   jax.effects_barrier()
   for row, start in enumerate(starts):
     expected = list(range(start + 1, 11))[:6]
@@ -196,12 +196,12 @@ def test_the_loop_ends_with_its_last_row(starts, num_calls):
 @pytest.mark.parametrize("stop_ids", [(9,), (4, 9), ()])
 def test_any_stop_token_stops(stop_ids):
   sample = stub_sampler(12, group_size=1, max_new_tokens=7, stop_ids=stop_ids)
-  rollouts = sample(counting_table(12), jnp.array([[1], [6]]), jnp.ones((2, 1), bool), jax.random.key(0))
+  rollouts = sample(counting_table(12), jnp.array([[1], [6]]), jnp.ones((2, 1), bool), seeded(jax.random.key(0), 2))
   ends = {(9,): ([7, 3], [False, True]), (4, 9): ([3, 3], [True, True]), (): ([7, 7], [False, False])}[stop_ids]
   assert (rollouts.mask.sum(axis=1).tolist(), rollouts.stopped.tolist()) == ends
 
 
 def test_a_budget_of_one_token():
   sample = stub_sampler(12, group_size=2, max_new_tokens=1, stop_ids=(4,))
-  rollouts = sample(counting_table(12), jnp.array([[3], [7]]), jnp.ones((2, 1), bool), jax.random.key(0))
+  rollouts = sample(counting_table(12), jnp.array([[3], [7]]), jnp.ones((2, 1), bool), seeded(jax.random.key(0), 4))
   assert rollouts.tokens.tolist() == [[4], [4], [8], [8]] and rollouts.stopped.tolist() == [True, True, False, False]

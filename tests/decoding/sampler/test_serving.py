@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.pod import hlo
-from jaxrl_llm.decoding.sampler import make_sampler
+from jaxrl_llm.decoding.sampler import make_sampler, seeded
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, moe, preset, ragged
 from jaxrl_llm.models.decoding import serving_of
@@ -22,7 +22,7 @@ def sample(model, mesh, prompts, **settings):
   shardings = mesh_lib.param_shardings(mesh, model.logical_axes, jax.eval_shape(model.init, jax.random.key(0)))
   params = jax.jit(model.init, out_shardings=shardings)(jax.random.key(0))
   placed = mesh_lib.place_rows(mesh, (prompts, np.ones(prompts.shape, bool)))
-  return params, jax.jit(make_sampler(model, **(SAMPLING | settings)))(params, *placed, jax.random.key(3))
+  return params, jax.jit(make_sampler(model, **(SAMPLING | settings)))(params, *placed, seeded(jax.random.key(3), 4 * len(prompts)))
 
 
 def prompts(count):
@@ -93,11 +93,12 @@ def test_a_sampler_with_its_own_devices_draws_the_same_tokens_and_moves_no_weigh
   arrived = make_weight_sync(abstract, model.logical_axes, learner=learner, sampler=mesh, dtype="float32").move(params, None, 0).params
   placed = mesh_lib.place_rows(mesh, (prompts(8), np.ones((8, 6), bool)))
   sampler = jax.jit(make_sampler(model, **SAMPLING, slots=16, record_routing=True))
-  compiled = sampler.lower(arrived, *placed, jax.random.key(3)).compile()
+  requests = mesh_lib.place_rows(mesh, seeded(jax.random.key(3), 32))
+  compiled = sampler.lower(arrived, *placed, requests).compile()
   sizes = [x.num_bytes for x in hlo.collectives(compiled.as_text(), num_devices=mesh.size)]
   # Before the loop too, where a compiler may gather weights once, only states and logits travel.
   assert 0 < max(sizes) <= 16 * 264 * 4 < arrived["embedding"].nbytes < arrived["sparse_layers"]["mlp"]["gate"].nbytes / 2
-  drawn = compiled(arrived, *placed, jax.random.key(3))
+  drawn = compiled(arrived, *placed, requests)
   np.testing.assert_array_equal(drawn.tokens, expected.tokens)
   np.testing.assert_array_equal(drawn.routing, expected.routing)
   assert_as_the_learner(one_device, alone[1], jax.tree.map(np.asarray, drawn))

@@ -89,8 +89,8 @@ def run(problems, *, batch_prompts, num_samples, verifier=FINAL_ANSWER):
   """
   keys, widths = [], []
 
-  def sample(params, prompts, prompt_mask, key):
-    keys.append(jax.random.key_data(key).tolist())
+  def sample(params, prompts, prompt_mask, requests):
+    keys.append(np.asarray(requests.seeds).ravel().tolist())
     widths.append(prompts.shape)
     answers = ["#" + TOKENIZER.decode(row[mask]) for row, mask in zip(np.asarray(prompts), np.asarray(prompt_mask), strict=True)]
     responses = [answer if n else f"x\n{answer}" for answer in answers for n in range(num_samples)]
