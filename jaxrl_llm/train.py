@@ -17,8 +17,8 @@ from jaxrl_llm.run.setup.start import Run, start_run
 from jaxrl_llm.run.steps import warm_starts
 from jaxrl_llm.run.steps.ahead import Ahead, saves
 from jaxrl_llm.run.steps.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
-from jaxrl_llm.run.steps.grading import assess, judge_metrics
-from jaxrl_llm.run.steps.learn import adapt_entropy, adapt_kl, arrange, end_imitation, learn_from, token_scores
+from jaxrl_llm.run.steps.grading import assess, grading_metrics
+from jaxrl_llm.run.steps.learn import adapt_coefficients, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.steps.sample import evaluate, refill
 from jaxrl_llm.run.steps.stop import end_step, position, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
@@ -130,9 +130,8 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
     stop_if_preempted(run, began)
 
     learned = learn_from(run, batch, step, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
-    row = learned.metrics | draw_metrics | refill_metrics | judge_metrics(run) | run.phases.timing
-    adapt_kl(run, row)
-    adapt_entropy(run, row)
+    row = learned.metrics | draw_metrics | refill_metrics | grading_metrics(run) | run.phases.timing
+    adapt_coefficients(run, row)
     row |= summary_lib.step_performance(row, learned.num_tokens)
     row |= {"perf/compiles": run.compiled.count}
     record.rl_steps, record.tokens = step + 1, record.tokens + learned.num_tokens

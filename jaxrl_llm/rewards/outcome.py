@@ -316,13 +316,12 @@ class NoRewardError(ValueError):
   """Error for so many responses without a reward that continuing would mean little."""
 
 
-def refuse_failures(who: str, causes: Collection[str | None], detail: str, *, limit: float = 1.0, setting: str = "") -> None:
+def refuse_failures(who: str, graded: Graded, *, limit: float = 1.0, setting: str = "") -> None:
   """Raises an error if too many responses, or all of them, have no reward.
 
   Args:
     who: Source of the rewards, for the message.
-    causes: Reason why each response has no reward; None if it has one.
-    detail: One-line detail of the first response without a reward.
+    graded: Rewards of the responses.
     limit: Largest fraction of responses that may have no reward.
     setting: Name of the setting that defines the limit, for the message.
 
@@ -331,22 +330,22 @@ def refuse_failures(who: str, causes: Collection[str | None], detail: str, *, li
       with the causes and the detail.
 
   Example:
-    >>> refuse_failures("rewards", ["timeout", None, "timeout", "raised"], "ZeroDivisionError: division by zero", limit=0.5, setting="half")
+    >>> failures = {0: ("timeout", "no reply in 10 s"), 2: ("timeout", "no reply in 10 s"), 3: ("raised", "1 / 0")}
+    >>> graded = weigh([WeightedReward("right", len)], {"right": np.zeros(4)}, failures)
+    >>> refuse_failures("rewards", graded, limit=0.5, setting="half")
     Traceback (most recent call last):
     ...
     jaxrl_llm.rewards.outcome.NoRewardError: rewards: found none for 3 of 4 responses
-    (timeout 2, raised 1), expected a number for most (half); the first: ZeroDivisionError: division
-    by zero
+    (timeout 2, raised 1), expected a number for most (half); the first: no reply in 10 s
   """
-  counts = Counter(cause for cause in causes if cause)
+  counts, size = Counter(filter(None, graded.failed)), len(graded.failed)
   failed = sum(counts.values())
-  if failed < len(causes) and failed <= limit * len(causes):
+  if failed < size and failed <= limit * size:
     return
-  share = f"for {failed} of {len(causes)} responses" if failed < len(causes) else f"for any of {len(causes)} responses"
+  share = f"for {failed} of {size} responses" if failed < size else f"for any of {size} responses"
   shown = ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
-  raise NoRewardError(
-    f"{who}: found none {share} ({shown}), expected a number for most{f' ({setting})' if failed < len(causes) else ''}; the first: {detail}"
-  )
+  limited = f" ({setting})" if failed < size else ""
+  raise NoRewardError(f"{who}: found none {share} ({shown}), expected a number for most{limited}; the first: {graded.detail}")
 
 
 def number_of(value: Any) -> np.float32 | None:

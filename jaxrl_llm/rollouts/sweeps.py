@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.decoding.sampler import Requests, SampleFn, no_partial, words_of
+from jaxrl_llm.decoding.sampler import Requests, SampleFn, no_partial
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rollouts.arrivals import Gathered
@@ -124,7 +124,8 @@ def _dispatch(
   """
   prompts = encode_prompts(job.examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
   shown = () if gallery is None else (place_rows(mesh, gallery.shown(job.examples, prompts[0].shape[1], params)),)
-  requests = requests._replace(seeds=words_of(list(map(turn_seed, job.seeds, turns))))
+  seeds = np.array(list(map(turn_seed, job.seeds, turns)), "<u8").view("<u4")
+  requests = requests._replace(seeds=seeds.reshape(-1, 2))
   alone = {name: getattr(requests, name) for name in ("max_steps", "enough_groups")}  # Of no sequence.
   requests = place_rows(mesh, requests._replace(max_steps=None, enough_groups=None))._replace(**alone)
   return sample(params, *place_rows(mesh, prompts), requests, *shown)

@@ -28,7 +28,7 @@ def test_five_hundred_steps_leave_no_memory_behind(tmp_path, monkeypatch):
     "rollout.num_prompts": 2, "rollout.group_size": 2, "rollout.max_new_tokens": 8, "reward.overlong_buffer": 4, "eval.samples": 1,
     "learner.updates_per_rollout": 1, "learner.row_buckets": (4,), "learner.row_tokens": 32, "log.samples_every": 50,
   }  # fmt: skip
-  sizes, arrays, adapt_kl = [], [], train.adapt_kl
+  sizes, arrays, adapt_coefficients = [], [], train.adapt_coefficients
 
   def measured(run, row):
     if run.phases.step % 10 == 0:
@@ -37,9 +37,9 @@ def test_five_hundred_steps_leave_no_memory_behind(tmp_path, monkeypatch):
       give_back_memory()
       sizes.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
       arrays.append(len(jax.live_arrays()))
-    return adapt_kl(run, row)
+    return adapt_coefficients(run, row)
 
-  monkeypatch.setattr(train, "adapt_kl", measured)
+  monkeypatch.setattr(train, "adapt_coefficients", measured)
   with quick():
     train.run(tiny_config(overrides=VARIED | settings), tmp_path)
   warm = np.array(sizes[10:])

@@ -71,7 +71,7 @@ def test_the_counter_prints_nothing_and_logs_nothing(capfd):
 
 @pytest.mark.slow
 def test_a_function_that_recompiles_in_a_run_is_named(tmp_path, monkeypatch):
-  adapt_kl = train.adapt_kl
+  adapt_coefficients = train.adapt_coefficients
 
   @jax.jit
   def statistics_of_the_step(x):
@@ -79,9 +79,9 @@ def test_a_function_that_recompiles_in_a_run_is_named(tmp_path, monkeypatch):
 
   def unruly(run, row):
     statistics_of_the_step(np.zeros(run.phases.step, np.float32))
-    return adapt_kl(run, row)
+    return adapt_coefficients(run, row)
 
-  monkeypatch.setattr(train, "adapt_kl", unruly)
+  monkeypatch.setattr(train, "adapt_coefficients", unruly)
   lines, run = run_with(tmp_path, num_steps=4)
   assert column(tmp_path, "perf/recompiles") == [0, 1, 2, 3] and run.compiled.unexpected == 3
   told = [line for line in lines if line.startswith("compiled again")]

@@ -26,7 +26,6 @@ from jaxrl_llm.decoding.engine.in_hand import OpenRequest, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, Rows, no_rows
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
-from jaxrl_llm.decoding.sampler import words_of
 from jaxrl_llm.models import Model
 from jaxrl_llm.types import Params
 
@@ -319,7 +318,7 @@ class DecodingEngine:
     rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
     rows.top_ks[row] = min(request.top_k, self._vocab_size)
     rows.top_ps[row] = request.top_p
-    rows.seeds[row] = words_of([request.seed])
+    rows.seeds[row] = np.array([request.seed % (1 << 64)], "<u8").view("<u4")
     rows.stop_ids[row] = (*stop_ids, *[NO_ID] * (STOP_IDS - len(stop_ids)))
 
   def _copy(self) -> None:

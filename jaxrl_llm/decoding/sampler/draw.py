@@ -1,11 +1,9 @@
 """Token drawing with two random numbers per row, regardless of the size of the vocabulary."""
 
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, Key, UInt32
 
 from jaxrl_llm.decoding.sampler.filters import REMOVED
@@ -42,16 +40,6 @@ def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array
   return inverse_cdf(logits, jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys))
 
 
-def words_of(seeds: Sequence[int]) -> UInt32[np.ndarray, "N 2"]:
-  """Returns the low and the high 32 bits of seeds of 64 bits, as `sequence_keys` takes them.
-
-  Example:
-    >>> words_of([3, -1]).tolist()
-    [[3, 0], [4294967295, 4294967295]]
-  """
-  return np.array([(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF) for seed in seeds], np.uint32).reshape(-1, 2)
-
-
 def sequence_keys(seeds: UInt32[Array, "N 2"]) -> Key[Array, " N"]:
   """Returns the key of each sequence, whose token t, from 0, is drawn with `fold_in(key, t)`.
 
@@ -59,7 +47,7 @@ def sequence_keys(seeds: UInt32[Array, "N 2"]) -> Key[Array, " N"]:
   the mesh or the process that draws it, on its neighbours, or on the time.
 
   Args:
-    seeds: Seeds in words; see `words_of`.
+    seeds: Low and high 32 bits of each seed, `np.array(seeds, "<u8").view("<u4")`.
   """
   return jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1]))(seeds)
 

@@ -64,7 +64,8 @@ class Requests(NamedTuple):
   """Settings of single sequences, G consecutive ones per prompt; None means the sampler's own.
 
   Attributes:
-    seeds: Seed of each response in words, from which its draws follow; see `draw.sequence_keys`.
+    seeds: Seed of each response in two words, from which its draws follow; see
+      `draw.sequence_keys`.
     limits: Maximum number of tokens of each response, at most the sampler's `max_new_tokens`.
     temperatures: Temperatures of at least 0; 0 is greedy.
     min_new_tokens: Length before which stop tokens cannot be drawn and stop strings do not count.
@@ -106,8 +107,9 @@ def check_requests(requests: Requests, num_sequences: int, max_new_tokens: int) 
 per sequence, G in a row for each prompt
   """
   if requests.seeds is None or requests.seeds.shape != (num_sequences, 2):
-    shape = requests.seeds if requests.seeds is None else requests.seeds.shape
-    raise ValueError(f"requests.seeds: found {shape} for {num_sequences} sequences, expected the shape {(num_sequences, 2)}; see words_of")
+    shape = None if requests.seeds is None else requests.seeds.shape
+    expected = (num_sequences, 2)
+    raise ValueError(f"requests.seeds: found {shape} for {num_sequences} sequences, expected the shape {expected}, two words each")
   fields = {name: getattr(requests, name) for name in ("limits", "temperatures", "min_new_tokens", "begins")}
   if requests.partial is not None:
     fields |= {f"partial.{name}": x for name, x in requests.partial._asdict().items()}

@@ -89,7 +89,7 @@ def evaluated(
   Raises:
     NoRewardError: If the verifier failed on all responses.
   """
-  refuse_failures(f"reward {verifier.name!r}", graded.failed, graded.detail)
+  refuse_failures(f"reward {verifier.name!r}", graded)
   read, answers = answer_reader(verifier), None
   if read is not None:
     size = len(responses) // len(problems)

@@ -36,7 +36,7 @@ def assess(run: Run, drawn: DrawnBatch) -> batch_lib.Batch:
   if section.at_random is not None:
     batch = rewarded_at_random(run, batch)
   limit, graded = section.max_failed_fraction, batch.graded
-  refuse_failures("rewards", graded.failed, graded.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
+  refuse_failures("rewards", graded, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
   if run.config.task.curriculum is not None:
     verdicts = np.clip(graded.parts[run.experiment.rewards[0].name], 0, 1)
     run.prompts.observe(batch.examples, np.where(graded.valid, verdicts, np.nan).tolist())
@@ -68,22 +68,17 @@ def with_signal(run: Run, batch: batch_lib.Batch, *, shaped: bool) -> Bool[np.nd
   return dynamic_sampling.with_signal(batch, experiment.compare, shaped=shaped, **options)
 
 
-def judge_metrics(run: Run) -> dict[str, float]:
-  """Returns the counts of the judges since the last step, over all processes."""
-  if not run.grader.services:
-    return {}
-  counts = Counter()
-  for text in hosts.gather_text(json.dumps(run.grader.metrics())):
-    counts.update(json.loads(text))
-  return dict(counts)
+def grading_metrics(run: Run) -> dict[str, float]:
+  """Returns the counts of the judges since the last step, over all processes, and the curriculum's.
 
-
-def curriculum_metrics(run: Run) -> dict[str, float]:
-  """Returns the number of problems that the curriculum has measured, and their pass rate.
-
-  The result is empty without a curriculum.
+  These are the number of problems that it has measured, and their pass rate. Without judges and a
+  curriculum the result is empty.
   """
+  counts: Counter[str] = Counter()
+  for text in hosts.gather_text(json.dumps(run.grader.metrics())) if run.grader.services else ():
+    counts.update(json.loads(text))
   if run.config.task.curriculum is None:
-    return {}
+    return dict(counts)
   tried, passed = run.prompts.rates.tried, run.prompts.rates.passed
-  return {"curriculum/measured": float(len(tried)), "curriculum/pass_rate": sum(passed.values()) / max(sum(tried.values()), 1e-9)}
+  rate = sum(passed.values()) / max(sum(tried.values()), 1e-9)
+  return dict(counts) | {"curriculum/measured": float(len(tried)), "curriculum/pass_rate": rate}

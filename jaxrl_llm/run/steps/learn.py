@@ -331,7 +331,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
   if run.record.role_baselines is not None:
     evidence = evidence._replace(role_baselines=np.float32(run.record.role_baselines))
   if in_reward:
-    # Of all responses that lose reward by it, learned from or not, because `adapt_kl` reads it.
+    # Of all responses that lose reward by it, learned from or not, because `adapt_coefficients` reads it.
     mean = float(np.sum(evidence.kl * evidence.written) / max(np.sum(evidence.written), 1))
     metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
   credit = jax.device_get(experiment.credit(evidence))
@@ -426,27 +426,17 @@ def token_scores(run: Run, learned: Learned) -> list[dict[str, np.ndarray]]:
   return [next(scores) if taken else {} for taken in learned.taken]
 
 
-def adapt_kl(run: Run, row: dict[str, Any]) -> None:
-  """Moves an adaptive KL coefficient towards its target, given the step's divergence."""
-  config = run.config
-  if config.kl.target is None:
-    return
+def adapt_coefficients(run: Run, row: dict[str, Any]) -> None:
+  """Moves adaptive coefficients of divergence and entropy, given those of the step's updates.
+
+  Nothing moves if the critic trained alone.
+  """
+  config, record = run.config, run.record
   divergence = row.get("actor/reward_kl_penalty" if config.reward.kl_coef else "actor/ref_kl")
-  if divergence is None:  # The critic trained alone: the policy has not moved.
-    return
-  num_sequences = config.rollout.num_prompts * config.rollout.group_size
-  run.record.kl_coef = adapted_coef(
-    run.record.kl_coef,
-    divergence,
-    target=config.kl.target,
-    horizon=config.kl.horizon or 10_000,
-    num_sequences=num_sequences,
-  )
-
-
-def adapt_entropy(run: Run, row: dict[str, Any]) -> None:
-  """Moves an adaptive entropy coefficient, given the entropy during the step's updates."""
-  settings, entropy = run.config.entropy, row.get("actor/entropy")
-  if settings.target is not None and entropy is not None:  # None if the critic trained alone.
-    step = settings.step or ENTROPY_STEP
-    run.record.entropy_coef = adapted_entropy_coef(run.record.entropy_coef, entropy, target=settings.target, step=step)
+  if config.kl.target is not None and divergence is not None:
+    sizes = dict(horizon=config.kl.horizon or 10_000, num_sequences=config.rollout.num_prompts * config.rollout.group_size)
+    record.kl_coef = adapted_coef(record.kl_coef, divergence, target=config.kl.target, **sizes)
+  entropy = row.get("actor/entropy")
+  if config.entropy.target is not None and entropy is not None:
+    step = config.entropy.step or ENTROPY_STEP
+    record.entropy_coef = adapted_entropy_coef(record.entropy_coef, entropy, target=config.entropy.target, step=step)

@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts.jobs import Job, Playing, sequence_seeds
 from jaxrl_llm.rollouts.weight_sync import check_version
 from jaxrl_llm.run.setup.saved_state import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.run.setup.start import Run
-from jaxrl_llm.run.steps.grading import assess, curriculum_metrics, with_signal
+from jaxrl_llm.run.steps.grading import assess, with_signal
 from jaxrl_llm.tasks.image_prompts import prompt_text
 from jaxrl_llm.types import Params
 
@@ -93,14 +93,21 @@ class StaleError(RuntimeError):
 def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[DrawnBatch, dict[str, float]]:
   """Waits for the rollouts that an RL step learns from; the others are carried into the next step.
 
+  Those that arrive before the others are graded meanwhile, if they are requests of the engine.
   `between` is called whenever the host has work to do while rollouts are in flight. If it raises,
   the rollouts are given up.
 
   Raises:
     StaleError: If weights drew them that are older than `rollout.staleness` allows.
   """
-  (drawn, metrics), section = arrive(run, current, between=between), run.config.rollout
-  step, oldest = current.step, current.version
+  drawing, job, step, section = run.experiment.drawing, current.job, current.step, run.config.rollout
+  gathered = wait_for(current.playing, job, rewards=run.experiment.rewards, call=run.grader, between=between)
+  gathered, metrics = drawing.queue.take(gathered, step, current.draw)
+  rows, oldest = np.arange(len(job.seeds)), current.version
+  if current.groups is not None:
+    rows, run.carried = carried.take(current.groups, gathered.played, num_groups=job.enough)
+    metrics |= carried.metrics(current.groups, gathered.played, rows, step=step)
+  drawn, of_drawn = drawn_of(gathered, job, drawing.tokenizer, rows, prompt_buckets=drawing.prompt_buckets)
   rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
   if rollouts.versions is not None:
     oldest = int(np.min(rollouts.versions[rollouts.versions >= 0], initial=step))
@@ -108,20 +115,7 @@ def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: N
     rollouts = versions.of_one_version(rollouts, current.version)
   if oldest < step - section.staleness:
     raise StaleError(f"step {step + 1}: found tokens of the weights after {oldest} steps, expected {step - section.staleness} or later")
-  return drawn._replace(rollouts=rollouts), metrics | {"rollout/staleness": step - oldest}
-
-
-def arrive(run: Run, current: InFlight, *, between: Callable[[], None]) -> tuple[DrawnBatch, dict[str, float]]:
-  """Waits for rollouts, and grades those that arrive before the others."""
-  drawing, job, groups = run.experiment.drawing, current.job, current.groups
-  gathered = wait_for(current.playing, job, rewards=run.experiment.rewards, call=run.grader, between=between)
-  gathered, own = drawing.queue.take(gathered, current.step, current.draw)
-  rows = np.arange(len(job.seeds))
-  if groups is not None:
-    rows, run.carried = carried.take(groups, gathered.played, num_groups=job.enough)
-    own |= carried.metrics(groups, gathered.played, rows, step=current.step)
-  drawn, metrics = drawn_of(gathered, job, drawing.tokenizer, rows, prompt_buckets=drawing.prompt_buckets)
-  return drawn, metrics | own
+  return drawn._replace(rollouts=rollouts), of_drawn | metrics | {"rollout/staleness": step - oldest}
 
 
 def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch, dict[str, float]]:
@@ -134,7 +128,7 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
   """
   section, batches = run.config.rollout, [batch]
   if not section.max_refills:
-    return batch, curriculum_metrics(run)
+    return batch, {}
   signals = [with_signal(run, batch, shaped=False)]
   while np.sum(signals) < section.num_prompts and len(batches) <= section.max_refills:
     drawn, _ = wait(run, launch(run, step, draw=len(batches)))
@@ -142,7 +136,7 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
     signals.append(with_signal(run, batches[-1], shaped=False))
   batch, counters = dynamic_sampling.fill(batches, signals, num_groups=section.num_prompts)
   drawn_tokens = float(sum(np.sum(x.rollouts.mask) for x in batches))
-  return batch, counters | {"group/response_tokens_drawn": drawn_tokens} | curriculum_metrics(run)
+  return batch, counters | {"group/response_tokens_drawn": drawn_tokens}
 
 
 def evaluate(run: Run, step: int) -> float:

@@ -15,7 +15,7 @@ from jaxrl_llm.decoding.engine.loop import STOP_IDS
 from jaxrl_llm.decoding.engine.make import make_engine
 from jaxrl_llm.decoding.engine.programs import NO_ID, no_rows
 from jaxrl_llm.decoding.engine.requests import QueueFull, Request
-from jaxrl_llm.decoding.sampler import Requests, make_sampler, words_of
+from jaxrl_llm.decoding.sampler import Requests, make_sampler
 from jaxrl_llm.decoding.sampler.filters import REMOVED, make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compilation import CompileCounter
@@ -46,7 +46,7 @@ def test_completions_are_those_of_the_batch_sampler(engine_of, kind, settings):
   width = max(map(len, prompts))
   rows = np.array([[0] * (width - len(x)) + x for x in prompts], np.int32)
   mask = np.array([[0] * (width - len(x)) + [1] * len(x) for x in prompts], bool)
-  rollouts = jax.jit(sample)(params, rows, mask, Requests(words_of(range(6))))
+  rollouts = jax.jit(sample)(params, rows, mask, Requests(np.stack([np.arange(6), np.zeros(6)], axis=1).astype(np.uint32)))
   results = complete(engine_of(kind), *(Request(x, budget, stop_ids=(7,), seed=i, **settings) for i, x in enumerate(prompts)))
   for i, result in enumerate(results):
     length = int(rollouts.mask[i].sum())

@@ -18,7 +18,7 @@ from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.thumbnails import thumbnail
 from jaxrl_llm.rewards import Outcome, WeightedReward, answer_key, call_here, final_answer, grade
-from jaxrl_llm.rewards.outcome import NoRewardError, refuse_failures
+from jaxrl_llm.rewards.outcome import NoRewardError, refuse_failures, weigh
 from jaxrl_llm.text_types import Completion, Turn
 from jaxrl_llm.types import Rollouts
 from tests.rollouts.players import swept, with_reasons
@@ -74,8 +74,9 @@ def test_failures_are_counted_by_cause_and_an_unknown_metric_is_left_out():
   (["timeout"] * 4, 1.0, True),  # All of them: there is nothing left to learn from.
 ])  # fmt: skip
 def test_too_many_failures_stop(causes, limit, stops):
+  failures = {i: (cause, "the first") for i, cause in enumerate(causes) if cause}
   try:
-    refuse_failures("rewards", causes, "the first", limit=limit)
+    refuse_failures("rewards", weigh([FINAL_ANSWER], {"final_answer": np.zeros(len(causes))}, failures), limit=limit)
   except NoRewardError as error:
     assert stops and "the first" in str(error) and "timeout" in str(error) + "timeout" * ("raised" in str(error))
   else:
