@@ -3,10 +3,10 @@
   python -m experiments.benchmarks.conversations --config=configs/tools.py --warm_steps=150
 
 Both hold conversations on the same problems with the same weights, after a short warm start that
-makes them realistic, in one process and in turns; a batch of each is not counted. Seeds are those
-of each, so the conversations are not the same ones, but of the same policy. The batch sampler is
-called once per turn for all conversations, and the engine as they go. The benchmark prints the
-seconds of both and the tokens that pass through the model, padding included.
+makes them realistic, in one process and in turns; a batch of each is not counted. Both draw the
+same conversations. The batch sampler is called once per turn for all of them, and the engine as
+they go. The benchmark prints the seconds of both and the tokens that pass through the model,
+padding included.
 """
 
 import argparse
