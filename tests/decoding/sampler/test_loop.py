@@ -218,12 +218,13 @@ def test_partial_responses_beyond_the_rows_are_replayed():
 
 @pytest.mark.slow
 def test_stop_strings_end_a_response():
-  table = make_stop_table([bytes([i]) if i < 256 else None for i in range(264)], ["a", "\n"], [(7, 9)])
-  plain, rollouts = sampled(stop_ids=()), sampled(stop_ids=(), slots=8, table=table)
-  ends = 0
+  plain, ends = sampled(stop_ids=()), 0
+  letters, pair = [token for token in plain.tokens[:, 3].tolist() if token < 128][:2], plain.tokens[9, 4:6].tolist()
+  table = make_stop_table([bytes([i]) if i < 256 else None for i in range(264)], list(map(chr, letters)), [pair])
+  rollouts = sampled(stop_ids=(), slots=8, table=table)
   for row in range(N):
     whole = plain.tokens[row].tolist()
-    hits = [t for t, token in enumerate(whole) if token in (97, 10) or whole[max(t - 1, 0) : t + 1] == [7, 9]]
+    hits = [t for t, token in enumerate(whole) if token in letters or whole[max(t - 1, 0) : t + 1] == pair]
     length = hits[0] + 1 if hits else BUDGET
     assert rollouts.tokens[row][rollouts.mask[row]].tolist() == whole[:length]
     assert rollouts.reasons[row] == (StopReason.STRING if hits else StopReason.LENGTH) and rollouts.stopped[row] == bool(hits)
