@@ -34,7 +34,7 @@ ALLOWED = {
   "rewards/workers/jobs.py": {"pickle"},
   "rewards/workers/process.py": {"pickle"},  # The same; it reads no pickle.
   # The worker, which reads a pipe of its own parent process.
-  "rewards/workers/worker.py": {"pickle", "pickle.loads"},
+  "rewards/workers/worker.py": {"pickle", "pickle.load", "pickle.loads"},
 }
 MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "torch")
 BUILTINS = ("eval", "exec")
