@@ -7,7 +7,7 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator, Evidence, make_credit
+from jaxrl_llm.advantages.estimators import ESTIMATORS, Credit, Estimator, Evidence, make_credit
 from jaxrl_llm.config import check
 from jaxrl_llm.config.policy import make_objective
 from jaxrl_llm.objectives import OBJECTIVES, make
@@ -46,7 +46,7 @@ NEW_OBJECTIVES = {
 
 def compare(evidence, group_size):
   del group_size
-  return evidence.rewards - jnp.mean(evidence.rewards), None
+  return Credit(evidence.rewards - jnp.mean(evidence.rewards))
 
 
 NEW_ESTIMATORS = {

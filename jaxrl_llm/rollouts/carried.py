@@ -155,7 +155,7 @@ def to_json(groups: Groups) -> dict[str, Any]:
 
 
 def from_json(saved: Mapping[str, Any]) -> Groups:
-  """Inverts `to_json`; also reads the responses of earlier versions, which had no `talks` and no seeds."""
+  """Inverts `to_json`; also reads responses of earlier versions, which had no `talks` or seeds."""
   if "sequences" in saved:
     conversations = [_response(i, **sequence) for i, sequence in enumerate(saved["sequences"])]
     seeds = [turn_seed(saved["steps"][i * len(saved["steps"]) // len(conversations)], i) for i in range(len(conversations))]

@@ -72,7 +72,7 @@ def begin_conversations(
 
 
 def turn_requests(conversations: Conversations, rules: Rules) -> Requests:
-  """Makes the sampler's requests for the next turn, but for their seeds, with the same shapes in every turn."""
+  """Makes the requests for the next turn, without seeds, with the same shapes in every turn."""
   size, budget = conversations.partial.tokens.shape
   limits = np.full(size, budget, np.int32)
   if rules.max_turn_tokens is not None:

@@ -126,7 +126,8 @@ def _dispatch(
   shown = () if gallery is None else (place_rows(mesh, gallery.shown(job.examples, prompts[0].shape[1], params)),)
   seeds = np.array(list(map(turn_seed, job.seeds, turns)), "<u8").view("<u4")
   requests = requests._replace(seeds=seeds.reshape(-1, 2))
-  alone = {name: getattr(requests, name) for name in ("max_steps", "enough_groups")}  # Of no sequence.
+  # They belong to no sequence.
+  alone = {name: getattr(requests, name) for name in ("max_steps", "enough_groups")}
   requests = place_rows(mesh, requests._replace(max_steps=None, enough_groups=None))._replace(**alone)
   return sample(params, *place_rows(mesh, prompts), requests, *shown)
 

@@ -97,7 +97,7 @@ class Bed(NamedTuple):
     warm_step: `(state, batch) -> (state, metrics)`, supervised.
     warm_state: `(params) -> state` for `warm_step`.
     score: `(params, batch) -> Scored`; replays `batch.routing`.
-    sampler: `(dtype) -> (params, prompts, prompt_mask, requests) -> Rollouts`, with recorded routes.
+    sampler: `(dtype) -> (params, prompts, prompt_mask, requests) -> Rollouts`, with routes.
     new_state: `(params) -> state` for `step`.
     step: `(state, batch, learning rate) -> (state, metrics)`, an update of GRPO that replays
       `batch.routing`. One program serves all rates.

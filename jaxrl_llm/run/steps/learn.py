@@ -331,7 +331,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
   if run.record.role_baselines is not None:
     evidence = evidence._replace(role_baselines=np.float32(run.record.role_baselines))
   if in_reward:
-    # Of all responses that lose reward by it, learned from or not, because `adapt_coefficients` reads it.
+    # Of all responses that lose reward by it, learned from or not: `adapt_coefficients` reads it.
     mean = float(np.sum(evidence.kl * evidence.written) / max(np.sum(evidence.written), 1))
     metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
   credit = jax.device_get(experiment.credit(evidence))
