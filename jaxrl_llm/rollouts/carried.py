@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int, Int16, Integer
 
-from jaxrl_llm.rollouts.jobs import Conversation, turn_seed
+from jaxrl_llm.rollouts.jobs import Conversation
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
 
@@ -158,8 +158,7 @@ def from_json(saved: Mapping[str, Any]) -> Groups:
   """Inverts `to_json`; also reads responses of earlier versions, which had no `talks` or seeds."""
   if "sequences" in saved:
     conversations = [_response(i, **sequence) for i, sequence in enumerate(saved["sequences"])]
-    seeds = [turn_seed(saved["steps"][i * len(saved["steps"]) // len(conversations)], i) for i in range(len(conversations))]
-    return Groups(list(saved["examples"]), conversations, seeds, list(saved["steps"]))
+    return Groups(list(saved["examples"]), conversations, list(range(len(conversations))), list(saved["steps"]))
   conversations = []
   for i, conversation in enumerate(saved["talks"]):
     ids_of = lambda reply: tuple(reply) if isinstance(reply, list) else reply

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxrl_llm.decoding.sampler import stops
+from jaxrl_llm.decoding.sampler.draw import sequence_keys
 from jaxrl_llm.decoding.sampler.requests import RUNNING, Requests, finished_before, split_into_shards
 from jaxrl_llm.decoding.sampler.state import NEVER, Decoder, Inputs, Loop, Outputs, Settings, gather, is_active
 from jaxrl_llm.devices.mesh import num_row_shards, platform_of, row_sharding
@@ -72,6 +73,7 @@ def begin(
   queue = jnp.concatenate([queue, jnp.full((num_shards, 1), per_shard)], axis=1)
   limits = jnp.full((num_sequences,), settings.max_new_tokens) if requests.limits is None else requests.limits
   kept = requests._replace(
+    seeds=None,
     limits=jnp.clip(limits, 1, settings.max_new_tokens),
     partial=requests.partial
     and requests.partial._replace(logprobs=None, raw_logprobs=None, reasons=None, routing=None, entropy=None),
@@ -83,6 +85,8 @@ def begin(
     tokens=each(prompts[:, -1]),
     queue=queue,
     numbers=split_into_shards(jnp.arange(num_sequences), num_shards),
+    # Made once, not at each step.
+    keys=split_into_shards(jax.random.key_data(sequence_keys(requests.seeds)), num_shards),
     requests=split_into_shards(kept, num_shards),
   )
   # If every sequence has its own row, row i decodes sequence i and no lookup is needed.

@@ -69,7 +69,7 @@ def movable(inputs: Inputs) -> Inputs:
 def fixed(inputs: Inputs) -> Inputs:
   """Returns the inputs that no exchange changes; the others are None."""
   requests = Requests(max_steps=inputs.requests.max_steps, enough_groups=inputs.requests.enough_groups)
-  return Inputs(inputs.weights, *[None] * 5, requests)
+  return Inputs(inputs.weights, *[None] * 6, requests)
 
 
 def with_fixed(moved: Inputs, fixed: Inputs) -> Inputs:
@@ -133,7 +133,7 @@ def exchange(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> 
   moved = moved._replace(
     prompts_seen=copy_prompts(move, moved.prompts_seen),
     queue=jnp.where(is_taker, received, queue),
-    **move_samples(move, {name: getattr(moved, name) for name in ("positions", "tokens", "numbers", "requests")}),
+    **move_samples(move, {name: getattr(moved, name) for name in ("positions", "tokens", "numbers", "keys", "requests")}),
   )
   inputs = with_fixed(moved, inputs)
   loop = loop._replace(

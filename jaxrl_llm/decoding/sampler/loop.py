@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.decoding.sampler import stops
-from jaxrl_llm.decoding.sampler.draw import draw, sequence_keys
+from jaxrl_llm.decoding.sampler.draw import draw
 from jaxrl_llm.decoding.sampler.filters import REMOVED, make_filter
 from jaxrl_llm.decoding.sampler.requests import RUNNING, merge_shards
 from jaxrl_llm.decoding.sampler.state import (
@@ -113,7 +113,7 @@ def _draw(settings: Settings, inputs: Inputs, loop: Loop, logits: Float[Array, "
   temperatures = None if requests.temperatures is None else gather(requests.temperatures, here).reshape(-1)
   filtered = filter_logits(logits, temperatures=temperatures)
   ordinals = length if requests.begins is None else length - gather(requests.begins, here).reshape(-1)
-  keys = sequence_keys(gather(requests.seeds, here).reshape(-1, 2))
+  keys = jax.random.wrap_key_data(gather(inputs.keys, here).reshape(len(ordinals), -1))
   tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, ordinals))
   results = {"tokens": tokens, "logprobs": logprobs}
   if loop.outputs.raw_logprobs is not None:

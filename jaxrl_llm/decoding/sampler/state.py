@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
 from jaxrl_llm.decoding.sampler import stops
 from jaxrl_llm.decoding.sampler.requests import RUNNING, Requests
@@ -59,8 +59,9 @@ class Inputs(NamedTuple):
     tokens: Last token of each sequence's prompt.
     queue: Sequences in the order in which they start; M − 1 for none.
     numbers: Index of each sequence among all N.
+    keys: Data of each sequence's key; see `draw.sequence_keys`.
     requests: Requests of the caller, in shards, with a limit for each sequence. Of partial
-      responses only tokens and lengths are kept.
+      responses only tokens and lengths are kept, and no seeds.
   """
 
   weights: PyTree
@@ -69,6 +70,7 @@ class Inputs(NamedTuple):
   tokens: Int[Array, "d M"]
   queue: Int[Array, "d M"]
   numbers: Int[Array, "d M"]
+  keys: UInt32[Array, "d M W"]
   requests: Requests
 
 
