@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -26,6 +26,7 @@ from jaxrl_llm.decoding.engine.in_hand import OpenRequest, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, Rows, no_rows
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import Model
 from jaxrl_llm.types import Params
 
@@ -64,7 +65,10 @@ class DecodingEngine:
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
-    self._programs, self._pool, self._chunk, self._spans = programs, CachePool(slots, limits.context, least=chunk), chunk, spans
+    # Rows, and the spans of a prefill, lie in so many pieces.
+    self._pieces = 1 if model.mesh is None else num_row_shards(model.mesh)
+    self._pool = CachePool(slots, limits.context, least=chunk, pieces=self._pieces)
+    self._programs, self._chunk, self._spans = programs, chunk, spans
     self._weights, self._cache, self._version = weights, programs.make_cache(), version
     self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS), None, records_kept
     if records_routes:  # Of every column of every row, -1 where none are known.
@@ -324,15 +328,28 @@ class DecodingEngine:
   def _copy(self) -> None:
     """Copies shared prefixes from rows that have computed them."""
     ready = [opened for opened in self._running.values() if opened.copies and self._pool.has_computed(opened.place)]
-    for start in range(0, len(ready), self._spans):
+    while ready:
       sources, targets = np.zeros(self._spans, np.int32), np.full(self._spans, len(self._rows.tokens), np.int32)
-      for i, opened in enumerate(ready[start : start + self._spans]):
-        sources[i], targets[i] = opened.place.source, opened.place.row
+      free, left = self._free_spans(self._spans), []
+      for opened in ready:
+        if (i := next(free[self._in_piece(opened.place.row)[0]], None)) is None:
+          left.append(opened)
+          continue
+        sources[i], targets[i] = self._in_piece(opened.place.source)[1], self._in_piece(opened.place.row)[1]
         opened.cached, opened.copies = self._pool.copied(opened.place), False
         opened.fills = self._missing(opened) > 0
         if self._routes is not None:
           self._routes[opened.place.row, : opened.cached] = self._routes[opened.place.source, : opened.cached]
-      self._cache = self._programs.copy(self._cache, sources, targets)
+      ready, self._cache = left, self._programs.copy(self._cache, sources, targets)
+
+  def _free_spans(self, count: int) -> list[Iterator[int]]:
+    """Returns the spans of a program that are not given to a row yet, in pieces."""
+    size = count // self._pieces
+    return [iter(range(first, first + size)) for first in range(0, count, size)]
+
+  def _in_piece(self, row: int) -> tuple[int, int]:
+    """Returns the piece of a row, and its number there."""
+    return divmod(row, len(self._rows.tokens) // self._pieces)
 
   def _prefill(self) -> None:
     """Computes prompts in the order of their arrival, but for their last tokens."""
@@ -342,24 +359,25 @@ class DecodingEngine:
         return
       num_spans = self._num_spans(waiting)
       tokens = np.zeros((num_spans, self._chunk), np.int32)
-      starts, counts, rows = (np.zeros(num_spans, np.int32) for _ in range(3))
-      spans = iter(range(num_spans))
+      starts, counts, rows, whole_rows = (np.zeros(num_spans, np.int32) for _ in range(4))
+      free = self._free_spans(num_spans)
       for opened in waiting:
         row = opened.place.row
-        while opened.fills and (i := next(spans, None)) is not None:
+        piece, row_there = self._in_piece(row)
+        while opened.fills and (i := next(free[piece], None)) is not None:
           start = int(self._pool.lengths[row])
           # Ends at a multiple of the chunk, so that a token's numbers do not depend on where the
           # prefix ends that was cached.
           count = min(self._chunk - start % self._chunk, self._missing(opened))
           tokens[i, :count] = opened.fed[start : start + count]
-          starts[i], counts[i], rows[i] = start, count, row
+          starts[i], counts[i], rows[i], whole_rows[i] = start, count, row_there, row
           self._pool.add(row, tokens[i, :count])
           opened.computed += count
           opened.fills = self._missing(opened) > 0
       self._computed += 1
       self._cache, routes = self._programs.prefills[num_spans](self._weights, self._cache, tokens, starts, counts, rows)
       if self._routes is not None:
-        for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        for of_span, row, start, count in zip(jax.device_get(routes), whole_rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
           self._routes[row, start : start + count] = of_span[:count]
 
   def _num_spans(self, waiting: Sequence[OpenRequest]) -> int:
