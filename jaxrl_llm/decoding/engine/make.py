@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxrl_llm.decoding.engine.in_hand import Peers
 from jaxrl_llm.decoding.engine.loop import IN_FLIGHT, STOP_IDS, DecodingEngine, Tokenizer
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
@@ -32,6 +33,7 @@ def make_twins(
   records_kept: bool = False,
   in_flight: str = "keep",
   version: int = 0,
+  peers: Peers | None = None,
 ) -> list[DecodingEngine]:
   """Compiles engines, which share programs and weights, and starts their loops.
 
@@ -63,6 +65,7 @@ def make_twins(
       and values that they have. "recompute": they go on, with keys and values of the new weights.
       "wait": the new weights wait until those that have rows have ended, and no other begins.
     version: Version of the weights; see `DecodingEngine.update`.
+    peers: Engines of all processes whose devices the mesh has; None in a run of one process.
 
   Raises:
     ValueError: If a setting is out of range. One line, which names it.
@@ -92,5 +95,5 @@ def make_twins(
   sizes |= dict(records_routes=records_routes, records_kept=records_kept)
   programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, cache_dtype=dtype, twins=count, **sizes)
   weights, limits = programs.weights(params), EngineLimits(context, max_requests)
-  options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, **sizes)
+  options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, peers=peers, **sizes)
   return [DecodingEngine(model, programs, weights, limits, **options) for _ in range(count)]
