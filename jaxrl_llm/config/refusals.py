@@ -311,7 +311,6 @@ def refusals(config: ConfigDict) -> Iterator[str]:
 
 # Settings that need all devices in one process, which waits for them or moves data between them.
 _OF_ONE_PROCESS = {
-  "mesh.sampler": "give sampler and learner separate devices",
   "rollout.samplers": "hand requests to sampler processes, which `python -m jaxrl_llm.cli.join` starts",
 }
 

@@ -72,13 +72,11 @@ class SharedQueue:
 
   def told(self, playing: Playing | None) -> Iterator[list[Conversation]]:
     """Yields the conversations of a batch as process 0 gets them, until no program runs any more."""
-    turn = None
     if playing is not None:
       for finished in playing:
         self._tell(Frame("finished"), finished)
         yield finished
-      turn = self._queue.rest()
-      self._tell(Frame("over", {"turn": turn}))
+      self._tell(Frame("over", {"turn": self._queue.rest()}))
       return
     while (heard := self._hear())[0].kind == "finished":
       yield heard[1]

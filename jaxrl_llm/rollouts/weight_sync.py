@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import chex
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import PyTree
 
 from jaxrl_llm.devices.mesh import SAMPLER_FIELDS, param_shardings, replicated, staging_mesh
@@ -92,6 +92,34 @@ def check_version(held: SamplerWeights | None, step: int, *, staleness: int) -> 
     )
 
 
+def put(tree: PyTree, shardings: PyTree) -> PyTree:
+  """Copies arrays to other devices.
+
+  In a run of several processes each copies what it holds, and nothing passes between them.
+
+  Raises:
+    WeightSyncError: If a device needs what no device of its process holds.
+  """
+  if jax.process_count() == 1:
+    return jax.device_put(tree, shardings)
+
+  def copied(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    held = {_places(shard.index, x.shape): shard.data for shard in x.addressable_shards}
+    needed = sharding.addressable_devices_indices_map(x.shape)
+    parts = [jax.device_put(held[_places(index, x.shape)], device) for device, index in needed.items()]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
+
+  try:
+    return jax.tree.map(copied, tree, shardings)
+  except KeyError as error:
+    fields = " and ".join(f"{field}=1" for field in SAMPLER_FIELDS.values())
+    raise WeightSyncError(f"process {jax.process_index()}: its learner holds no copy of what its samplers need; set {fields}") from error
+
+
+def _places(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+  return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
 class WeightSync(NamedTuple):
   """A function that moves weights, and the weights that arrive.
 
@@ -156,7 +184,7 @@ def make_weight_sync(
 
     def moved(part: Params) -> Params:
       leaving, sent = stage(part)
-      arrived = jax.device_put(leaving, placed)
+      arrived = put(leaving, placed)
       compare(jax.device_get(sent), jax.device_get(count(arrived)))
       return arrived
 

@@ -53,6 +53,6 @@ def encode_news(news: News) -> bytes:
 def decode_news(message: bytes) -> News:
   """Inverts `encode_news`."""
   first, *asked = wire.parted(message)
-  version = first.fields["version"]
-  update = None if version is None else (None, version)
-  return News([wire.request_of(frame) for frame in asked], tuple(first.fields["aborted"]), update, first.fields["is_closing"])
+  fields = first.fields
+  update = None if fields["version"] is None else (None, fields["version"])
+  return News([wire.request_of(frame) for frame in asked], tuple(fields["aborted"]), update, fields["is_closing"])

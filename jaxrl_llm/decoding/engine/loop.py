@@ -166,16 +166,8 @@ class DecodingEngine:
       raise RuntimeError("the engine is closed")
 
   def update(self, params: Params, version: int) -> None:
-    """Takes new weights, between two stretches of steps; see `Engine`.
-
-    If several processes draw, this waits for that, because all must copy the weights in the same
-    turn.
-    """
-    self.take(params if self._peers else self.lay_out(params), version)
-    with self._changed:
-      self._changed.wait_for(lambda: not self._peers or self._version == version or self.error is not None or self._is_closing)
-      if self.error is not None:
-        raise self.error
+    """Takes new weights, between two stretches of steps; see `Engine`."""
+    self.take(self.lay_out(params), version)
 
   def lay_out(self, params: Params) -> PyTree:
     """Returns a copy of the weights as the programs read them, which twins share."""
@@ -276,8 +268,7 @@ class DecodingEngine:
       if ends(opened):
         self._finish(opened, "aborted")
     if news.update is not None:
-      weights, version = news.update
-      self._take_weights(self._programs.weights(weights) if self._peers else weights, version)
+      self._take_weights(*news.update)
     self._waiting = deque(opened for opened in self._waiting if not opened.future.done())
     return not news.is_closing
 

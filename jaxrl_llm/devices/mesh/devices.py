@@ -96,7 +96,8 @@ def make_meshes(
 ) -> tuple[Mesh, Mesh]:
   """Makes the learner's mesh over the first devices, and the sampler's over the last.
 
-  If no device only samples, both are the same mesh.
+  In a run of several processes these are the first and the last ones of each. If no device only
+  samples, both are the same mesh.
 
   Args:
     data, fsdp, tensor, expert, context: Sizes of the learner's axes; see `mesh_shape`.
@@ -124,11 +125,6 @@ def make_meshes(
   if not sampler:
     mesh = _mesh_of(devices, shape, whose="learner")
     return mesh, mesh
-  if jax.process_count() > 1:
-    raise ValueError(
-      f"mesh.sampler: found {sampler} in a run of {jax.process_count()} processes, expected 0: weights pass from learner to sampler inside "
-      "one process; with 0 all devices train and sample"
-    )
   if sampler % sampler_tensor:
     raise ValueError(f"mesh.sampler_tensor: found {sampler_tensor}, expected a divisor of mesh.sampler={sampler}")
   copies, left = divmod(sampler // sampler_tensor, sampler_expert)
@@ -137,7 +133,15 @@ def make_meshes(
       f"mesh.sampler_expert: found {sampler_expert}, expected a divisor of {sampler // sampler_tensor} (mesh.sampler / mesh.sampler_tensor)"
     )
   of_sampler = (copies, 1, sampler_expert, 1, sampler_tensor)
-  return _mesh_of(devices[:-sampler], shape, whose="learner"), _mesh_of(devices[-sampler:], of_sampler, whose="sampler")
+  drawing = devices[-sampler:]
+  if (count := jax.process_count()) > 1:
+    # Each process computes for both sides, and weights pass from one to the other inside of it.
+    if sampler % count:
+      raise ValueError(f"mesh.sampler: found {sampler} in a run of {count} processes, expected a multiple of {count}: as many in each")
+    by_process = [[x for x in devices if x.process_index == process] for process in range(count)]
+    drawing = [x for own in by_process for x in own[len(own) - sampler // count :]]
+  learning = [x for x in devices if x not in drawing]
+  return _mesh_of(learning, shape, whose="learner"), _mesh_of(drawing, of_sampler, whose="sampler")
 
 
 def _slice(device: Any) -> int:

@@ -111,7 +111,7 @@ def why_drain(config: ConfigDict, mesh: Mesh) -> str | None:
 def why_not_engine(config: ConfigDict, mesh: Mesh) -> str | None:
   """Returns why the decoding engine cannot draw on a mesh; None if it can."""
   if jax.process_count() > 1 and config.rollout.staleness and not config.rollout.samplers:
-    return f"in {jax.process_count()} processes it shares its devices with the learner, so that only rollout.staleness=0 is possible"
+    return f"in {jax.process_count()} processes no learner can work meanwhile; set rollout.samplers, so that others draw"
   if config.rollout.prompt_images:
     return "it reads text alone, and prompts show pictures"
   return None
