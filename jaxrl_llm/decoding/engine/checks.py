@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Integer
 
 from jaxrl_llm.decoding.engine.requests import Request
-from jaxrl_llm.decoding.sampler.filters import check_filter
-from jaxrl_llm.decoding.sampler.stops import check_texts
+from jaxrl_llm.decoding.filters import check_filter
+from jaxrl_llm.decoding.stops import check_texts
 
 
 def check_request(request: Request, *, vocab_size: int, context: int) -> Integer[np.ndarray, " n"]:

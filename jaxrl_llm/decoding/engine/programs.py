@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
-from jaxrl_llm.decoding.sampler.draw import draw, sequence_keys
-from jaxrl_llm.decoding.sampler.filters import REMOVED, filter_rows
+from jaxrl_llm.decoding.draw import draw, sequence_keys
+from jaxrl_llm.decoding.filters import REMOVED, filter_rows
 from jaxrl_llm.devices.mesh import platform_of, replicated
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxrl_llm.decoding.sampler import stops
-from jaxrl_llm.decoding.sampler.draw import sequence_keys
+from jaxrl_llm.decoding import stops
+from jaxrl_llm.decoding.draw import sequence_keys
 from jaxrl_llm.decoding.sampler.requests import RUNNING, Requests, finished_before, split_into_shards
 from jaxrl_llm.decoding.sampler.state import NEVER, Decoder, Inputs, Loop, Outputs, Settings, gather, is_active
 from jaxrl_llm.devices.mesh import num_row_shards, platform_of, row_sharding

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.decoding.sampler import stops
-from jaxrl_llm.decoding.sampler.draw import draw
-from jaxrl_llm.decoding.sampler.filters import REMOVED, make_filter
+from jaxrl_llm.decoding import stops
+from jaxrl_llm.decoding.draw import draw
+from jaxrl_llm.decoding.filters import REMOVED, make_filter
 from jaxrl_llm.decoding.sampler.requests import RUNNING, merge_shards
 from jaxrl_llm.decoding.sampler.state import (
   NEVER,

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 from jaxtyping import Array, Bool, Int
 
+from jaxrl_llm.decoding.filters import check_filter
 from jaxrl_llm.decoding.sampler import exchange
 from jaxrl_llm.decoding.sampler import loop as loop_lib
 from jaxrl_llm.decoding.sampler.begin import begin
-from jaxrl_llm.decoding.sampler.filters import check_filter
 from jaxrl_llm.decoding.sampler.requests import Requests, check_requests
 from jaxrl_llm.decoding.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, num_blocks
 from jaxrl_llm.types import Params, Rollouts, Shown

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
-from jaxrl_llm.decoding.sampler import stops
+from jaxrl_llm.decoding import stops
 from jaxrl_llm.decoding.sampler.requests import RUNNING, Requests
 from jaxrl_llm.types import Params
 

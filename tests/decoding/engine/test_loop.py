@@ -15,8 +15,8 @@ from jaxrl_llm.decoding.engine.loop import STOP_IDS
 from jaxrl_llm.decoding.engine.make import make_engine
 from jaxrl_llm.decoding.engine.programs import NO_ID, no_rows
 from jaxrl_llm.decoding.engine.requests import QueueFull, Request
+from jaxrl_llm.decoding.filters import REMOVED, make_filter
 from jaxrl_llm.decoding.sampler import Requests, make_sampler
-from jaxrl_llm.decoding.sampler.filters import REMOVED, make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compilation import CompileCounter
 from jaxrl_llm.models import make_model, preset

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.decoding.sampler.stops import advance_stops, make_stop_table
+from jaxrl_llm.decoding.stops import advance_stops, make_stop_table
 
 advance_jit = jax.jit(advance_stops)
 

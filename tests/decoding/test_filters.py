@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.decoding.filters import filter_rows
 from jaxrl_llm.decoding.sampler import make_filter
-from jaxrl_llm.decoding.sampler.filters import filter_rows
 from tests.marks import few
 
 NUM_TOKENS = 7
