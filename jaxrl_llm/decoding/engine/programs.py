@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
 from jaxrl_llm.decoding.draw import draw, sequence_keys
-from jaxrl_llm.decoding.filters import REMOVED, filter_rows
+from jaxrl_llm.decoding.filters import REMOVED, filter_logits
 from jaxrl_llm.devices.mesh import platform_of, replicated
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
     columns: Column of that token.
     ordinals: Number of tokens drawn so far.
     budgets: Number of tokens that the row may still draw; 0 if it draws none.
-    temperatures, top_ks, top_ps: Settings of `filter_rows`.
+    temperatures, top_ks, top_ps: Settings of `filter_logits`.
     seeds: Seed of each row's draws, in words; see `draw.sequence_keys`.
     stop_ids: Ids that end each row's completion, then `NO_ID`.
   """
@@ -346,7 +346,7 @@ def _stretch(model: Model, nothing: StretchTokens, weights: PyTree, cache: PyTre
   def advance(state: _Drawing) -> _Drawing:
     active = state.budgets > 0
     logits, cache, routes = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
-    filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
+    filtered = filter_logits(logits, temperature=rows.temperatures, top_k=rows.top_ks, top_p=rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)
     drawn = StretchTokens(
