@@ -85,8 +85,8 @@ def filter_logits(
       may rank it outside its own set, where its log-probability would be -inf.
 
   Example:
-    >>> logits = jnp.log(jnp.array([[0.5, 0.3, 0.2]] * 3))
-    >>> filtered = filter_logits(logits, temperature=jnp.array([0.0, 1.0, 1.0]), top_k=jnp.array([0, 2, 0]), top_p=jnp.array([1.0, 1.0, 0.4]))
+    >>> logits, settings = jnp.log(jnp.array([[0.5, 0.3, 0.2]] * 3)), jnp.array([[0, 1, 1], [1, 1, 0.4]])
+    >>> filtered = filter_logits(logits, temperature=settings[0], top_k=jnp.array([0, 2, 0]), top_p=settings[1])
     >>> jax.nn.softmax(filtered).round(3).tolist()
     [[1.0, 0.0, 0.0], [0.625, 0.375, 0.0], [1.0, 0.0, 0.0]]
 

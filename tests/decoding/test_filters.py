@@ -69,7 +69,9 @@ def test_rows_are_filtered_as_by_filters_of_their_own(rows):
     np.testing.assert_array_equal(row, expected)
 
 
-jitted_rows = jax.jit(lambda logits, temperatures, top_ks, top_ps: filter_logits(logits, temperature=temperatures, top_k=top_ks, top_p=top_ps))
+@jax.jit
+def jitted_rows(logits, temperatures, top_ks, top_ps):
+  return filter_logits(logits, temperature=temperatures, top_k=top_ks, top_p=top_ps)
 
 
 def test_ranks_of_signed_zeros_and_infinities():

@@ -7,24 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.decoding.stops import advance_stops, make_stop_table
+from jaxrl_llm.decoding.stops import MAX_IDS, RUNNING, StopTable, advance_stops, make_stop_table, make_vocabulary, stops_of_row
+from jaxrl_llm.types import StopReason
 
 advance_jit = jax.jit(advance_stops)
 
 
-def first_matches(table, rows):
-  """Returns the number of tokens up to each row's first match, or None.
+def reasons_of(table, rows, *, matching=None, lengths=0, limits=10**6, least=None):
+  """Returns each row's reason after each token."""
+  matching, reasons, history = table.start(len(rows)) if matching is None else matching, jnp.full(len(rows), RUNNING), []
+  in_each = lambda value: None if value is None else jnp.broadcast_to(value, len(rows))
+  for t, tokens in enumerate(np.array(rows, np.int32).T, 1):
+    options = dict(lengths=in_each(lengths + t), limits=in_each(limits), least=in_each(least))
+    matching, reasons = advance_jit(table, matching, reasons, jnp.asarray(tokens), **options)
+    history.append(np.asarray(reasons))
+  return np.array(history).T.tolist()
 
-  Also asserts that a match is permanent.
-  """
-  states = table.start(len(rows))
-  history = []
-  for tokens in np.array(rows, np.int32).T:
-    states, matched = advance_jit(table, states, jnp.asarray(tokens))
-    history.append(np.asarray(matched))
-  history = np.array(history)
-  assert np.all(history[1:] >= history[:-1])
-  return [int(column.argmax()) + 1 if column.any() else None for column in history.T]
+
+def first_matches(table, rows, **options):
+  """Returns the number of tokens up to each row's first match, or None."""
+  return [reasons.index(StopReason.STRING) + 1 if StopReason.STRING in reasons else None for reasons in reasons_of(table, rows, **options)]
 
 
 def holds(ids, sequence):
@@ -92,45 +94,70 @@ def test_tokens_without_bytes_change_nothing():
   assert first_matches(table, [[0, 2, 2, 1], [0, 3, 10**6, 1], [0, -1, -9, 1], [2, 1, 2, 0]]) == [4, 4, 4, None]
 
 
-def test_the_automaton_is_small():
-  """It has one state per proper prefix of a string that contains no other, and one for a match.
-
-  Tokens with the same effect share a class.
-  """
-  token_bytes = [bytes([i]) for i in range(256)] + [b"abc", b"xxabc", b"cab"]
-  (automaton,) = make_stop_table(token_bytes, ["abc", "abd", "zabcz"]).automata
-  assert automaton.following.shape == (4, 7) and automaton.following.dtype == automaton.classes.dtype == np.uint8
-  assert automaton.classes.shape == (260,)
-  # Columns by state: any other byte, "a", "b", "c", "d", "cab" and unknown ids. "abc" itself
-  # matches from every state.
-  columns = {tuple(column) for column in automaton.following.T.tolist()}
-  assert columns == {(0, 0, 0, 3), (1, 1, 1, 3), (0, 2, 0, 3), (0, 0, 3, 3), (2, 2, 3, 3), (0, 1, 2, 3), (3, 3, 3, 3)}
-
-
-def test_many_states_need_a_wider_type():
+def test_strings_of_several_words():
   string = "".join(chr(97 + i % 26) for i in range(700))
   table = make_stop_table([string[:699].encode(), string[699:].encode(), b"a"], [string])
-  assert table.automata[0].following.dtype == np.uint16
-  assert first_matches(table, [[0, 1], [0, 2], [2, 0]]) == [2, None, None]
+  assert table.strings.firsts.shape == (22,) and first_matches(table, [[0, 1], [0, 2], [2, 0]]) == [2, None, None]
+
+
+def test_each_row_may_have_stops_of_its_own():
+  """Rows of one table, in the midst of their turns, against plain Python."""
+  rng = random.Random(0)
+  cut = lambda: "".join(rng.choice("abé") for _ in range(rng.randrange(1, 40)))
+  pieces = [*(cut().encode() for _ in range(20)), b"a", b"b", "é".encode(), None]
+  text, own, vocabulary = (lambda ids: b"".join(pieces[i] or b"" for i in ids)), [], make_vocabulary(pieces)
+  turns = [[rng.randrange(len(pieces)) for _ in range(9)] for _ in range(40)]
+  for turn in turns:  # Parts of what the row draws.
+    drawn = text(turn).decode()
+    own.append([drawn[(i := rng.randrange(len(drawn))) : i + rng.randrange(2, 80)] for _ in range(rng.randrange(4))])
+  parts = [stops_of_row((1, 99), strings, vocabulary=vocabulary, drawn=turn[:3]) for strings, turn in zip(own, turns, strict=True)]
+  table, matching = jax.tree.map(lambda *x: np.stack(x), *parts)
+  reasons = reasons_of(table._replace(vocabulary=vocabulary), [turn[3:] for turn in turns], matching=matching)
+  for strings, turn, given in zip(own, turns, reasons, strict=True):
+    expected = RUNNING
+    for n in range(4, 10):
+      before = len(text(turn[: n - 1]))
+      is_match = any(s in text(turn[:n])[max(before - len(s) + 1, 0) :] for s in map(str.encode, strings))
+      now = StopReason.TOKEN if turn[n - 1] == 1 else StopReason.STRING if is_match else RUNNING
+      expected = now if expected == RUNNING else expected
+      assert given[n - 4] == expected
+  assert {x[-1] for x in reasons} == {RUNNING, StopReason.TOKEN, StopReason.STRING}
+
+
+def test_the_order_of_reasons_and_what_counts():
+  table = make_stop_table([b"a", b"b", b"c"], ["ab"])._replace(ids=np.array([1, 2], np.int32))
+  token, string, length = StopReason.TOKEN, StopReason.STRING, StopReason.LENGTH
+  assert reasons_of(table, [[0, 1, 0]], limits=2) == [[RUNNING, token, token]]
+  table = table._replace(ids=table.ids[1:])
+  assert reasons_of(table, [[0, 1, 2]], limits=2) == [[RUNNING, string, string]]
+  assert reasons_of(table, [[0, 0, 1]], limits=2) == [[RUNNING, length, length]]
+  # Before a least length a match is passed over; one that ends later counts.
+  assert reasons_of(table, [[0, 1, 0, 1], [2, 0, 2, 0]], least=3) == [[RUNNING] * 3 + [string], [RUNNING] * 2 + [token] * 2]
+  assert first_matches(table, [[0, 1]], least=2) == [2]
+  # Tokens before the turn feed nothing, and the limit counts all the same.
+  assert first_matches(table, [[0, 1, 0, 1]], lengths=-1) == [4] and reasons_of(table, [[0, 1]], lengths=-1, limits=0) == [[length, length]]
+
+
+def test_a_row_that_has_ended_keeps_its_state():
+  table = make_stop_table([b"a", b"b"], ["ab"])
+  at = lambda tokens, reason: advance_jit(
+    table, table.start(1), jnp.array([reason]), jnp.array([tokens]), lengths=jnp.array([1]), limits=jnp.array([9])
+  )
+  assert at(0, RUNNING)[0].strings.any() and not at(0, int(StopReason.LENGTH))[0].strings.any()
 
 
 def test_without_stops_nothing_matches():
-  table = make_stop_table([b"a"])
-  states, matched = advance_jit(table, table.start(3), jnp.zeros(3, jnp.int32))
-  assert states.shape == (3, 0) and not matched.any()
-
-
-def test_inside_a_loop():
-  """States keep their type, so that a `while_loop` can carry them. The table may be closed over."""
-  table = make_stop_table([b"a", b"b"], ["aab"], [[1, 1]])
-  step = lambda states, tokens: advance_stops(table, states, tokens)
-  _, matched = jax.jit(lambda tokens: jax.lax.scan(step, table.start(2), tokens))(jnp.array([[0, 1], [0, 0], [1, 1], [1, 1]]))
-  assert matched.tolist() == [[False, False], [False, False], [True, False], [True, True]]
+  assert reasons_of(make_stop_table([b"a"]), [[0, 0]]) == [[RUNNING, RUNNING]] and StopTable().is_empty
+  vocabulary = make_vocabulary([None])
+  table, matching = jax.tree.map(lambda x: x[None], stops_of_row(vocabulary=vocabulary))
+  assert reasons_of(table._replace(vocabulary=vocabulary), [[0, 9]], matching=matching) == [[RUNNING, RUNNING]]
+  assert table.ids.shape == (1, MAX_IDS)
 
 
 @pytest.mark.parametrize(
   ("strings", "sequences", "message"),
   [
+    (["a" * 1000, "é" * 13], (), "rollout.stop_strings: found 1,026 bytes of UTF-8, expected at most 1,024 in all texts together"),
     ([""], (), "rollout.stop_strings: found '', expected texts of at least one character"),
     (["a", b"b"], (), "rollout.stop_strings: found b'b', expected texts"),
     ("ab", (), r"rollout.stop_strings: found 'ab', expected a sequence of texts; write \('ab',\)"),
