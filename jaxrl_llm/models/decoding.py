@@ -100,8 +100,6 @@ def make_steps(
     counts: Int[Array, " N"],
     rows: Int[Array, " N"] | None = None,
   ) -> tuple[Float[Array, "N V"], Cache, Int[Array, "N T L K"] | None]:
-    if mesh is not None and num_row_shards(mesh) > 1:
-      raise ValueError(f"model.extend: found rows split over {num_row_shards(mesh)} devices, expected one or a mesh of tensor=N alone")
     model = bind_decoder(weights.rest)
     offsets = jnp.arange(tokens.shape[1])
     positions = starts[:, None] + offsets
@@ -112,7 +110,7 @@ def make_steps(
       view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None)
       x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts, cache, view)
       return model.unembed(x), cache, None if routes is None else routes[:, None]
-    spans = Spans(jnp.arange(len(tokens)) if rows is None else rows, columns)
+    spans = Spans(rows, columns)
     x, cache, routes = model.extend(weights.blocks, tokens, positions, cache, spans)
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
     return model.unembed(last), cache, routes

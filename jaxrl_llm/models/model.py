@@ -61,7 +61,8 @@ class Model(NamedTuple):
       logits [N V], cache, routes [N T L K] or None)` for a cache in which the token at position p
       of a row is in column p: a cache of `grow` alone. Adds the first `counts` of up to T tokens to
       each of `rows` from column `starts` on, and scores the token after the last one. Rows are 0 to
-      N - 1 if not given. Spans of one row may follow each other in one call.
+      N - 1 if not given; a mesh that splits them counts them in pieces, see `cache.Spans`. Spans of
+      one row may follow each other in one call.
     logical_axes: Params tree with a tuple of logical axis names in place of each array. The axes of
       stacked blocks begin with `layers`.
     num_params: Number of weights.

@@ -1,0 +1,58 @@
+"""Engines of several processes that decode together, on a mesh of all their devices.
+
+Each process runs the same loop. What callers bring to that of process 0 is told to all others with
+the turn in which it is taken, and all else follows from counts, which are the same everywhere:
+
+  process 0: callers -> news of turn t -> told -> turn t: the same programs in the same order
+  others:                     heard ────────────┘
+"""
+
+import itertools
+
+from jaxrl_llm.decoding.apart import wire
+from jaxrl_llm.decoding.apart.wire import Frame
+from jaxrl_llm.decoding.engine.in_hand import News
+from jaxrl_llm.devices import hosts
+
+_HEAR_S = 0.5  # Between two looks at whether the engine is to close.
+_engines = itertools.count()  # All processes make the same engines in the same order.
+
+
+class LockStep:
+  """The `Peers` of an engine in a run of several processes.
+
+  Attributes:
+    leads: Whether this is process 0.
+  """
+
+  def __init__(self):
+    self.leads, self._channel = hosts.is_main(), hosts.Channel(f"engine/{next(_engines)}")
+
+  def tell(self, news: News) -> None:
+    """Sends the news of a turn to all others."""
+    self._channel.send(encode_news(news))
+
+  def hear(self) -> News | None:
+    """Waits for the news of a turn; returns None if there are none for a while."""
+    message = self._channel.receive(_HEAR_S)
+    return None if message is None else decode_news(message)
+
+
+def encode_news(news: News) -> bytes:
+  """Returns the news of a turn as bytes, with the version of new weights in place of them.
+
+  Example:
+    >>> from jaxrl_llm.decoding.engine.requests import Request
+    >>> decode_news(encode_news(News([Request([5, 6], 3)], aborted=(1,), update=("weights", 7)))).update
+    (None, 7)
+  """
+  fields = dict(aborted=news.aborted, version=news.update and news.update[1], is_closing=news.is_closing)
+  return wire.joined([Frame("news", fields), *(wire.request_frame(i, request, pieces=False) for i, request in enumerate(news.requests))])
+
+
+def decode_news(message: bytes) -> News:
+  """Inverts `encode_news`."""
+  first, *asked = wire.parted(message)
+  version = first.fields["version"]
+  update = None if version is None else (None, version)
+  return News([wire.request_of(frame) for frame in asked], tuple(first.fields["aborted"]), update, first.fields["is_closing"])
