@@ -5,6 +5,7 @@ id, which is set while the text ends with all of its pattern up to there. So eac
 own, and nothing compiles for them. Matching text instead would need the host to decode it.
 """
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -211,8 +212,8 @@ def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] 
   check_texts("rollout.stop_strings", strings)
   ids = _checked_sequences(sequences, len(token_bytes))
   return StopTable(
-    strings=_patterns([string.encode() for string in strings], _BITS_OF_BYTES) if strings else None,
-    sequences=_patterns(ids, _BITS_OF_IDS) if ids else None,
+    strings=_patterns(tuple(string.encode() for string in strings), _BITS_OF_BYTES) if strings else None,
+    sequences=_patterns(tuple(ids), _BITS_OF_IDS) if ids else None,
     vocabulary=make_vocabulary(token_bytes) if strings else None,
   )
 
@@ -235,27 +236,29 @@ def stops_of_row(
     vocabulary: Bytes of the ids; None if no row has strings.
     drawn: Ids of the turn so far.
   """
-  ids = np.array([*ids, *[NO_ID] * (MAX_IDS - len(ids))], np.int32)
+  all_ids = np.full(MAX_IDS, NO_ID, np.int32)
+  all_ids[: len(ids)] = ids
   if vocabulary is None:
-    return StopTable(ids), Matching(None, None)
-  encoded, text = [string.encode() for string in strings], vocabulary.text(drawn) if strings else b""
+    return StopTable(all_ids), Matching(None, None)
+  encoded, text = tuple(string.encode() for string in strings), vocabulary.text(drawn) if strings else b""
   is_there = [text.endswith(string[:n]) for string in encoded for n in range(1, len(string) + 1)]
-  return StopTable(ids, _patterns(encoded, _BITS_OF_BYTES, MAX_BYTES)), Matching(_words(np.array(is_there, bool), MAX_BYTES), None)
+  return StopTable(all_ids, _patterns(encoded, _BITS_OF_BYTES, MAX_BYTES)), Matching(_words(np.array(is_there, bool), MAX_BYTES), None)
 
 
-def _patterns(sequences: Sequence[Sequence[int]], num_bits: int, size: int = 0) -> Patterns:
+@functools.lru_cache(maxsize=64)  # Most requests have the strings of others.
+def _patterns(sequences: tuple[Sequence[int], ...], num_bits: int, size: int = 0) -> Patterns:
   """Makes the patterns of sequences of symbols, with room for `size` symbols or all."""
   symbols = np.array(list(itertools.chain(*sequences)), np.int64)
-  ends = np.cumsum([0, *map(len, sequences)])
-  positions, size = np.arange(len(symbols)), max(size, len(symbols))
+  edges, size = np.zeros(len(symbols) + 1, bool), max(size, len(symbols))
+  edges[np.cumsum([0, *map(len, sequences)])] = True
   planes = _words(symbols >> np.arange(num_bits)[:, None] & 1, size)
-  return Patterns(planes, _words(np.isin(positions, ends), size), _words(np.isin(positions + 1, ends), size))
+  return Patterns(planes, _words(edges[:-1], size), _words(edges[1:], size))
 
 
 def _words(bits: Integer[np.ndarray, "*rows bits"] | Bool[np.ndarray, "*rows bits"], size: int) -> UInt32[np.ndarray, "*rows words"]:
   """Packs bits into words, with room for `size` bits."""
-  room = -(-size // _WORD) * _WORD - bits.shape[-1]
-  padded = np.pad(bits.astype(bool), [*[(0, 0)] * (bits.ndim - 1), (0, room)])
+  padded = np.zeros((*bits.shape[:-1], -(-size // _WORD) * _WORD), bool)
+  padded[..., : bits.shape[-1]] = bits
   return np.packbits(padded, axis=-1, bitorder="little").view("<u4")
 
 
