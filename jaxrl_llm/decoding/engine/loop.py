@@ -523,9 +523,8 @@ class DecodingEngine:
       opened.future.set_exception(outcome)
       return
     version = opened.parts[0][0] if opened.parts else self._version
-    kept = None if opened.kept is None else opened.kept[: len(opened.tokens)]
     counts = opened.cached, opened.computed, version
-    opened.future.set_result(Decoded(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, kept))
+    opened.future.set_result(Decoded(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, opened.kept))
 
   def _routes_of(self, opened: OpenRequest) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""
