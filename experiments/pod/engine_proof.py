@@ -14,7 +14,6 @@ from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.kernels import Load
 from experiments.pod.proof import Proof
 from experiments.pod.topology import Topology
-from jaxrl_llm.decoding.engine.loop import STOP_IDS
 from jaxrl_llm.decoding.engine.programs import Program, Uncompiled, uncompiled_programs
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.programs import records_routes
@@ -154,7 +153,7 @@ def _programs(plan: EnginePlan, num_layers: int) -> Uncompiled:
   config, sizes = plan.config, engine_sizes(plan.config)
   model, params = model_of_sampler(config, plan.model._replace(num_layers=num_layers), plan.mesh)
   options: dict[str, Any] = {name: sizes[name] for name in ("context", "chunk", "spans", "steps")}
-  options |= dict(slots=plan.rows, num_stop_ids=STOP_IDS, cache_dtype=config.rollout.cache_dtype or model.config.dtype)
+  options |= dict(slots=plan.rows, cache_dtype=config.rollout.cache_dtype or model.config.dtype)
   return uncompiled_programs(model, params, records_routes=records_routes(config, model.config), **options)
 
 

@@ -152,7 +152,7 @@ def room_in_prompts(config: ConfigDict, shape: ModelConfig) -> Room | None:
 
 
 def stop_table(strings: Sequence[str], tokenizer: Tokenizer) -> StopTable | None:
-  """Makes the automata of stop strings; None if there are no strings."""
+  """Makes the table of stop strings; None if there are no strings."""
   return make_stop_table(tokenizer.token_bytes(), tuple(strings)) if strings else None
 
 

@@ -17,7 +17,7 @@ from jaxrl_llm.serve.tools import read_tools
 from jaxrl_llm.text_types import Tokenizer
 
 MAX_CHOICES = 128
-MAX_STOPS, LONGEST_STOP, MAX_STOP_IDS, LONGEST_SALT = 16, 128, 64, 256
+MAX_STOPS, LONGEST_STOP, MAX_STOP_IDS, LONGEST_SALT = 32, 128, 64, 256
 MAX_SEED = 2**63 - 1
 _DEFAULT_COMPLETION_TOKENS = 16
 _CHARACTERS_PER_TOKEN = 16

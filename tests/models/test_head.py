@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.decoding.draw import inverse_cdf
 from jaxrl_llm.decoding.sampler import make_filter
-from jaxrl_llm.decoding.sampler.draw import inverse_cdf
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import head as head_lib
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs

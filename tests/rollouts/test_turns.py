@@ -31,7 +31,7 @@ JOB = Job(EXAMPLES, GROUP, [1000 + i for i in range(SIZE)], "batch", DRAWS)
 @functools.cache
 def programs_of(slots):
   model, params = built()
-  sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=4, num_stop_ids=8)
+  sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=4)
   return make_programs(model, params, cache_dtype="float32", **sizes)
 
 
@@ -42,7 +42,7 @@ def engine_of():
 
   def make(slots=SIZE, version=0):
     model, params = built()
-    options = dict(slots=slots, chunk=CHUNK, spans=SPANS, tokenizer=TOKENIZER, version=version)
+    options = dict(slots=slots, chunk=CHUNK, spans=SPANS, version=version)
     programs = programs_of(slots)
     engines.append(DecodingEngine(model, programs, programs.weights(params), EngineLimits(CONTEXT, 64), **options))
     return engines[-1]

@@ -238,7 +238,7 @@ REFUSED = [
   (GENERATE, {"token_ids": [1], "sampling_params": {"max_tokens": 10**9}}, "sampling_params.max_tokens", "at most 255"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"stop_token_ids": [264]}}, "sampling_params.stop_token_ids[0]", "from 0 to 263"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"stop": [""]}}, "sampling_params.stop", "1 to 128 characters"),
-  (GENERATE, {"token_ids": [1], "sampling_params": {"stop": ["a"] * 17}}, "sampling_params.stop", "at most 16 texts"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"stop": ["a"] * 33}}, "sampling_params.stop", "at most 32 texts"),
   (GENERATE, {"token_ids": [1], "stream": True}, "stream", "the other routes"),
   (GENERATE, {"token_ids": [1], "features": {"a": 1}}, "features", "not support"),
   (GENERATE, {"token_ids": [1], "content_parts": [{"type": "image_url", "url": "file:///etc/passwd"}]}, "content_parts", "not support"),

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Integer
 
 from jaxrl_llm.decoding.engine.requests import Request
-from jaxrl_llm.decoding.sampler.filters import check_filter
-from jaxrl_llm.decoding.sampler.stops import check_texts
+from jaxrl_llm.decoding.filters import check_filter
+from jaxrl_llm.decoding.stops import MAX_IDS, check_texts
 
 
 def check_request(request: Request, *, vocab_size: int, context: int) -> Integer[np.ndarray, " n"]:
@@ -48,6 +48,8 @@ def check_request(request: Request, *, vocab_size: int, context: int) -> Integer
   if not -(1 << 63) <= request.seed < 1 << 64:
     raise ValueError(f"seed: found {request.seed}, expected an integer of 64 bits")
   _ids("stop_ids", request.stop_ids, vocab_size)
+  if len(request.stop_ids) > MAX_IDS:
+    raise ValueError(f"stop_ids: found {len(request.stop_ids)} ids, expected at most {MAX_IDS}")
   check_texts("stops", request.stops)
   return tokens
 

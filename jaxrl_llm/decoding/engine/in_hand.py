@@ -23,7 +23,6 @@ class OpenRequest:
     number: Number of the request among all, in the order in which the loop took them.
     error: What the caller's own function raised; None if nothing.
     on_piece: Function that gets the tokens as they are drawn.
-    stops: Stop strings as bytes.
     future: Future of the completion.
     aborted: Whether the caller has aborted it.
     fed: Token ids to prefill before decoding continues: the prompt, and what had been drawn before
@@ -32,7 +31,6 @@ class OpenRequest:
     copies: Whether it still has to copy a prefix from another row.
     fills: Whether tokens of `fed` but the last still have to be computed.
     tokens, logprobs: Completion so far.
-    text: Bytes of the completion so far, and of what it goes on with, if it has stop strings.
     kept: Ids that each token was drawn from; None if they are not recorded.
     cached, computed: Numbers of tokens; see `Decoded`.
     parts: Versions of the weights that drew the tokens, each with its number of tokens.
@@ -42,7 +40,6 @@ class OpenRequest:
   request: Request
   prompt: Integer[np.ndarray, " n"]
   on_piece: Callable[[Piece], None] | None
-  stops: tuple[bytes, ...] = ()
   future: "Future[Decoded]" = field(default_factory=Future)
   aborted: bool = False
   fed: Integer[np.ndarray, " m"] | None = None
@@ -51,7 +48,6 @@ class OpenRequest:
   fills: bool = False
   tokens: list[int] = field(default_factory=list)
   logprobs: list[float] = field(default_factory=list)
-  text: bytearray = field(default_factory=bytearray)
   kept: list[list[int]] | None = None
   cached: int = 0
   computed: int = 0

@@ -14,8 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -24,32 +22,21 @@ from jaxtyping import Int16, PyTree
 from jaxrl_llm.decoding.engine.checks import check_request
 from jaxrl_llm.decoding.engine.in_hand import News, OpenRequest, Peers, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
-from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, Rows, no_rows
+from jaxrl_llm.decoding.engine.programs import EnginePrograms, no_rows
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.stops import NO_ID, stops_of_row
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import Model
-from jaxrl_llm.types import Params
+from jaxrl_llm.types import Params, StopReason
 
-_STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
 _PAUSE_S = 2e-3  # Time without a new request after which an idle engine begins those that it has.
 _ROUNDING = 1.25  # Rows per row of a narrow stretch, up to which some rather wait for the next one.
 _TRIED = 4  # Number of tokens with which programs of different widths are compared.
-STOP_IDS = 8
-"""Number of stop ids per request that the device knows; the host looks for all."""
 
 IN_FLIGHT = ("keep", "recompute", "wait")
 """What becomes of open requests when new weights come; see `make.make_twins`."""
 _GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-  """What the engine needs of a tokenizer, and only for stop strings."""
-
-  def token_bytes(self) -> Sequence[bytes | None]:
-    """Returns the bytes of each id; None for ids that occur in no text."""
-    ...
 
 
 class DecodingEngine:
@@ -62,21 +49,21 @@ class DecodingEngine:
 
   def __init__(
     self, model: Model, programs: EnginePrograms, weights: PyTree, limits: EngineLimits, *, slots: int, chunk: int, spans: int,
-    tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", records_routes: bool = False, records_kept: bool = False,
+    version: int, no_bytes: str = "", in_flight: str = "keep", records_routes: bool = False, records_kept: bool = False,
     peers: Peers | None = None,
   ):  # fmt: skip
     self.limits = limits
-    self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
+    self._vocab_size, self._no_bytes = model.config.vocab_size, no_bytes
     # Rows, and the spans of a prefill, lie in so many pieces.
     self._pieces = 1 if model.mesh is None else num_row_shards(model.mesh)
     self._pool = CachePool(slots, limits.context, least=chunk, pieces=self._pieces)
     self._programs, self._chunk, self._spans = programs, chunk, spans
     self._weights, self._cache, self._version = weights, programs.make_cache(), version
-    self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS), None, records_kept
+    self._rows, self._routes, self._records_kept = no_rows(slots, vocabulary=programs.vocabulary), None, records_kept
     if records_routes:  # Of every column of every row, -1 where none are known.
       config = model.config
       self._routes = np.full((slots, limits.context, config.num_layers, config.experts.top_k), -1, np.int16)
-    self._in_flight, self._stretches, self._ids_of_stops = in_flight, 0, {}
+    self._in_flight, self._stretches = in_flight, 0
     self._peers, self._numbers = peers, itertools.count()
     # Turns of the loop, programs that were run, and the last turn that ran none.
     self._turns, self._computed, self._idled = 0, 0, 0
@@ -107,7 +94,7 @@ class DecodingEngine:
     rows = rows._replace(budgets=np.full(len(rows.tokens), min(_TRIED, self.limits.context - 1), np.int32))
     drawn = []
     for size in (most, width):
-      own, places = Rows(*(x[:size] for x in rows)), np.arange(size, dtype=np.int32)
+      own, places = jax.tree.map(lambda x, size=size: x[:size], rows), np.arange(size, dtype=np.int32)
       self._cache, of_size = self._programs.stretches[size](self._weights, self._cache, own, places)
       drawn.append(jax.device_get((of_size.tokens[:, :width], of_size.logprobs[:, :width])))
     return all(a.tobytes() == b.tobytes() for a, b in zip(*drawn, strict=True))
@@ -147,13 +134,9 @@ class DecodingEngine:
   def _opened(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> OpenRequest:
     """Returns a request as the loop holds it; raises for one that can never be served."""
     prompt = check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
-    if request.stops and self._tokenizer is None:
-      raise ValueError(f"stops: found {request.stops!r}, expected none: the engine has no tokenizer")
-    if request.stops:
-      _ = self._token_bytes  # Raises here if tokens have no bytes of their own.
-    opened = OpenRequest(request, prompt, on_piece, tuple(stop.encode() for stop in request.stops), fed=prompt)
-    if request.stops:
-      opened.text += b"".join(map(self._bytes_of, prompt[len(prompt) - request.drawn :].tolist()))
+    if request.stops and self._programs.vocabulary is None:
+      raise ValueError(f"stops: {self._no_bytes or f'found {request.stops!r}, expected none: the engine has no tokenizer'}")
+    opened = OpenRequest(request, prompt, on_piece, fed=prompt)
     if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
       opened.kept = []
     opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
@@ -209,25 +192,6 @@ class DecodingEngine:
       self._changed.notify_all()
     if threading.current_thread() is not self._thread:
       self._thread.join()
-
-  @cached_property
-  def _token_bytes(self) -> list[bytes]:
-    try:
-      return [x or b"" for x in self._tokenizer.token_bytes()]
-    except ValueError as error:
-      raise ValueError(f"stops: {str(error).replace('rollout.stop_strings', 'it')}") from error
-
-  def _bytes_of(self, token: int) -> bytes:
-    return self._token_bytes[token] if token < len(self._token_bytes) else b""
-
-  def _ids_with(self, stop: str) -> tuple[int, ...]:
-    """Returns the ids whose bytes contain a stop string, which the device can look for."""
-    if stop not in self._ids_of_stops:
-      if len(self._ids_of_stops) >= _STOPS_KEPT:
-        self._ids_of_stops.clear()
-      encoded = stop.encode()
-      self._ids_of_stops[stop] = tuple(i for i, own in enumerate(self._token_bytes[: self._vocab_size]) if encoded in own)
-    return self._ids_of_stops[stop]
 
   def _run(self) -> None:
     try:
@@ -374,17 +338,19 @@ class DecodingEngine:
       opened.place, opened.copies = place, place.source != place.row
       opened.cached = 0 if opened.copies else place.shared
       opened.fills = self._missing(opened) > 0
-      self._write_settings(place.row, opened.request)
+      self._write_settings(place.row, opened)
     self._waiting.extendleft(reversed(later))
 
-  def _write_settings(self, row: int, request: Request) -> None:
-    rows = self._rows
-    stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(id for stop in request.stops for id in self._ids_with(stop)))))[:STOP_IDS]
+  def _write_settings(self, row: int, opened: OpenRequest) -> None:
+    rows, request = self._rows, opened.request
+    drawn = [*opened.prompt[len(opened.prompt) - request.drawn :].tolist(), *opened.tokens]
+    own = stops_of_row(request.stop_ids, request.stops, vocabulary=self._programs.vocabulary, drawn=drawn)
+    for of_rows, x in zip(jax.tree.leaves((rows.stops, rows.matching)), jax.tree.leaves(own), strict=True):
+      of_rows[row] = x
     rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
     rows.top_ks[row] = min(request.top_k, self._vocab_size)
     rows.top_ps[row] = request.top_p
     rows.seeds[row] = np.array([request.seed % (1 << 64)], "<u8").view("<u4")
-    rows.stop_ids[row] = (*stop_ids, *[NO_ID] * (STOP_IDS - len(stop_ids)))
 
   def _copy(self) -> None:
     """Copies shared prefixes from rows that have computed them."""
@@ -479,7 +445,7 @@ class DecodingEngine:
       columns = range(len(columns))
     # Copies, because the device may read them while the next turn writes. Beyond the rows that are
     # ready, they are of the last one, with nothing to draw.
-    own = Rows(*(x[np.minimum(places, len(rows.tokens) - 1)] for x in rows))
+    own = jax.tree.map(lambda x: x[np.minimum(places, len(rows.tokens) - 1)], rows)
     if width < len(rows.tokens):
       own.budgets[len(columns) :] = 0
     self._stretches, self._computed = self._stretches + 1, self._computed + 1
@@ -495,7 +461,11 @@ class DecodingEngine:
     drawn, version = jax.device_get(stretch.drawn), stretch.version
     tokens, logprobs = drawn.tokens.T, drawn.logprobs.T
     counts, finite = np.sum(tokens != NO_ID, axis=1), (np.isfinite(logprobs) | (tokens == NO_ID)).all(axis=1)
-    for opened, column in zip(stretch.rows, stretch.columns, strict=True):
+    rows, columns = [opened.place.row for opened in stretch.rows], list(stretch.columns)
+    for of_rows, x in zip(jax.tree.leaves(self._rows.matching), jax.tree.leaves(drawn.matching), strict=True):
+      of_rows[rows] = x[columns]
+    is_stopped = (drawn.reasons == StopReason.TOKEN) | (drawn.reasons == StopReason.STRING)
+    for opened, column in zip(stretch.rows, columns, strict=True):
       count, row = int(counts[column]), opened.place.row
       if self._routes is not None:
         start = int(self._rows.columns[row])
@@ -505,14 +475,12 @@ class DecodingEngine:
         opened.kept += [np.flatnonzero(of_token).tolist() for of_token in bits]
       opened.computed += count
       if finite[column]:
-        self._give(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist(), version)
+        self._give(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist(), version, bool(is_stopped[column]))
       else:
         self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {version} are broken"))
 
-  def _give(self, opened: OpenRequest, tokens: list[int], logprobs: list[float], version: int) -> None:
-    """Gives a caller what its row has drawn, up to a stop."""
-    kept, is_stopped = self._until_stop(opened, tokens)
-    tokens, logprobs = tokens[:kept], logprobs[:kept]
+  def _give(self, opened: OpenRequest, tokens: list[int], logprobs: list[float], version: int, is_stopped: bool) -> None:
+    """Gives a caller what its row has drawn."""
     # Each of them was drawn by feeding the one before.
     self._pool.add(opened.place.row, [opened.tokens[-1] if opened.tokens else int(opened.prompt[-1]), *tokens[:-1]])
     opened.tokens += tokens
@@ -533,24 +501,6 @@ class DecodingEngine:
         opened.fed = np.concatenate([opened.prompt, np.asarray(opened.tokens, opened.prompt.dtype)])
         self._waiting.appendleft(opened)
 
-  def _until_stop(self, opened: OpenRequest, tokens: list[int]) -> tuple[int, bool]:
-    """Returns how many of the new tokens belong to the completion, and whether a stop ends it."""
-    stop_ids = opened.request.stop_ids
-    end = next((i for i, token in enumerate(tokens) if token in stop_ids), len(tokens))
-    before = len(opened.text)
-    if opened.stops:
-      opened.text += b"".join(map(self._bytes_of, tokens[:end]))
-    holds = lambda start: any(opened.text.find(stop, max(0, start - len(stop) + 1)) >= 0 for stop in opened.stops)
-    if not holds(before):
-      return min(end + 1, len(tokens)), end < len(tokens)
-    del opened.text[before:]  # Once more, up to the token that ends it.
-    count = 0
-    while not holds(before):
-      before = len(opened.text)
-      opened.text += self._bytes_of(tokens[count])
-      count += 1
-    return count, True
-
   def _finish(self, opened: OpenRequest, outcome: str | Exception) -> None:
     """Ends a request, for a reason of `Decoded` or with an error of its own, and frees its row."""
     routes = self._routes_of(opened)
@@ -564,9 +514,8 @@ class DecodingEngine:
       opened.future.set_exception(outcome)
       return
     version = opened.parts[0][0] if opened.parts else self._version
-    kept = None if opened.kept is None else opened.kept[: len(opened.tokens)]
     counts = opened.cached, opened.computed, version
-    opened.future.set_result(Decoded(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, kept))
+    opened.future.set_result(Decoded(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, opened.kept))
 
   def _routes_of(self, opened: OpenRequest) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""

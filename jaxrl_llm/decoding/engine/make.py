@@ -1,14 +1,25 @@
 """Makes engines: checks their settings and compiles their programs."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from jaxrl_llm.decoding.engine.in_hand import Peers
-from jaxrl_llm.decoding.engine.loop import IN_FLIGHT, STOP_IDS, DecodingEngine, Tokenizer
+from jaxrl_llm.decoding.engine.loop import IN_FLIGHT, DecodingEngine
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
+from jaxrl_llm.decoding.stops import Vocabulary, make_vocabulary
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import CACHE_DTYPES, Model
 from jaxrl_llm.types import Params
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+  """What the engine needs of a tokenizer, and only for stop strings."""
+
+  def token_bytes(self) -> Sequence[bytes | None]:
+    """Returns the bytes of each id; None for ids that occur in no text."""
+    ...
 
 
 def make_engine(model: Model, params: Params, **settings: Any) -> DecodingEngine:
@@ -56,8 +67,7 @@ def make_twins(
     tokenizer: Tokenizer for stop strings; None refuses them.
     chunk: Largest number of consecutive tokens of a prompt that are computed together.
     spans: Number of such chunks, of one or several prompts, in one program; rounded up as well.
-    steps: Number of tokens that each row draws before the host looks at them. A stop string costs
-      up to that many tokens more.
+    steps: Number of tokens that each row draws before the host looks at them.
     cache_dtype: One of `CACHE_DTYPES`; None means the model's own dtype.
     records_routes: Whether completions have the routes of their tokens, which a learner can replay.
     records_kept: Whether completions have the ids that top-k and top-p left to draw from.
@@ -93,7 +103,16 @@ def make_twins(
   slots, spans = (-(-size // pieces) * pieces for size in (slots, spans))
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
   sizes |= dict(records_routes=records_routes, records_kept=records_kept)
-  programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, cache_dtype=dtype, twins=count, **sizes)
+  vocabulary, no_bytes = vocabulary_of(tokenizer)
+  programs = make_programs(model, params, vocabulary=vocabulary, context=context, steps=steps, cache_dtype=dtype, twins=count, **sizes)
   weights, limits = programs.weights(params), EngineLimits(context, max_requests)
-  options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, peers=peers, **sizes)
+  options = dict(no_bytes=no_bytes, version=version, in_flight=in_flight, peers=peers, **sizes)
   return [DecodingEngine(model, programs, weights, limits, **options) for _ in range(count)]
+
+
+def vocabulary_of(tokenizer: Tokenizer | None) -> tuple[Vocabulary | None, str]:
+  """Returns the bytes of a tokenizer's ids; if they have none of their own, None and the reason."""
+  try:
+    return None if tokenizer is None else make_vocabulary(tokenizer.token_bytes()), ""
+  except ValueError as error:
+    return None, str(error).replace("rollout.stop_strings", "it")

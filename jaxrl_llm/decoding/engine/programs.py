@@ -9,15 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
-from jaxrl_llm.decoding.sampler.draw import draw, sequence_keys
-from jaxrl_llm.decoding.sampler.filters import REMOVED, filter_rows
+from jaxrl_llm.decoding.draw import draw, sequence_keys
+from jaxrl_llm.decoding.filters import REMOVED, filter_logits
+from jaxrl_llm.decoding.stops import NO_ID, RUNNING, Matching, StopTable, Vocabulary, advance_stops, stops_of_row
 from jaxrl_llm.devices.mesh import platform_of, replicated, row_sharding
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
-from jaxrl_llm.types import Params
-
-NO_ID = -1
-"""Id of a token that was not drawn, and of a stop token that does not exist."""
+from jaxrl_llm.types import Params, StopReason
 
 _WIDTHS = (64, 16)
 """Numbers of rows that a CPU decodes together: more would cost as much per row, and idle more."""
@@ -44,9 +42,10 @@ class Rows(NamedTuple):
     columns: Column of that token.
     ordinals: Number of tokens drawn so far.
     budgets: Number of tokens that the row may still draw; 0 if it draws none.
-    temperatures, top_ks, top_ps: Settings of `filter_rows`.
+    temperatures, top_ks, top_ps: Settings of `filter_logits`.
     seeds: Seed of each row's draws, in words; see `draw.sequence_keys`.
-    stop_ids: Ids that end each row's completion, then `NO_ID`.
+    stops: What ends each row's completion, without the vocabulary.
+    matching: Bits of the stop strings that the completions end with; see `stops`.
   """
 
   tokens: Int[np.ndarray, " B"]
@@ -57,7 +56,8 @@ class Rows(NamedTuple):
   top_ks: Int[np.ndarray, " B"]
   top_ps: Float[np.ndarray, " B"]
   seeds: Integer[np.ndarray, "B 2"]
-  stop_ids: Int[np.ndarray, "B M"]
+  stops: StopTable
+  matching: Matching
 
 
 class StretchTokens(NamedTuple):
@@ -68,12 +68,16 @@ class StretchTokens(NamedTuple):
     logprobs: Log-probability of each id under the distribution that it was drawn from.
     routes: Experts that the token visited which was fed to draw each one; None if not recorded.
     kept: Ids that the filters left to draw each one from, as bits; None if not recorded.
+    reasons: `StopReason` of each row, or `RUNNING`.
+    matching: Bits of the stop strings that the completions end with; see `stops`.
   """
 
   tokens: Int[Array, "k B"]
   logprobs: Float[Array, "k B"]
   routes: Int16[Array, "k B L K"] | None = None
   kept: UInt8[Array, "k B V8"] | None = None
+  reasons: Int[Array, " B"] | None = None
+  matching: Matching | None = None
 
 
 class EnginePrograms(NamedTuple):
@@ -90,6 +94,7 @@ class EnginePrograms(NamedTuple):
     stretches: Functions `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`, by the
       number of rows w that they decode, the largest first. The places are rows of the cache, all
       different, and number B stands for none; for w = B they are all rows in their order.
+    vocabulary: Bytes of the ids, in which stop strings are found; None without stop strings.
   """
 
   weights: Callable[[Params], PyTree]
@@ -97,6 +102,7 @@ class EnginePrograms(NamedTuple):
   prefills: Mapping[int, Callable[..., tuple[PyTree, Array | None]]]
   copy: Callable[..., PyTree]
   stretches: Mapping[int, Callable[..., tuple[PyTree, "StretchTokens"]]]
+  vocabulary: Vocabulary | None = None
 
 
 class Program(NamedTuple):
@@ -136,24 +142,26 @@ class Uncompiled(NamedTuple):
     return next(iter(self.stretches.values())).arguments[:2]
 
 
-def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
-  """Makes rows that draw nothing."""
+def no_rows(num_rows: int, *, vocabulary: Vocabulary | None) -> Rows:
+  """Makes rows that draw nothing, with room for stop strings if there is a vocabulary."""
   zeros, ones = lambda: np.zeros(num_rows, np.int32), lambda: np.ones(num_rows, np.float32)
-  seeds, stop_ids = np.zeros((num_rows, 2), np.uint32), np.full((num_rows, num_stop_ids), NO_ID, np.int32)
-  return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), seeds, stop_ids)
+  stops, matching = jax.tree.map(lambda x: np.stack([x] * num_rows), stops_of_row(vocabulary=vocabulary))
+  return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), np.zeros((num_rows, 2), np.uint32), stops, matching)
 
 
-def make_programs(model: Model, params: Params, **options: Any) -> EnginePrograms:
+def make_programs(model: Model, params: Params, *, vocabulary: Vocabulary | None = None, **options: Any) -> EnginePrograms:
   """Compiles the programs of an engine.
 
   Args:
     model: Model.
     params: Weights, or abstract ones.
+    vocabulary: Bytes of the ids, for stop strings; None without them.
     **options: Sizes and options; see `uncompiled_programs`.
   """
-  programs = uncompiled_programs(model, params, **options)
+  programs = uncompiled_programs(model, params, vocabulary=vocabulary, **options)
   compiled = lambda by_size: {size: program.compiled() for size, program in by_size.items()}
-  return EnginePrograms(*programs.compiled, compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches))
+  prefills, stretches = compiled(programs.prefills), compiled(programs.stretches)
+  return EnginePrograms(*programs.compiled, prefills, programs.copy.compiled(), stretches, vocabulary)
 
 
 def uncompiled_programs(
@@ -165,8 +173,8 @@ def uncompiled_programs(
   chunk: int,
   spans: int,
   steps: int,
-  num_stop_ids: int,
   cache_dtype: str,
+  vocabulary: Vocabulary | None = None,
   records_routes: bool = False,
   records_kept: bool = False,
   twins: int = 1,
@@ -182,8 +190,8 @@ def uncompiled_programs(
     chunk: Largest number of tokens of a span (C).
     spans: Number of spans of a prefill, and of pairs of rows of a copy (N).
     steps: Number of steps of a stretch (k).
-    num_stop_ids: Number of stop ids per row (M).
     cache_dtype: Dtype of the cache, one of `CACHE_DTYPES`.
+    vocabulary: Bytes of the ids, for stop strings; None without them.
     records_routes: Whether to return the experts that tokens visit.
     records_kept: Whether to return the ids that tokens are drawn from.
     twins: Number of engines that share the cores of a CPU, this one included.
@@ -228,7 +236,7 @@ def uncompiled_programs(
   of_spans = lambda count: [given(np.zeros(shape, np.int32)) for shape in ((count, chunk), (count,), (count,), (count,))]
   platform = platform_of(model.mesh)
   recorded = dict(records_routes=records_routes, records_kept=records_kept)
-  draws = lambda count: partial(_stretch, model, _nothing(model, (steps, count), **recorded))
+  draws = lambda count: partial(_stretch, model, vocabulary, _nothing(model, (steps, count), **recorded))
 
   def stretch(weights, cache, rows, places):
     weights = whole(weights)
@@ -247,7 +255,7 @@ def uncompiled_programs(
     {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in counts},
     program(partial(copy_rows, mesh=model.mesh), cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
     {
-      width: program(stretch, weights, cache, jax.tree.map(given, no_rows(width, num_stop_ids)), places(width), **drawing)
+      width: program(stretch, weights, cache, jax.tree.map(given, no_rows(width, vocabulary=vocabulary)), places(width), **drawing)
       for width in widths
     },
     (make_weights, allocate),
@@ -331,7 +339,7 @@ def _abstract(shapes: PyTree, shardings: PyTree) -> PyTree:
 
 
 class _Drawing(NamedTuple):
-  """State of a stretch: steps so far, cache, each row's next token and budget, and the output.
+  """State of a stretch: steps so far, cache, each row's next token and stops, and the output.
 
   `idle` is the number of steps, summed over rows, since the rows that have ended did so.
   """
@@ -340,11 +348,14 @@ class _Drawing(NamedTuple):
   idle: Int[Array, ""]
   cache: PyTree
   tokens: Int[Array, " B"]
-  budgets: Int[Array, " B"]
+  matching: Matching
+  reasons: Int[Array, " B"]
   drawn: StretchTokens
 
 
-def _stretch(model: Model, nothing: StretchTokens, weights: PyTree, cache: PyTree, rows: Rows) -> tuple[PyTree, StretchTokens]:
+def _stretch(
+  model: Model, vocabulary: Vocabulary | None, nothing: StretchTokens, weights: PyTree, cache: PyTree, rows: Rows
+) -> tuple[PyTree, StretchTokens]:
   """Draws up to k tokens for each row with a budget; `nothing` has the shapes of the output.
 
   The stretch ends early once rows that have ended have waited for as long as a step of all rows
@@ -353,14 +364,15 @@ def _stretch(model: Model, nothing: StretchTokens, weights: PyTree, cache: PyTre
   keys = sequence_keys(jnp.asarray(rows.seeds))
 
   def is_needed(state: _Drawing) -> Bool[Array, ""]:
-    return (state.step < len(nothing.tokens)) & jnp.any(state.budgets > 0) & (state.idle < len(state.budgets))
+    return (state.step < len(nothing.tokens)) & jnp.any(state.reasons == RUNNING) & (state.idle < len(state.reasons))
 
   def advance(state: _Drawing) -> _Drawing:
-    active = state.budgets > 0
+    active = state.reasons == RUNNING
     logits, cache, routes = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
-    filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
+    filtered = filter_logits(logits, temperature=rows.temperatures, top_k=rows.top_ks, top_p=rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
-    is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)
+    lengths = jnp.broadcast_to(state.step + 1, tokens.shape)
+    stops = advance_stops(table, state.matching, state.reasons, tokens, lengths=lengths, limits=rows.budgets)
     drawn = StretchTokens(
       jnp.where(active, tokens, NO_ID),
       logprobs,
@@ -369,9 +381,10 @@ def _stretch(model: Model, nothing: StretchTokens, weights: PyTree, cache: PyTre
     )
     drawn = jax.tree.map(lambda all_steps, own: all_steps.at[state.step].set(own), state.drawn, drawn)
     idle = state.idle + jnp.sum((rows.budgets > 0) & ~active)
-    return _Drawing(state.step + 1, idle, cache, tokens, jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)), drawn)
+    return _Drawing(state.step + 1, idle, cache, tokens, *stops, drawn)
 
-  rows = Rows(*map(jnp.asarray, rows))
-  start = _Drawing(jnp.int32(0), jnp.int32(0), cache, rows.tokens, rows.budgets, jax.tree.map(jnp.asarray, nothing))
+  rows, nothing = jax.tree.map(jnp.asarray, (rows, nothing))
+  table, reasons = rows.stops._replace(vocabulary=vocabulary), jnp.where(rows.budgets > 0, RUNNING, int(StopReason.LENGTH))
+  start = _Drawing(jnp.int32(0), jnp.int32(0), cache, rows.tokens, rows.matching, reasons, nothing)
   end = jax.lax.while_loop(is_needed, advance, start)
-  return end.cache, end.drawn
+  return end.cache, end.drawn._replace(reasons=end.reasons, matching=end.matching)

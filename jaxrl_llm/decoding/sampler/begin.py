@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxrl_llm.decoding.sampler import stops
-from jaxrl_llm.decoding.sampler.draw import sequence_keys
-from jaxrl_llm.decoding.sampler.requests import RUNNING, Requests, finished_before, split_into_shards
+from jaxrl_llm.decoding.draw import sequence_keys
+from jaxrl_llm.decoding.sampler.requests import Requests, finished_before, split_into_shards
 from jaxrl_llm.decoding.sampler.state import NEVER, Decoder, Inputs, Loop, Outputs, Settings, gather, is_active
+from jaxrl_llm.decoding.stops import RUNNING, Matching, advance_stops
 from jaxrl_llm.devices.mesh import num_row_shards, platform_of, row_sharding
 from jaxrl_llm.types import Params, Shown, StopReason
 
@@ -102,7 +102,7 @@ def begin(
     sequences=first,
     lengths=jnp.zeros(first.shape, jnp.int32),
     tokens=gather(inputs.tokens, first),
-    matching=None if settings.stop_table is None else settings.stop_table.start(rows).reshape(*first.shape, -1),
+    matching=settings.stop_table.start(*first.shape),
     started=jnp.full((num_shards,), rows // num_shards),
     outputs=_initial_outputs(settings, reasons, requests, num_shards),
   )
@@ -127,8 +127,7 @@ def num_shards_and_rows(mesh: Mesh | None, num_prompts: int, settings: Settings)
   prompts and the rows. Otherwise there is one shard.
   """
   num_sequences = num_prompts * settings.group_size
-  ends_early = bool(settings.stop_ids) or settings.stop_table is not None
-  rows = num_rows(mesh, num_sequences, settings.slots, ends_early=ends_early)
+  rows = num_rows(mesh, num_sequences, settings.slots, ends_early=not settings.stop_table.is_empty)
   shards = 1 if mesh is None else num_row_shards(mesh)
   return (shards if num_prompts % shards == 0 and rows % shards == 0 else 1), rows
 
@@ -186,18 +185,15 @@ def _resume(
   )
 
 
-def _initial_matching(
-  settings: Settings, inputs: Inputs, loop: Loop, lengths: Int[Array, "d b"]
-) -> Int[Array, "d b A"] | None:
-  """Returns the states of the stop automata after the existing tokens of the rows' responses."""
-  if loop.matching is None:
-    return None
+def _initial_matching(settings: Settings, inputs: Inputs, loop: Loop, lengths: Int[Array, "d b"]) -> Matching:
+  """Returns the states of the stop rule after the existing tokens of the rows' responses."""
   tokens, begins = gather(inputs.requests.partial.tokens, loop.sequences), inputs.requests.begins
   first = 0 if begins is None else gather(begins, loop.sequences)
 
   def feed(t, matching):
-    states, _ = stops.advance_stops(settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1))
-    return jnp.where(((first <= t) & (t < lengths))[..., None], states.reshape(matching.shape), matching)
+    reasons = jnp.where(t < lengths, RUNNING, int(StopReason.UNFINISHED))
+    in_turn = jnp.broadcast_to(t + 1 - first, lengths.shape)
+    return advance_stops(settings.stop_table, matching, reasons, tokens[..., t], lengths=in_turn, limits=in_turn)[0]
 
   return jax.lax.fori_loop(0, jnp.max(lengths), feed, loop.matching)
 

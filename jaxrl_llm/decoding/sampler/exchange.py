@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxrl_llm.decoding.sampler import loop as loop_lib
-from jaxrl_llm.decoding.sampler.requests import RUNNING, Requests
+from jaxrl_llm.decoding.sampler.requests import Requests
 from jaxrl_llm.decoding.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, gather, is_active, scatter
+from jaxrl_llm.decoding.stops import RUNNING
 
 
 class Move(NamedTuple):

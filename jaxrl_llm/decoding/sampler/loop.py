@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.decoding.sampler import stops
-from jaxrl_llm.decoding.sampler.draw import draw
-from jaxrl_llm.decoding.sampler.filters import REMOVED, make_filter
-from jaxrl_llm.decoding.sampler.requests import RUNNING, merge_shards
+from jaxrl_llm.decoding.draw import draw
+from jaxrl_llm.decoding.filters import REMOVED, make_filter
+from jaxrl_llm.decoding.sampler.requests import merge_shards
 from jaxrl_llm.decoding.sampler.state import (
   NEVER,
   Decoder,
@@ -29,6 +28,7 @@ from jaxrl_llm.decoding.sampler.state import (
   refills,
   scatter,
 )
+from jaxrl_llm.decoding.stops import RUNNING, Matching, advance_stops
 from jaxrl_llm.types import Rollouts, StopReason
 
 
@@ -144,29 +144,20 @@ def _record(inputs: Inputs, loop: Loop, results: dict[str, Array]) -> tuple[dict
   return results, outputs
 
 
-def _ended(settings: Settings, inputs: Inputs, loop: Loop, tokens: Int[Array, "d b"]):
-  """Returns the new lengths, the states of the stop automata and each row's stop reason.
-
-  The reason is `RUNNING` if a row's sequence is not done.
-  """
+def _ended(
+  settings: Settings, inputs: Inputs, loop: Loop, tokens: Int[Array, "d b"]
+) -> tuple[Int[Array, "d b"], Matching, Int[Array, "d b"]]:
+  """Returns the new lengths, the states of the stop rule and each row's stop reason."""
   here, requests = loop.sequences, inputs.requests
   reasons = gather(loop.outputs.reasons, here)
-  active = reasons == RUNNING
-  lengths = loop.lengths + active
-  # What precedes the current turn of a conversation no longer counts.
-  in_turn = lengths > (0 if requests.begins is None else gather(requests.begins, here))
-  is_late = in_turn if requests.min_new_tokens is None else in_turn & (lengths >= gather(requests.min_new_tokens, here))
-  is_stop = jnp.isin(tokens, jnp.array(settings.stop_ids, jnp.int32)) & is_late
-  matching, is_match = loop.matching, jnp.zeros(tokens.shape, bool)
-  if settings.stop_table is not None:
-    states, matched = stops.advance_stops(settings.stop_table, matching.reshape(tokens.size, -1), tokens.reshape(-1))
-    is_match = matched.reshape(tokens.shape) & is_late
-    matches = (in_turn & (~matched.reshape(tokens.shape) | is_match)).reshape(-1, 1)
-    matching = jnp.where(matches, states, settings.stop_table.start(tokens.size)).reshape(matching.shape)
-  now = jnp.where(lengths >= gather(requests.limits, here), int(StopReason.LENGTH), RUNNING)
-  now = jnp.where(is_match, int(StopReason.STRING), now)
-  now = jnp.where(is_stop, int(StopReason.TOKEN), now)
-  return lengths, matching, jnp.where(active, now, reasons)
+  lengths = loop.lengths + (reasons == RUNNING)
+  # What precedes the current turn of a conversation does not count.
+  begins = 0 if requests.begins is None else gather(requests.begins, here)
+  limits = gather(requests.limits, here) - begins
+  least = None if requests.min_new_tokens is None else gather(requests.min_new_tokens, here) - begins
+  return lengths, *advance_stops(
+    settings.stop_table, loop.matching, reasons, tokens, lengths=lengths - begins, limits=limits, least=least
+  )
 
 
 def refill(settings: Settings, inputs: Inputs, loop: Loop, free: Bool[Array, "d b"]) -> Loop:
@@ -177,14 +168,12 @@ def refill(settings: Settings, inputs: Inputs, loop: Loop, free: Bool[Array, "d 
   end = inputs.queue.shape[1] - 1
   place = jnp.minimum(loop.started[:, None] + jnp.cumsum(free, axis=1) - 1, end)
   sequences = jnp.where(free, gather(inputs.queue, place), loop.sequences)
-  matching = loop.matching
-  if matching is not None:
-    matching = jnp.where(free[..., None], settings.stop_table.start(free.size).reshape(matching.shape), matching)
+  begin = lambda empty, states: jnp.where(free[..., None], empty, states)
   return loop._replace(
     sequences=sequences,
     lengths=jnp.where(free, 0, loop.lengths),
     tokens=jnp.where(free, gather(inputs.tokens, sequences), loop.tokens),
-    matching=matching,
+    matching=jax.tree.map(begin, settings.stop_table.start(*free.shape), loop.matching),
     started=jnp.minimum(loop.started + jnp.sum(free, axis=1), end),
   )
 

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 
+from jaxrl_llm.decoding.stops import RUNNING
 from jaxrl_llm.types import Rollouts, StopReason
-
-RUNNING = -1
-"""Value that stands for the `StopReason` of a sequence that is not done."""
 
 
 class Partial(NamedTuple):

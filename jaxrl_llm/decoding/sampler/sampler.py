@@ -4,14 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxrl_llm.decoding.filters import check_filter
 from jaxrl_llm.decoding.sampler import exchange
 from jaxrl_llm.decoding.sampler import loop as loop_lib
 from jaxrl_llm.decoding.sampler.begin import begin
-from jaxrl_llm.decoding.sampler.filters import check_filter
 from jaxrl_llm.decoding.sampler.requests import Requests, check_requests
 from jaxrl_llm.decoding.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, num_blocks
+from jaxrl_llm.decoding.stops import StopTable
 from jaxrl_llm.types import Params, Rollouts, Shown
 
 SampleFn = Callable[..., Rollouts]
@@ -48,7 +50,7 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
       `max_new_tokens`; None means `default_blocks`.
     record_routing: Whether to return the experts that tokens visit.
     entropy: Whether to return the entropy of every distribution that was drawn from.
-    stop_table: Automata of stop strings and sequences, made by `stops.make_stop_table`.
+    stop_table: Stop strings and sequences, made by `stops.make_stop_table`.
 
   Returns:
     The sampler, to be jitted once. Its shapes depend only on the prompts' bucket. Prompts are
@@ -114,7 +116,9 @@ def make_settings(model: Decoder, *, record_routing: bool = False, **settings: A
     raise ValueError(
       f"rollout.cache_blocks: found {blocks}, expected positive sizes that add up to rollout.max_new_tokens={given.max_new_tokens}, or None"
     )
-  return given._replace(stop_ids=tuple(given.stop_ids), cache_dtype=given.cache_dtype or model.config.dtype, cache_blocks=blocks)
+  table = (given.stop_table or StopTable())._replace(ids=np.array(given.stop_ids, np.int32))
+  dtype = given.cache_dtype or model.config.dtype
+  return given._replace(stop_ids=tuple(given.stop_ids), stop_table=table, cache_dtype=dtype, cache_blocks=blocks)
 
 
 def default_blocks(max_new_tokens: int) -> tuple[int, ...]:

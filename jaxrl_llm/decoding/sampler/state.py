@@ -7,8 +7,8 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
-from jaxrl_llm.decoding.sampler import stops
-from jaxrl_llm.decoding.sampler.requests import RUNNING, Requests
+from jaxrl_llm.decoding.sampler.requests import Requests
+from jaxrl_llm.decoding.stops import RUNNING, Matching, StopTable
 from jaxrl_llm.types import Params
 
 NEVER = -(2**30)
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
   cache_blocks: tuple[int, ...] | None = None
   route_shape: tuple[int, int] | None = None
   entropy: bool = False
-  stop_table: stops.StopTable | None = None
+  stop_table: StopTable | None = None
 
 
 class Inputs(NamedTuple):
@@ -106,7 +106,7 @@ class Loop(NamedTuple):
     sequences: Sequence that each row decodes; M − 1 for none.
     lengths: Number of tokens of each row's sequence so far.
     tokens: Token that each row feeds next.
-    matching: States of the stop automata; None without any.
+    matching: Bits of the stop strings that the rows' responses end with; see `stops`.
     started: Number of sequences at the head of each queue that have or had a row.
     outputs: Responses so far.
   """
@@ -117,7 +117,7 @@ class Loop(NamedTuple):
   sequences: Int[Array, "d b"]
   lengths: Int[Array, "d b"]
   tokens: Int[Array, "d b"]
-  matching: Int[Array, "d b A"] | None
+  matching: Matching
   started: Int[Array, " d"]
   outputs: Outputs
 

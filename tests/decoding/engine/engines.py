@@ -5,9 +5,10 @@ import functools
 import jax
 import numpy as np
 
-from jaxrl_llm.decoding.engine.loop import STOP_IDS, DecodingEngine
+from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
+from jaxrl_llm.decoding.stops import make_vocabulary
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 
@@ -24,7 +25,8 @@ def built(kind):
 @functools.cache
 def programs_of(kind, slots, records_routes, records_kept):
   model, params, _ = built(kind)
-  sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=STEPS, num_stop_ids=STOP_IDS)
+  sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=STEPS)
+  sizes |= dict(vocabulary=make_vocabulary(ByteTokenizer().token_bytes()))
   return make_programs(model, params, cache_dtype="float32", records_routes=records_routes, records_kept=records_kept, **sizes)
 
 
@@ -67,5 +69,5 @@ def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records
   programs = programs or programs_of(kind, slots, records_routes, records_kept)
   return DecodingEngine(
     model, programs, programs.weights(params), EngineLimits(CONTEXT, max_requests), slots=slots, chunk=CHUNK, spans=SPANS,
-    tokenizer=ByteTokenizer(), version=0, in_flight=in_flight, records_routes=records_routes, records_kept=records_kept,
+    version=0, in_flight=in_flight, records_routes=records_routes, records_kept=records_kept,
   )  # fmt: skip

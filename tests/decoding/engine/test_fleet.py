@@ -1,6 +1,7 @@
 """Tests of engines that share the requests: on several devices, the tokens of one."""
 
 import functools
+import string
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -13,11 +14,12 @@ from jaxrl_llm.decoding.engine.requests import EngineLimits, QueueFull, Request
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.models.decoding import serving_of
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from tests.decoding.apart.links import Slow, loads
 from tests.decoding.engine.engines import VOCAB, complete
 from tests.marks import few
 
-SIZES = dict(context=96, max_requests=24, chunk=8, spans=4, steps=4)
+SIZES = dict(context=96, max_requests=24, chunk=8, spans=4, steps=4, tokenizer=ByteTokenizer())
 MESHES = {
   "rows": dict(data=2, fsdp=2),
   "all": dict(data=1, fsdp=4, tensor=2),
@@ -57,12 +59,13 @@ def assert_draws_as_one(several, kind, later):
   one = make_engine(*weights(kind, 0), slots=12, **SIZES)
   first = requests(0)
   results = complete(one, *first)
-  for number, batch in enumerate([first, continued(first, results), requests(1)]):
+  stopped = [x._replace(stop_ids=(9, 99), stops=("no such text", *string.ascii_letters)) for x in requests(1)]
+  for number, batch in enumerate([first, continued(first, results), stopped]):
     if number == 2:
       one.update(weights(kind, 1)[1], 1)
       several.update(later, 1)
     for expected, got in zip(complete(one, *batch), complete(several, *batch), strict=True):
-      assert got.tokens == expected.tokens and got.version == number // 2
+      assert (got.tokens, got.reason) == (expected.tokens, expected.reason) and got.version == number // 2
       np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
       # Each engine has room for all that comes back to it.
       assert got.cached_tokens > 20 or number != 1

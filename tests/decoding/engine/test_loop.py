@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.engine import programs as programs_lib
-from jaxrl_llm.decoding.engine.loop import STOP_IDS
-from jaxrl_llm.decoding.engine.make import make_engine
-from jaxrl_llm.decoding.engine.programs import NO_ID, no_rows
+from jaxrl_llm.decoding.engine.make import make_engine, vocabulary_of
+from jaxrl_llm.decoding.engine.programs import no_rows
 from jaxrl_llm.decoding.engine.requests import QueueFull, Request
+from jaxrl_llm.decoding.filters import REMOVED, make_filter
 from jaxrl_llm.decoding.sampler import Requests, make_sampler
-from jaxrl_llm.decoding.sampler.filters import REMOVED, make_filter
+from jaxrl_llm.decoding.stops import MAX_BYTES, MAX_IDS, NO_ID
 from jaxrl_llm.devices.compilation import CompileCounter
 from jaxrl_llm.models import make_model, preset
 from tests.decoding.engine.engines import (
@@ -348,18 +349,20 @@ def test_stop_ids_and_stop_strings_end_a_completion(engine_of):
   (whole,) = complete(engine, request)
   tokens = whole.tokens
   twos = [i for i in range(9, 59) if max(tokens[i : i + 2]) < 128 and tokens.index(tokens[i]) == i]
-  at, stop = twos[0], bytes(tokens[twos[0] : twos[0] + 2]).decode()
-  many = [x for x in range(VOCAB) if x not in tokens][:STOP_IDS]
+  at, across = twos[0], next(i for i in twos[1:] if (i + 1) % STEPS == 0)
+  text = lambda i: bytes(tokens[i : i + 2]).decode()
+  many = [x for x in range(VOCAB) if x not in tokens][: MAX_IDS - 1]
   ends = {
     at + 1: dict(stop_ids=(tokens[at],)),
-    at + 2: dict(stops=("no such text", stop)),
-    # More ids than the device looks for.
+    at + 2: dict(stops=("no such text", text(at))),
+    # From one stretch to the next, among as many bytes as there may be.
+    across + 2: dict(stops=("x" * (MAX_BYTES - 2), text(across))),
     at + 1.0: dict(stop_ids=(*many, tokens[at])),
   }
   for end, settings in ends.items():
     (result,) = complete(engine, request._replace(**settings, salt=str(settings)))
     assert result.tokens == tokens[: int(end)] and result.reason == "stop" and len(result.logprobs) == end
-    assert result.computed_tokens < 4 + end + STEPS
+    assert result.computed_tokens == 4 + end  # Nothing is drawn after a stop.
   # What a stop has cut off is not in the cache.
   (result,) = complete(engine, Request([*request.tokens, *tokens[: at + 3]], 3, salt=str(ends[at + 2])))
   assert result.cached_tokens == 5 + at + 1
@@ -379,6 +382,23 @@ def test_a_request_goes_on_where_another_one_was_cut(engine_of):
   assert to_the_end.tokens == whole.tokens[at + 1 :] and to_the_end.reason == "length"
   np.testing.assert_allclose(to_the_end.logprobs, whole.logprobs[at + 1 :], atol=1e-5)
   assert to_the_stop.tokens == whole.tokens[at + 1 : at + 2] and to_the_stop.reason == "stop"
+
+
+def test_a_stop_string_goes_on_in_another_row(engine_of):
+  """New weights, which equal the old ones, come in its midst, and keys are computed anew."""
+  engine, params = engine_of(in_flight="recompute"), built("dense")[1]
+  seeds = ((seed, complete(engine, Request(prompt(3, 5), 8, seed=seed))[0].tokens) for seed in range(99))
+  seed, tokens = next((seed, x) for seed, x in seeds if max(x[STEPS - 1 : STEPS + 1]) < 128 and x.index(x[STEPS - 1]) == STEPS - 1)
+  request = Request(prompt(3, 5), 8, seed=seed, stops=(bytes(tokens[STEPS - 1 : STEPS + 1]).decode(),), salt="a")
+  pieces = []
+
+  def on_piece(piece):
+    pieces.append(piece.tokens)
+    if len(pieces) == 1:
+      engine.take(engine.lay_out(params), 1)
+
+  result = engine.submit(request, on_piece).completion.result(WAIT)
+  assert result.tokens == tokens[: STEPS + 1] and result.reason == "stop" and result.parts == ((0, STEPS), (1, 1))
 
 
 def test_pieces_are_the_completion(engine_of):
@@ -508,6 +528,8 @@ REFUSALS = {
   "seed: found -9223372036854775809": dict(seed=-(2**63) - 1),
   "drawn: found 2, expected 0 to 1": dict(drawn=2),
   "stop_ids: found the id 999": dict(stop_ids=(999,)),
+  "stop_ids: found 129 ids, expected at most 128": dict(stop_ids=(1,) * 129),
+  "stops: found 1,025 bytes of UTF-8, expected at most 1,024 in all texts together": dict(stops=("ab" * 512, "a")),
   "stops: found ''": dict(stops=("",)),
   "stops: found '.ud800'": dict(stops=("\ud800",)),
 }
@@ -524,14 +546,26 @@ def test_requests_that_can_never_be_served_are_refused(engine_of):
 
 def test_stop_strings_need_a_tokenizer(engine_of):
   engine = engine_of()
-  engine._tokenizer = None
+  engine._programs = engine._programs._replace(vocabulary=None)
   with pytest.raises(ValueError, match=r"^stops: found \('a',\), expected none: the engine has no tokenizer$"):
+    engine.submit(Request([1], 1, stops=("a",)))
+
+
+def test_a_tokenizer_without_bytes_of_its_own_says_why_there_are_no_stop_strings(engine_of):
+  def token_bytes():
+    raise ValueError("folder: found no decoder, expected ByteLevel; leave rollout.stop_strings unset")
+
+  engine = engine_of()
+  vocabulary, engine._no_bytes = vocabulary_of(SimpleNamespace(token_bytes=token_bytes))
+  engine._programs = engine._programs._replace(vocabulary=vocabulary)
+  with pytest.raises(ValueError, match="^stops: folder: found no decoder, expected ByteLevel; leave it unset$"):
     engine.submit(Request([1], 1, stops=("a",)))
 
 
 def test_a_stretch_ends_once_ended_rows_have_waited_for_a_step_of_all():
   _, params, _ = built("dense")
-  programs, rows = programs_of("dense", 4, False, False), no_rows(4, STOP_IDS)
+  programs = programs_of("dense", 4, False, False)
+  rows = no_rows(4, vocabulary=programs.vocabulary)
   budgets = np.array([STEPS, 1, 1, 1], np.int32)
   draw = lambda rows: programs.stretches[4](programs.weights(params), programs.make_cache(), rows, np.arange(4, dtype=np.int32))[1]
   drawn = draw(rows._replace(budgets=budgets))

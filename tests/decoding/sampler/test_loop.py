@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.decoding.draw import draw, sequence_keys
 from jaxrl_llm.decoding.sampler import Requests, make_filter, make_sampler, make_stop_table, seeded, to_partial
-from jaxrl_llm.decoding.sampler.draw import draw, sequence_keys
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.types import Rollouts, StopReason
 from tests.decoding.sampler.nano import LENGTHS, PAD, built, prompts_of

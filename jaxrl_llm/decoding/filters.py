@@ -1,4 +1,4 @@
-"""Logits filters shared by sampler and learner: temperature, top-k and top-p."""
+"""Logits filters of the sampler, the engine and the learner: temperature, top-k and top-p."""
 
 import math
 from collections.abc import Callable
@@ -32,21 +32,11 @@ def check_filter(temperature: float, top_k: int, top_p: float, *, section: str =
 
 
 def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> FilterFn:
-  """Makes the function that maps logits to those of the sampling distribution.
-
-  Args:
-    temperature: Divisor of the logits; 0 keeps only the likeliest token (the first in case of a
-      tie), regardless of the other settings.
-    top_k: Number of likeliest tokens to keep, including ties with the last; 0 keeps all.
-    top_p: Probability that the smallest set of likeliest tokens to keep, after top-k, must reach; 1
-      keeps all.
+  """Makes `filter_logits` with checked settings that are part of the program.
 
   Returns:
-    `filter_logits(logits, keep=None, temperatures=None)`. `keep` holds ids `[*batch]` that are
-    never removed. The learner passes the drawn token, because the current policy may rank it
-    outside its own set, where its log-probability would be -inf. `temperatures` are numbers
-    `[*batch]` that replace `temperature` row by row. Values that are not above 0 count as 0, since
-    a jitted program cannot raise.
+    `(logits, keep=None, temperatures=None) -> filtered logits`; `temperatures` replace
+    `temperature` row by row.
 
   Raises:
     ValueError: If a setting is out of range.
@@ -57,65 +47,89 @@ def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0)
     [0.625, 0.375, 0.0]
     >>> jax.nn.softmax(make_filter(temperature=0)(logits)).tolist()
     [1.0, 0.0, 0.0]
+  """
+  check_filter(temperature, top_k, top_p, section="rollout.")
+
+  def filter_fn(
+    logits: Float[Array, "*batch V"], keep: Int[Array, "*batch"] | None = None, temperatures: Float[Array, "*batch"] | None = None
+  ) -> Float[Array, "*batch V"]:
+    divisors = temperature if temperatures is None else temperatures
+    return filter_logits(logits, temperature=divisors, top_k=top_k, top_p=top_p, keep=keep)
+
+  return filter_fn
+
+
+def filter_logits(
+  logits: Float[Array, "*batch V"],
+  *,
+  temperature: float | Float[Array, "*batch"] = 1.0,
+  top_k: int | Int[Array, "*batch"] = 0,
+  top_p: float | Float[Array, "*batch"] = 1.0,
+  keep: Int[Array, "*batch"] | None = None,
+) -> Float[Array, "*batch V"]:
+  """Maps logits to those of the sampling distribution.
+
+  A setting is a number, which is part of the program, or an array with an entry for each row, which
+  is data. A filter that no row asks for costs nothing, and a number that asks for none leaves
+  nothing in the program.
+
+  Args:
+    logits: Logits of the model.
+    temperature: Divisor of the logits; 0 keeps only the likeliest token (the first in case of a
+      tie), regardless of the other settings. Entries of an array that are not above 0 count as 0,
+      since a program cannot raise.
+    top_k: Number of likeliest tokens to keep, including ties with the last; 0 keeps all.
+    top_p: Probability that the smallest set of likeliest tokens to keep, after top-k, must reach; 1
+      keeps all.
+    keep: Ids that are never removed. The learner passes the drawn token, because the current policy
+      may rank it outside its own set, where its log-probability would be -inf.
+
+  Example:
+    >>> logits, settings = jnp.log(jnp.array([[0.5, 0.3, 0.2]] * 3)), jnp.array([[0, 1, 1], [1, 1, 0.4]])
+    >>> filtered = filter_logits(logits, temperature=settings[0], top_k=jnp.array([0, 2, 0]), top_p=settings[1])
+    >>> jax.nn.softmax(filtered).round(3).tolist()
+    [[1.0, 0.0, 0.0], [0.625, 0.375, 0.0], [1.0, 0.0, 0.0]]
 
   Note:
     The choice of kept tokens consists of comparisons and has no gradient. The gradient flows
     through the kept logits.
   """
-  check_filter(temperature, top_k, top_p, section="rollout.")
-
-  def filter_logits(
-    logits: Float[Array, "*batch V"], keep: Int[Array, "*batch"] | None = None, temperatures: Float[Array, "*batch"] | None = None
-  ) -> Float[Array, "*batch V"]:
-    logits = logits.astype(jnp.float32)
-    if temperatures is not None:
-      greedy = ~(temperatures > 0)[..., None]
-      logits = logits / jnp.where(greedy, 1, temperatures[..., None])
-      # Greedy rows need no other filter, because the likeliest token passes them all.
-      kept = jnp.where(greedy, _is_argmax(logits), _kept(logits, top_k, top_p))
-    elif temperature == 0:
-      kept = _is_argmax(logits)
-    else:
-      logits = logits if temperature == 1 else logits / temperature
-      if not 0 < top_k < logits.shape[-1] and top_p == 1:
-        return logits
-      kept = _kept(logits, top_k, top_p)
-    if keep is not None:
-      kept |= jnp.arange(logits.shape[-1]) == keep[..., None]
-    return jnp.where(kept, logits, REMOVED)
-
-  return filter_logits
-
-
-def filter_rows(
-  logits: Float[Array, "B V"], temperatures: Float[Array, " B"], top_ks: Int[Array, " B"], top_ps: Float[Array, " B"]
-) -> Float[Array, "B V"]:
-  """Filters each row with settings of its own; see `make_filter`.
-
-  The settings are data, not part of the program. A filter that no row asks for costs nothing.
-
-  Example:
-    >>> logits = jnp.log(jnp.array([[0.5, 0.3, 0.2]] * 3))
-    >>> filtered = filter_rows(logits, jnp.array([0.0, 1.0, 1.0]), jnp.array([0, 2, 0]), jnp.array([1.0, 1.0, 0.4]))
-    >>> jax.nn.softmax(filtered).round(3).tolist()
-    [[1.0, 0.0, 0.0], [0.625, 0.375, 0.0], [1.0, 0.0, 0.0]]
-  """
-  greedy = ~(temperatures > 0)[:, None]
-  logits = logits.astype(jnp.float32) / jnp.where(greedy, 1, temperatures[:, None])
-  only = lambda kept: lambda logits: jnp.where(kept(logits), logits, REMOVED)
-  ranks = jnp.where((top_ks > 0) & (top_ks < logits.shape[-1]), top_ks, logits.shape[-1])[:, None]
+  size, is_static = logits.shape[-1], lambda setting: isinstance(setting, int | float)
+  by_row = lambda setting: setting if is_static(setting) else setting[..., None]
+  temperature, top_k, top_p = map(by_row, (temperature, top_k, top_p))
+  scaled = logits.astype(jnp.float32)
+  if is_static(temperature):
+    greedy = temperature == 0
+    scaled = scaled if temperature in (0, 1) else scaled / temperature
+  else:
+    greedy = ~(temperature > 0)
+    scaled = scaled / jnp.where(greedy, 1, temperature)
+  is_ranked, is_nucleus = (top_k > 0) & (top_k < size), top_p < 1
+  if not is_static(top_k):
+    ranks = jnp.where(is_ranked, top_k, size)
+    threshold = lambda logits: _rank_threshold(logits, ranks)
+  elif is_ranked and is_static(top_p):  # The k likeliest serve for both.
+    is_nucleus, threshold = False, lambda logits: _top_k_threshold(logits, top_k, top_p)
+  else:
+    threshold = lambda logits: _top_k_threshold(logits, top_k, 1)
   filters = (
-    (ranks < logits.shape[-1], lambda logits: logits >= _rank_threshold(logits, ranks)),
-    (top_ps[:, None] < 1, lambda logits: _nucleus(logits, top_ps[:, None])),
-    (greedy, _is_argmax),
+    (is_ranked, lambda logits: logits >= threshold(logits)),
+    (is_nucleus, lambda logits: _nucleus(logits, top_p)),
+    (greedy, _is_argmax),  # The likeliest token passes the others.
   )
-  for wanted, kept in filters:
-    within = only(lambda logits, wanted=wanted, kept=kept: ~wanted | kept(logits))
-    logits = jax.lax.cond(jnp.any(wanted), within, lambda logits: logits, logits)
-  return logits
+  filtered = scaled
+  for asked, kept in filters[2:] if greedy is True else filters:
+    only = lambda x, kept=kept: jnp.where(kept(jax.lax.stop_gradient(x)), x, REMOVED)
+    if asked is True:
+      filtered = only(filtered)
+    elif asked is not False:
+      filtered = jax.lax.cond(jnp.any(asked), lambda x, only=only, asked=asked: jnp.where(asked, only(x), x), lambda x: x, filtered)
+  if keep is None or filtered is scaled:
+    return filtered
+  return jnp.where(jnp.arange(size) == keep[..., None], scaled, filtered)
 
 
-def _rank_threshold(logits: Float[Array, "B V"], ranks: Int[Array, "B 1"]) -> Float[Array, "B 1"]:
+def _rank_threshold(logits: Float[Array, "*batch V"], ranks: Int[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
   """Returns the logit of the given rank of each row, from 1, without sorting the vocabulary.
 
   Floats are ordered like integers once the bits of negative ones are inverted. The result is the
@@ -125,7 +139,7 @@ def _rank_threshold(logits: Float[Array, "B V"], ranks: Int[Array, "B 1"]) -> Fl
   bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
   order = jnp.where(bits >= top, ~bits, bits | top)
 
-  def refine(i, low: Integer[Array, "B 1"]) -> Integer[Array, "B 1"]:
+  def refine(i, low: Integer[Array, "*batch 1"]) -> Integer[Array, "*batch 1"]:
     trial = low | (top >> i.astype(jnp.uint32))
     return jnp.where(jnp.sum(order >= trial, axis=-1, keepdims=True) >= ranks, trial, low)
 
@@ -138,13 +152,6 @@ def _is_argmax(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch V"]:
   ids, size = jnp.arange(logits.shape[-1]), logits.shape[-1]
   first = jnp.min(jnp.where(logits == jnp.max(logits, axis=-1, keepdims=True), ids, size), axis=-1, keepdims=True)
   return ids == first
-
-
-def _kept(logits: Float[Array, "*batch V"], top_k: int, top_p: float) -> Bool[Array, "*batch V"]:
-  logits = jax.lax.stop_gradient(logits)
-  if 0 < top_k < logits.shape[-1]:
-    return logits >= _top_k_threshold(logits, top_k, top_p)
-  return _nucleus(logits, top_p) if top_p < 1 else jnp.ones(logits.shape, bool)
 
 
 def _top_k_threshold(logits: Float[Array, "*batch V"], top_k: int, top_p: float) -> Float[Array, "*batch 1"]:

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.decoding.filters import filter_logits
 from jaxrl_llm.decoding.sampler import make_filter
-from jaxrl_llm.decoding.sampler.filters import filter_rows
 from tests.marks import few
 
 NUM_TOKENS = 7
@@ -69,7 +69,9 @@ def test_rows_are_filtered_as_by_filters_of_their_own(rows):
     np.testing.assert_array_equal(row, expected)
 
 
-jitted_rows = jax.jit(filter_rows)
+@jax.jit
+def jitted_rows(logits, temperatures, top_ks, top_ps):
+  return filter_logits(logits, temperature=temperatures, top_k=top_ks, top_p=top_ps)
 
 
 def test_ranks_of_signed_zeros_and_infinities():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.decoding.draw import draw, inverse_cdf
 from jaxrl_llm.decoding.sampler import make_filter
-from jaxrl_llm.decoding.sampler.draw import draw, inverse_cdf
 from tests.marks import few
 
 REMOVED = -1e30

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt32
 
-from jaxrl_llm.decoding.sampler.filters import REMOVED
+from jaxrl_llm.decoding.filters import REMOVED
 
 # A power of two, so that blocks of a vocabulary sharded over devices align with its shards.
 _NUM_BLOCKS = 128
