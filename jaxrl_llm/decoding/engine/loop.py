@@ -19,15 +19,16 @@ from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Int16, PyTree
+from jaxtyping import Float, Int, Int16, PyTree
 
-from jaxrl_llm.decoding.engine.checks import check_request
+from jaxrl_llm.decoding.engine.checks import check_pictures, check_request
 from jaxrl_llm.decoding.engine.in_hand import OpenRequest, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
-from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, Rows, no_rows
+from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, no_rows, no_spans
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.models import Model
-from jaxrl_llm.types import Params
+from jaxrl_llm.models.image_slots import Pictures, Room, blank, put
+from jaxrl_llm.types import Images, Params
 
 _STOPS_KEPT = 64  # Number of stop strings whose ids are remembered.
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
@@ -61,12 +62,15 @@ class DecodingEngine:
   def __init__(
     self, model: Model, programs: EnginePrograms, weights: PyTree, limits: EngineLimits, *, slots: int, chunk: int, spans: int,
     tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", records_routes: bool = False, records_kept: bool = False,
+    room: Room | None = None,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
     self._programs, self._pool, self._chunk, self._spans = programs, CachePool(slots, limits.context, least=chunk), chunk, spans
     self._weights, self._cache, self._version = weights, programs.make_cache(), version
-    self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS), None, records_kept
+    self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS, shows=room is not None), None, records_kept
+    # Features of pictures while prompts that show them are computed, by digest.
+    self._room, self._features = room, {}
     if records_routes:  # Of every column of every row, -1 where none are known.
       config = model.config
       self._routes = np.full((slots, limits.context, config.num_layers, config.experts.top_k), -1, np.int16)
@@ -100,7 +104,7 @@ class DecodingEngine:
     rows = rows._replace(budgets=np.full(len(rows.tokens), min(_TRIED, self.limits.context - 1), np.int32))
     drawn = []
     for size in (most, width):
-      own, places = Rows(*(x[:size] for x in rows)), np.arange(size, dtype=np.int32)
+      own, places = jax.tree.map(lambda x, size=size: x[:size], rows), np.arange(size, dtype=np.int32)
       self._cache, of_size = self._programs.stretches[size](self._weights, self._cache, own, places)
       drawn.append(jax.device_get((of_size.tokens[:, :width], of_size.logprobs[:, :width])))
     return all(a.tobytes() == b.tobytes() for a, b in zip(*drawn, strict=True))
@@ -122,6 +126,7 @@ class DecodingEngine:
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request; see `Engine`."""
     prompt = check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
+    check_pictures(request, self._room)
     if request.stops and self._tokenizer is None:
       raise ValueError(f"stops: found {request.stops!r}, expected none: the engine has no tokenizer")
     if request.stops:
@@ -259,6 +264,7 @@ class DecodingEngine:
   def _take_weights(self, weights: Params, version: int) -> None:
     """Goes over to new weights."""
     self._weights, self._version = weights, version
+    self._features.clear()
     # Of prompts that nothing was drawn from yet, all keys and values are those of one version.
     again = [opened for opened in self._running.values() if self._in_flight == "recompute" or not opened.tokens]
     for opened in again:
@@ -300,7 +306,7 @@ class DecodingEngine:
       if self._refuse_if_late(opened):
         continue
       owner = opened.request.owner if opened.request.rereads else None
-      place = self._pool.place(opened.fed, opened.request.salt, version=self._version, owner=owner)
+      place = self._pool.place(opened.fed, opened.request.cache_salt, version=self._version, owner=owner)
       if place is None:
         later.append(opened)
         break
@@ -320,6 +326,8 @@ class DecodingEngine:
     rows.top_ps[row] = request.top_p
     rows.seeds[row] = np.array([request.seed % (1 << 64)], "<u8").view("<u4")
     rows.stop_ids[row] = (*stop_ids, *[NO_ID] * (STOP_IDS - len(stop_ids)))
+    if rows.shifts is not None:
+      rows.shifts[row] = 0 if request.pictures is None else request.pictures.end - len(request.pictures.slots)
 
   def _copy(self) -> None:
     """Copies shared prefixes from rows that have computed them."""
@@ -335,12 +343,21 @@ class DecodingEngine:
       self._cache = self._programs.copy(self._cache, sources, targets)
 
   def _prefill(self) -> None:
-    """Computes prompts in the order of their arrival, but for their last tokens."""
+    """Computes prompts in the order of their arrival, but for their last tokens.
+
+    Those that show pictures have a program of their own, so that a token's numbers do not depend on
+    what else is computed.
+    """
     for call in itertools.count():
       waiting = [opened for opened in self._running.values() if opened.fills and not opened.copies]
+      if not waiting:
+        self._features.clear()
       if not waiting or (call >= _CALLS and 2 * len(waiting) <= len(self._running)):
         return
-      num_spans = self._num_spans(waiting)
+      shows = waiting[0].request.pictures is not None
+      waiting = [opened for opened in waiting if shows == (opened.request.pictures is not None)]
+      num_spans = min(self._programs.prefills) if shows else self._num_spans(waiting)
+      shown = no_spans(self._room, num_spans, self._chunk) if shows else ()
       tokens = np.zeros((num_spans, self._chunk), np.int32)
       starts, counts, rows = (np.zeros(num_spans, np.int32) for _ in range(3))
       spans = iter(range(num_spans))
@@ -353,14 +370,36 @@ class DecodingEngine:
           count = min(self._chunk - start % self._chunk, self._missing(opened))
           tokens[i, :count] = opened.fed[start : start + count]
           starts[i], counts[i], rows[i] = start, count, row
+          if shows:
+            self._show(opened.request.pictures, start, start + count, *(jax.tree.map(lambda x, i=i: x[i, :], shown)))
           self._pool.add(row, tokens[i, :count])
           opened.computed += count
           opened.fills = self._missing(opened) > 0
       self._computed += 1
-      self._cache, routes = self._programs.prefills[num_spans](self._weights, self._cache, tokens, starts, counts, rows)
+      program = self._programs.show if shows else self._programs.prefills[num_spans]
+      self._cache, routes = program(self._weights, self._cache, tokens, starts, counts, rows, *shown)
       if self._routes is not None:
         for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
           self._routes[row, start : start + count] = of_span[:count]
+
+  def _show(self, pictures: Pictures, start: int, end: int, positions: Int[np.ndarray, "C 3"], images: Images) -> None:
+    """Writes what a span of a prompt shows into its part of the arrays of `no_spans`."""
+    positions[: end - start], slots = pictures.span(start, end)
+    here = np.flatnonzero(slots >= 0)
+    if len(here):
+      images.slots[here] = here
+      images.features[0, here] = self._features_of(pictures)[slots[here]]
+
+  def _features_of(self, pictures: Pictures) -> Float[np.ndarray, "_ F D"]:
+    """Returns the features of all image tokens, computed once for prompts with the same pictures."""
+    if pictures.key not in self._features:
+      features = pictures.features
+      if features is None:
+        images = blank(self._room.shapes(1, 1))
+        put(images, 0, 0, pictures)
+        features = np.asarray(self._programs.features(self._weights, jax.tree.map(lambda x: x[0], images.patches)))
+      self._features[pictures.key] = features.reshape(-1, *features.shape[-2:])
+    return self._features[pictures.key]
 
   def _num_spans(self, waiting: Sequence[OpenRequest]) -> int:
     """Returns the number of spans of the program that computes the prompts of some requests."""
@@ -400,7 +439,7 @@ class DecodingEngine:
       columns = range(len(columns))
     # Copies, because the device may read them while the next turn writes. Beyond the rows that are
     # ready, they are of the last one, with nothing to draw.
-    own = Rows(*(x[np.minimum(places, len(rows.tokens) - 1)] for x in rows))
+    own = jax.tree.map(lambda x: x[np.minimum(places, len(rows.tokens) - 1)], rows)
     if width < len(rows.tokens):
       own.budgets[len(columns) :] = 0
     self._stretches, self._computed = self._stretches + 1, self._computed + 1

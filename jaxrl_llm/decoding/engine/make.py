@@ -7,6 +7,7 @@ from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import CACHE_DTYPES, Model
+from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.types import Params
 
 
@@ -32,6 +33,7 @@ def make_twins(
   records_kept: bool = False,
   in_flight: str = "keep",
   version: int = 0,
+  room: Room | None = None,
 ) -> list[DecodingEngine]:
   """Compiles engines on one device, which share programs and weights, and starts their loops.
 
@@ -60,6 +62,7 @@ def make_twins(
       and values that they have. "recompute": they go on, with keys and values of the new weights.
       "wait": the new weights wait until those that have rows have ended, and no other begins.
     version: Version of the weights; see `DecodingEngine.update`.
+    room: Room for pictures in a prompt; None for text alone.
 
   Raises:
     ValueError: If a setting is out of range. One line, which names it.
@@ -86,7 +89,7 @@ def make_twins(
   if records_routes and model.config.experts is None:
     raise ValueError("records_routes: found True, expected False: the model has no experts")
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
-  sizes |= dict(records_routes=records_routes, records_kept=records_kept)
+  sizes |= dict(records_routes=records_routes, records_kept=records_kept, room=room)
   programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, cache_dtype=dtype, twins=count, **sizes)
   weights, limits = programs.weights(params), EngineLimits(context, max_requests)
   options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, **sizes)

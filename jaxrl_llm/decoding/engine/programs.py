@@ -14,7 +14,8 @@ from jaxrl_llm.decoding.sampler.filters import REMOVED, filter_rows
 from jaxrl_llm.devices.mesh import platform_of, replicated
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
-from jaxrl_llm.types import Params
+from jaxrl_llm.models.image_slots import Room, blank
+from jaxrl_llm.types import Images, Params
 
 NO_ID = -1
 """Id of a token that was not drawn, and of a stop token that does not exist."""
@@ -47,6 +48,8 @@ class Rows(NamedTuple):
     temperatures, top_ks, top_ps: Settings of `filter_rows`.
     seeds: Seed of each row's draws, in words; see `draw.sequence_keys`.
     stop_ids: Ids that end each row's completion, then `NO_ID`.
+    shifts: Position of each token less its column; None if the engine reads text alone, where both
+      are the same.
   """
 
   tokens: Int[np.ndarray, " B"]
@@ -58,6 +61,7 @@ class Rows(NamedTuple):
   top_ps: Float[np.ndarray, " B"]
   seeds: Integer[np.ndarray, "B 2"]
   stop_ids: Int[np.ndarray, "B M"]
+  shifts: Int[np.ndarray, " B"] | None = None
 
 
 class StretchTokens(NamedTuple):
@@ -89,6 +93,11 @@ class EnginePrograms(NamedTuple):
     stretches: Functions `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`, by the
       number of rows w that they decode, the largest first. The places are rows of the cache, all
       different, and number B stands for none; for w = B they are all rows in their order.
+    show: Function like `prefills`, for spans of prompts that show pictures, with two further
+      arguments: positions [N C 3], and images [N ...] with a place for each token of a span. None if
+      the engine reads text alone.
+    features: Function `(weights, patches [I ...]) -> features [I S F D]` of a trained tower; None
+      without one.
   """
 
   weights: Callable[[Params], PyTree]
@@ -96,6 +105,8 @@ class EnginePrograms(NamedTuple):
   prefills: Mapping[int, Callable[..., tuple[PyTree, Array | None]]]
   copy: Callable[..., PyTree]
   stretches: Mapping[int, Callable[..., tuple[PyTree, "StretchTokens"]]]
+  show: Callable[..., tuple[PyTree, Array | None]] | None = None
+  features: Callable[..., Array] | None = None
 
 
 class Program(NamedTuple):
@@ -118,7 +129,7 @@ class Uncompiled(NamedTuple):
   """The programs of `EnginePrograms` before they are compiled.
 
   Attributes:
-    weights, prefills, copy, stretches: Programs of these names.
+    weights, prefills, copy, stretches, show, features: Programs of these names.
     compiled: `weights` and `make_cache`, compiled because the others depend on where their results
       lie.
   """
@@ -128,6 +139,8 @@ class Uncompiled(NamedTuple):
   copy: Program
   stretches: Mapping[int, Program]
   compiled: tuple[Callable, Callable]
+  show: Program | None = None
+  features: Program | None = None
 
   @property
   def weights_and_cache(self) -> tuple[PyTree, PyTree]:
@@ -135,11 +148,11 @@ class Uncompiled(NamedTuple):
     return next(iter(self.stretches.values())).arguments[:2]
 
 
-def no_rows(num_rows: int, num_stop_ids: int) -> Rows:
-  """Makes rows that draw nothing."""
+def no_rows(num_rows: int, num_stop_ids: int, *, shows: bool = False) -> Rows:
+  """Makes rows that draw nothing; those of an engine that shows pictures have shifts."""
   zeros, ones = lambda: np.zeros(num_rows, np.int32), lambda: np.ones(num_rows, np.float32)
   seeds, stop_ids = np.zeros((num_rows, 2), np.uint32), np.full((num_rows, num_stop_ids), NO_ID, np.int32)
-  return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), seeds, stop_ids)
+  return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), seeds, stop_ids, zeros() if shows else None)
 
 
 def make_programs(model: Model, params: Params, **options: Any) -> EnginePrograms:
@@ -152,7 +165,8 @@ def make_programs(model: Model, params: Params, **options: Any) -> EngineProgram
   """
   programs = uncompiled_programs(model, params, **options)
   compiled = lambda by_size: {size: program.compiled() for size, program in by_size.items()}
-  return EnginePrograms(*programs.compiled, compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches))
+  all_sizes = compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches)
+  return EnginePrograms(*programs.compiled, *all_sizes, *(own and own.compiled() for own in (programs.show, programs.features)))
 
 
 def uncompiled_programs(
@@ -169,6 +183,7 @@ def uncompiled_programs(
   records_routes: bool = False,
   records_kept: bool = False,
   twins: int = 1,
+  room: Room | None = None,
 ) -> Uncompiled:
   """Makes the programs of an engine, most of them uncompiled.
 
@@ -185,6 +200,7 @@ def uncompiled_programs(
     records_routes: Whether to return the experts that tokens visit.
     records_kept: Whether to return the ids that tokens are drawn from.
     twins: Number of engines that share the cores of a CPU, this one included.
+    room: Room for pictures in a prompt; None for text alone.
   """
   sizes = column_blocks(context, platform_of(model.mesh))
 
@@ -194,7 +210,12 @@ def uncompiled_programs(
       cache = model.grow(cache, slots, size, dtype=cache_dtype)
     return cache
 
-  laid_out = lambda params: model.decoding_weights(lower_precision(params, model.config.dtype))
+  reads_patches = room is not None and model.config.train_tower
+
+  def laid_out(params: Params) -> tuple[PyTree, Params]:
+    params = lower_precision(params, model.config.dtype)
+    return model.decoding_weights(params), {"tower": params["tower"]} if reads_patches else {}
+
   # The programs get a list: the nodes of the tree are slow to visit in each call.
   whole = partial(jax.tree.unflatten, jax.tree.structure(jax.eval_shape(laid_out, params)))
 
@@ -203,9 +224,12 @@ def uncompiled_programs(
     # donate later.
     return list(map(jnp.copy, jax.tree.leaves(laid_out(params))))
 
-  def prefill(weights, cache, *spans):
-    _, cache, routes = model.extend(whole(weights), spans[0], cache, *spans[1:])
+  def prefill(weights, cache, *spans, **shown):
+    _, cache, routes = model.extend(whole(weights)[0], spans[0], cache, *spans[1:], **shown)
     return cache, routes.astype(jnp.int16) if records_routes else None
+
+  def show(weights, cache, tokens, starts, counts, rows, positions, images):
+    return prefill(weights, cache, tokens, starts, counts, rows, positions=positions, images=images)
 
   program = lambda function, *args, **options: Program(jax.jit(function, **options), args)
   of_weights = program(weights_of, params)
@@ -222,24 +246,38 @@ def uncompiled_programs(
   draws = lambda count: partial(_stretch, model, _nothing(model, (steps, count), **recorded))
 
   def stretch(weights, cache, rows, places):
-    weights = whole(weights)
+    weights, _ = whole(weights)
     if len(places) == slots:
       return draws(slots)(weights, cache, rows)
     own, drawn = draws(len(places))(weights, take_rows(cache, places), rows)
     return put_rows(cache, places, own), drawn
 
   places = lambda width: jax.ShapeDtypeStruct((width,), np.int32)
-  drawing = dict(donate_argnums=1, **keep(None))
+  drawing, shows = dict(donate_argnums=1, **keep(None)), room is not None
+  of_pictures: dict[str, Program] = {}
+  if shows:
+    fewest = min(span_counts(spans, platform))
+    of_pictures["show"] = program(show, weights, cache, *of_spans(fewest), *no_spans(room, fewest, chunk), **drawing)
+  if reads_patches:
+    features = lambda weights, patches: model.features(whole(weights)[1], patches)
+    of_pictures["features"] = program(features, weights, room.patches(room.pictures))
   return Uncompiled(
     of_weights,
     {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in span_counts(spans, platform)},
     program(copy_rows, cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
     {
-      width: program(stretch, weights, cache, no_rows(width, num_stop_ids), places(width), **drawing)
+      width: program(stretch, weights, cache, no_rows(width, num_stop_ids, shows=shows), places(width), **drawing)
       for width in stretch_widths(slots, platform, twins)
     },
     (make_weights, allocate),
+    **of_pictures,
   )
+
+
+def no_spans(room: Room, num_spans: int, chunk: int) -> tuple[Int[np.ndarray, "N C 3"], Images]:
+  """Makes the positions and the images of spans of text; each token has a place for features."""
+  shapes = room._replace(config=room.config._replace(train_tower=False), pictures=1, tokens=chunk).shapes(num_spans, chunk)
+  return np.zeros((num_spans, chunk, 3), np.int32), blank(shapes)
 
 
 def num_twins(slots: int, platform: str, num_cores: int) -> int:
@@ -345,7 +383,9 @@ def _stretch(model: Model, nothing: StretchTokens, weights: PyTree, cache: PyTre
 
   def advance(state: _Drawing) -> _Drawing:
     active = state.budgets > 0
-    logits, cache, routes = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
+    fed = state.tokens[:, None], state.cache, (columns := rows.columns + state.step), active.astype(jnp.int32)
+    positions = None if rows.shifts is None else (columns + rows.shifts)[:, None]
+    logits, cache, routes = model.extend(weights, *fed, positions=positions)
     filtered = filter_rows(logits, rows.temperatures, rows.top_ks, rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     is_stop = jnp.any(tokens[:, None] == rows.stop_ids, axis=1)
@@ -359,7 +399,7 @@ def _stretch(model: Model, nothing: StretchTokens, weights: PyTree, cache: PyTre
     idle = state.idle + jnp.sum((rows.budgets > 0) & ~active)
     return _Drawing(state.step + 1, idle, cache, tokens, jnp.where(is_stop, 0, jnp.maximum(state.budgets - 1, 0)), drawn)
 
-  rows = Rows(*map(jnp.asarray, rows))
+  rows = jax.tree.map(jnp.asarray, rows)
   start = _Drawing(jnp.int32(0), jnp.int32(0), cache, rows.tokens, rows.budgets, jax.tree.map(jnp.asarray, nothing))
   end = jax.lax.while_loop(is_needed, advance, start)
   return end.cache, end.drawn
