@@ -230,12 +230,10 @@ def _tower_problems(config: ConfigDict) -> Iterator[Problem]:
   for field, value, expected in (
     ("mesh.context", config.mesh.context, 1),
     ("mesh.sampler", config.mesh.sampler, 0),
+    ("rollout.spare_prompts", config.rollout.spare_prompts, 0),
   ):
     if value != expected:
       yield Problem(f"config.{field}", repr(value), f"{expected!r} for a model with a vision tower, for which it is not implemented")
-  if config.rollout.spare_prompts and config.rollout.driver != "loop" and config.environment.name is None:
-    sampler = "0 for a model with a vision tower, unless rollout.driver is 'loop': the sampler continues no responses to pictures"
-    yield Problem("config.rollout.spare_prompts", config.rollout.spare_prompts, sampler)
   if "values" in ESTIMATORS[config.advantage.estimator].needs:
     yield Problem("config.advantage.estimator", repr(config.advantage.estimator), "one without a critic for a model with a vision tower")
   if config.model.train_tower and config.model.lora_rank is not None:
