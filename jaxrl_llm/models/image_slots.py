@@ -52,7 +52,7 @@ class Pictures(NamedTuple):
     return len(self.patches.mask if self.features is None else self.features)
 
   def span(self, start: int, end: int) -> tuple[Int[np.ndarray, "T 3"], Int[np.ndarray, " T"]]:
-    """Returns the positions and slots of consecutive tokens of the prompt and of what follows it."""
+    """Returns the positions and slots of some tokens of the prompt and of what follows it."""
     size = len(self.slots)
     behind = np.arange(max(start, size), end)
     positions = np.concatenate([self.positions[start:end], np.repeat(self.end + behind[:, None] - size, 3, axis=1)])

@@ -115,7 +115,12 @@ class Gallery:
       return list(pool.map(cut, contents))
 
   def shown(self, pictures: Sequence[Pictures | None], mask: Bool[np.ndarray, "n P"]) -> Shown:
-    """Returns the pictures of a batch of prompts, as `self.pictures` returned them, and its mask."""
+    """Lays the pictures of a batch of prompts out for the sampler.
+
+    Args:
+      pictures: Pictures of each prompt, from `self.pictures`.
+      mask: Mask of the tokens that are not padding, which is on the left.
+    """
     images = image_slots.blank(self.prompts.shapes(*mask.shape))
     positions = np.repeat(np.maximum(np.cumsum(mask, axis=1, dtype=np.int32) - 1, 0)[..., None], 3, axis=-1)
     ends = np.sum(mask, axis=1, dtype=np.int32)

@@ -67,16 +67,16 @@ def check_pictures(request: Request, room: Room | None) -> None:
     raise ValueError("pictures: found some, expected None: the engine reads text alone")
   size, image_token = len(pictures.slots), room.config.vision.image_token
   if not 0 < size <= len(request.tokens) or pictures.positions.shape != (size, 3):
-    found = f"{size} slots and positions of shape {pictures.positions.shape}"
-    raise ValueError(f"pictures.slots: found {found}, expected one for each token of the prompt, at most {len(request.tokens)}")
+    sizes = f"{size} slots and positions of shape {pictures.positions.shape}"
+    raise ValueError(f"pictures.slots: found {sizes}, expected one for each token of the prompt, at most {len(request.tokens)}")
   shows = np.asarray(request.tokens[:size]) == image_token
   if not np.array_equal(shows, pictures.slots >= 0):
     counts = f"{int(np.sum(pictures.slots >= 0))} slots of pictures for {int(np.sum(shows))} image tokens"
     raise ValueError(f"pictures.slots: found {counts}, expected one at each image token (id {image_token})")
   # A token is never further on in its pictures than in its row.
   if not (0 < pictures.end <= size and pictures.positions.min() >= 0 and pictures.positions.max() < size):
-    found = f"positions from {pictures.positions.min()} to {pictures.positions.max()} before {pictures.end}"
-    raise ValueError(f"pictures.positions: found {found}, expected 0 to {size - 1}: a prompt of {size} tokens")
+    bounds = f"{pictures.positions.min()} to {pictures.positions.max()} before {pictures.end}"
+    raise ValueError(f"pictures.positions: found {bounds}, expected 0 to {size - 1}: a prompt of {size} tokens")
   name, tower = ("patches", "trained") if room.config.train_tower else ("features", "frozen")
   given, expected = getattr(pictures, name), getattr(room.shapes(1, 1), name)
   if given is None:

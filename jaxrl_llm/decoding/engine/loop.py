@@ -391,7 +391,7 @@ class DecodingEngine:
       images.features[0, here] = self._features_of(pictures)[slots[here]]
 
   def _features_of(self, pictures: Pictures) -> Float[np.ndarray, "_ F D"]:
-    """Returns the features of all image tokens, computed once for prompts with the same pictures."""
+    """Returns the features of all image tokens, computed once for all that show the pictures."""
     if pictures.key not in self._features:
       features = pictures.features
       if features is None:

@@ -93,9 +93,8 @@ class EnginePrograms(NamedTuple):
     stretches: Functions `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`, by the
       number of rows w that they decode, the largest first. The places are rows of the cache, all
       different, and number B stands for none; for w = B they are all rows in their order.
-    show: Function like `prefills`, for spans of prompts that show pictures, with two further
-      arguments: positions [N C 3], and images [N ...] with a place for each token of a span. None if
-      the engine reads text alone.
+    show: Function like `prefills`, for spans of prompts that show pictures, with the arguments of
+      `no_spans` behind the others. None if the engine reads text alone.
     features: Function `(weights, patches [I ...]) -> features [I S F D]` of a trained tower; None
       without one.
   """

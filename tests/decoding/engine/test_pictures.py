@@ -26,7 +26,7 @@ KINDS = [(NAMES[0], False), (NAMES[1], True)]
 
 @functools.cache
 def built(name, train_tower):
-  """Returns a model, its weights, other weights, and the programs of an engine that shows pictures."""
+  """Returns a model, its weights, other ones, and the programs of an engine that shows pictures."""
   model, params = loaded(name, train_tower=train_tower)
   sizes = dict(slots=4, context=64, chunk=8, spans=8, steps=4, num_stop_ids=STOP_IDS, cache_dtype="float32")
   programs = make_programs(model, params, room=Room(model.config, 2, ROOM), **sizes)
@@ -162,7 +162,7 @@ REFUSALS = {
   "slots: found 0 slots of pictures for 3 image tokens, expected one at each image token (id 90)": lambda x: dict(slots=0 * x.slots - 1),
   "slots: found 101, expected less than 16": lambda x: dict(slots=np.where(x.slots < 0, -1, x.slots + 99)),
   "slots: found 12 slots and positions of shape (13, 3), expected one for each token": lambda x: dict(slots=x.slots[:-1]),
-  "positions: found positions from 0 to 12 before 99, expected 0 to 12: a prompt of 13 tokens": lambda x: dict(end=99),
+  "positions: found 0 to 12 before 99, expected 0 to 12: a prompt of 13 tokens": lambda x: dict(end=99),
 }
 
 
