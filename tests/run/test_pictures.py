@@ -90,8 +90,8 @@ def test_conversations_about_pictures(train_tower, tmp_path, monkeypatch):
   monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
   lag = {"rollout.staleness": 1, "rollout.update_in_flight": "recompute" if train_tower else None}
   talks = {"environment.name": "tests.run.test_pictures:talk", "rollout.stop_strings": tuple("abcdefgh"), "reward.overlong_buffer": 16}
-  changes = {"model.train_tower": train_tower, "task.data_dir": str(tmp_path / "data"), "num_steps": 4, "checkpoint.every": 4, "eval.every": 2}
-  config = tiny_config("gspo", SETTINGS | talks | lag | changes)
+  changes = {"model.train_tower": train_tower, "task.data_dir": str(tmp_path / "data"), "num_steps": 4}
+  config = tiny_config("gspo", SETTINGS | talks | lag | changes | {"checkpoint.every": 4, "eval.every": 2})
   assert not config_problems(config)
   run_here(config, tmp_path / "run")
   gaps = column(tmp_path / "run", "rollout_corr/logprob_abs_diff/max")
