@@ -191,11 +191,12 @@ def run(config, flags: dict[str, Any]) -> int:
 def _with_samplers(config, flags: dict[str, Any], plan: Any, learned: dict[str, Any]) -> int:
   """Compiles and reports a learner and samplers apart, and returns the exit code."""
   from experiments.pod import engine_proof, report, weight_move
+  from jaxrl_llm.devices.mesh import num_row_shards
 
   own = engine_proof.make_plan(config, flags["sampler"], plan.model, only_planned=plan.only_planned)
   drawn = {"take": engine_proof.take, "prefill": engine_proof.prefill, "decode": engine_proof.decode}
   hosts = plan.topology.slices * topologies.num_hosts(plan.topology.name)
-  sizes = f"{own.num_engines} engine(s) of {own.mesh.size} chips and {own.rows} rows"
+  sizes = f"an engine of {own.mesh.size} chips and {own.rows} rows"
   refused = ", more than a run can have: its learner is one process" if hosts > 1 else ""
   print(f"{own.num_processes} sampler process(es) on {flags['sampler']}, each with {sizes}", flush=True)
   print(f"{hosts} host(s) of the learner{refused}", flush=True)
@@ -207,7 +208,7 @@ def _with_samplers(config, flags: dict[str, Any], plan: Any, learned: dict[str, 
       print(f"\n{title}:", flush=True)
       report.show(report.tables(side, compiled))
   num_bytes, chip = engine_proof.weight_bytes(own), plan.topology.chip
-  sides = weight_move.Sides(hosts, 1, own.num_processes, chips=len(own.topology.devices), copies=own.num_engines)
+  sides = weight_move.Sides(hosts, 1, own.num_processes, chips=len(own.topology.devices), copies=num_row_shards(own.mesh))
   ways = weight_move.ways(num_bytes, sides, wire=chip.wire_bytes_per_s, network=chip.network_bytes_per_s)
   report.show(report.moves(num_bytes, ways))
   if flags["json"]:

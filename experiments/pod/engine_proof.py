@@ -14,7 +14,6 @@ from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.kernels import Load
 from experiments.pod.proof import Proof
 from experiments.pod.topology import Topology
-from jaxrl_llm.decoding.engine.fleet import engine_meshes
 from jaxrl_llm.decoding.engine.loop import STOP_IDS
 from jaxrl_llm.decoding.engine.programs import Program, Uncompiled, uncompiled_programs
 from jaxrl_llm.devices import mesh as mesh_lib
@@ -30,10 +29,9 @@ class EnginePlan(NamedTuple):
   Attributes:
     config: Checked config.
     topology: Chips of the host of a process.
-    mesh: Chips of one engine.
+    mesh: Chips of the engine of a process.
     model: Shape of the learner's model.
     rows: Number of rows of an engine.
-    num_engines: Number of engines of a process.
     num_processes: Number of processes, one for each host of the slice.
     only_planned: Whether to stop before machine code.
   """
@@ -43,7 +41,6 @@ class EnginePlan(NamedTuple):
   mesh: Mesh
   model: ModelConfig
   rows: int
-  num_engines: int
   num_processes: int
   only_planned: bool
 
@@ -64,9 +61,9 @@ def make_plan(config: ConfigDict, slice_name: str, shape: ModelConfig, *, only_p
   tensor, chips = config.mesh.sampler_tensor, len(host.devices)
   if chips % tensor:
     raise ValueError(f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of {chips}, the chips of a host of {slice_name}")
-  meshes = engine_meshes(mesh_lib.make_mesh(data=chips // tensor, tensor=tensor, devices=host.devices))
-  rows, num_hosts = -(-engine_sizes(config)["slots"] // len(meshes)), topology.num_hosts(slice_name)
-  return EnginePlan(config, host, meshes[0], shape, rows, len(meshes), num_hosts, only_planned)
+  mesh = mesh_lib.make_mesh(data=chips // tensor, tensor=tensor, devices=host.devices)
+  rows = -(-engine_sizes(config)["slots"] // (chips // tensor)) * (chips // tensor)
+  return EnginePlan(config, host, mesh, shape, rows, topology.num_hosts(slice_name), only_planned)
 
 
 def weight_bytes(plan: EnginePlan) -> float:

@@ -254,7 +254,7 @@ def proofs_as_json(plan: Plan | EnginePlan, proofs: Sequence[Proof]) -> dict[str
 
 def samplers_as_json(plan: EnginePlan, proofs: Sequence[Proof], num_bytes: float, ways: Sequence[Way]) -> dict[str, Any]:
   """Returns the numbers of the samplers' programs, and of the moves of weights to them."""
-  sizes = {"rows": plan.rows, "engines": plan.num_engines, "processes": plan.num_processes, "chips_of_engine": plan.mesh.size}
+  sizes = {"rows": plan.rows, "processes": plan.num_processes, "chips_of_process": plan.mesh.size}
   listed = [{"name": x.name, "limits": x.limits, **x.move._asdict(), "seconds": x.move.seconds} for x in ways]
   return {"sampler": sizes | proofs_as_json(plan, proofs), "weight_bytes": num_bytes, "weight_moves": listed}
 

@@ -75,15 +75,16 @@ class View(NamedTuple):
 class Spans(NamedTuple):
   """Consecutive tokens that are new to a cache in which each row has its own columns.
 
-  Several spans may be of one row.
+  Several spans may be of one row. If a mesh splits the rows, it splits the spans into as many pieces,
+  each with the spans of the rows of its own devices.
 
   Attributes:
-    rows: Row of each span.
+    rows: Row of each span, counted within its piece; None if span i is of row i.
     columns: Column of each token, counted through all blocks; `NOWHERE` for none. A token sees the
       columns of its row up to its own.
   """
 
-  rows: Int[Array, " N"]
+  rows: Int[Array, " N"] | None
   columns: Int[Array, "N T"]
 
 
@@ -159,9 +160,12 @@ def split_rows(held: KeyValues, mesh: Mesh | None) -> KeyValues:
   """Shards rows over the batch axes and heads over `tensor`, if the mesh divides them."""
   if mesh is None or mesh.size == 1:
     return held
+  return jax.lax.with_sharding_constraint(held, NamedSharding(mesh, _spec(held, mesh)))
+
+
+def _spec(held: KeyValues, mesh: Mesh) -> PartitionSpec:
   rows = BATCH_AXES if held.v.shape[0] % num_row_shards(mesh) == 0 else None
-  heads = "tensor" if held.v.shape[1] % mesh.shape["tensor"] == 0 else None
-  return jax.lax.with_sharding_constraint(held, NamedSharding(mesh, PartitionSpec(rows, heads)))
+  return PartitionSpec(rows, "tensor" if held.v.shape[1] % mesh.shape["tensor"] == 0 else None)
 
 
 def filled(blocks: Sequence[KeyValues], prefilled: KeyValues) -> tuple[KeyValues, ...]:
@@ -174,10 +178,12 @@ def filled(blocks: Sequence[KeyValues], prefilled: KeyValues) -> tuple[KeyValues
   return tuple(cut(first + start, size) for start, size in _columns(blocks))
 
 
-def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""] | Int[Array, " B"]) -> tuple[KeyValues, ...]:
+def write(
+  blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""] | Int[Array, " B"], *, mesh: Mesh | None = None
+) -> tuple[KeyValues, ...]:
   """Writes one token per row (S = 1) to a column, counted through all blocks; see `View`."""
   if column.ndim:
-    return write_spans(blocks, new, Spans(jnp.arange(len(column)), column[:, None]))
+    return write_spans(blocks, new, Spans(None, column[:, None]), mesh=mesh)
 
   def written(block: KeyValues, start: int, size: int) -> KeyValues:
     inside = (column >= start) & (column < start + size)
@@ -194,13 +200,23 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""] | 
   return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
-def write_spans(blocks: Sequence[KeyValues], new: KeyValues, spans: Spans) -> tuple[KeyValues, ...]:
+def _rows(spans: Spans) -> Int[Array, " N"]:
+  return jnp.arange(len(spans.columns)) if spans.rows is None else spans.rows
+
+
+def write_spans(
+  blocks: Sequence[KeyValues], new: KeyValues, spans: Spans, *, mesh: Mesh | None = None
+) -> tuple[KeyValues, ...]:
   """Writes the tokens of spans to their columns.
 
   Numbers that are not finite become 0. Masked columns have a weight of exactly 0, and what a row
   has left in its columns must not turn that into NaN for the next sequence there.
   """
-  rows = spans.rows[:, None]
+  if mesh is not None and mesh.size > 1:
+    held = _spec(blocks[0], mesh)
+    specs = held, held, PartitionSpec(held[0])
+    return jax.shard_map(write_spans, mesh=mesh, in_specs=specs, out_specs=held, check_vma=False)(tuple(blocks), new, spans)
+  rows = _rows(spans)[:, None]
 
   def written(block: KeyValues, start: int, size: int) -> KeyValues:
     inside = (spans.columns >= start) & (spans.columns < start + size)
@@ -216,12 +232,18 @@ def write_spans(blocks: Sequence[KeyValues], new: KeyValues, spans: Spans) -> tu
   return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
-def copy_rows(cache: Cache, sources: Int[Array, " N"], targets: Int[Array, " N"]) -> Cache:
+def copy_rows(cache: Cache, sources: Int[Array, " N"], targets: Int[Array, " N"], *, mesh: Mesh | None = None) -> Cache:
   """Copies whole rows of a cache without prompts.
 
-  A target beyond the last row is left out. No source may be a target.
+  A target beyond the last row is left out. No source may be a target. Rows are counted and copied
+  within pieces, as in `Spans`.
   """
-  return cache._replace(blocks=jax.tree.map(lambda x: x.at[targets].set(x[sources], mode="drop"), cache.blocks))
+  copy = lambda blocks, sources, targets: jax.tree.map(lambda x: x.at[targets].set(x[sources], mode="drop"), blocks)
+  if mesh is not None and mesh.size > 1:
+    held = _spec(cache.blocks[0][0], mesh)
+    specs = held, PartitionSpec(held[0]), PartitionSpec(held[0])
+    copy = jax.shard_map(copy, mesh=mesh, in_specs=specs, out_specs=held, check_vma=False)
+  return cache._replace(blocks=copy(cache.blocks, sources, targets))
 
 
 def take_rows(cache: Cache, rows: Int[Array, " N"]) -> Cache:
@@ -270,8 +292,15 @@ def nothing_of(q: Float[Array, "B K G C"]) -> Partial:
   return Partial(jnp.full(q.shape[:-1], MASKED, jnp.float32), zeros[..., 0], zeros)
 
 
-def attend_spans(q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans: Spans) -> Float[Array, "N T H C"]:
+def attend_spans(
+  q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans: Spans, *, mesh: Mesh | None = None
+) -> Float[Array, "N T H C"]:
   """Attends from the tokens of spans to their rows, piece by piece up to the last column seen."""
+  if mesh is not None and mesh.size > 1:
+    held = _spec(blocks[0], mesh)
+    of_spans = PartitionSpec(held[0], None, held[1])
+    specs = of_spans, held, PartitionSpec(held[0])
+    return jax.shard_map(attend_spans, mesh=mesh, in_specs=specs, out_specs=of_spans, check_vma=False)(q, tuple(blocks), spans)
   num_spans, length, _, width = q.shape
   # [N T H C] -> [N K T·G C]: a product per row and head of keys.
   num_kv = blocks[0].v.shape[1]
@@ -285,7 +314,7 @@ def attend_spans(q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans:
     def add(i, part, block=block, start=start, piece=piece):
       of_row = lambda x, axis: jax.vmap(
         lambda row: jax.lax.dynamic_slice_in_dim(jax.lax.dynamic_index_in_dim(x, row, keepdims=False), i * piece, piece, axis - 1)
-      )(spans.rows)
+      )(_rows(spans))
       mask = start + i * piece + jnp.arange(piece) <= ends[:, :, None]
       return _sum([part, attend(q, _map(of_row, block), mask)])
 

@@ -103,8 +103,6 @@ def make_steps(
     positions: Int[Array, "N T *axes"] | None = None,
     images: Images | None = None,
   ) -> tuple[Float[Array, "N V"], Cache, Int[Array, "N T L K"] | None]:
-    if mesh is not None and num_row_shards(mesh) > 1:
-      raise ValueError(f"model.extend: found rows split over {num_row_shards(mesh)} devices, expected one or a mesh of tensor=N alone")
     model = bind_decoder(weights.rest)
     offsets = jnp.arange(tokens.shape[1])
     here = starts[:, None] + offsets
@@ -115,7 +113,7 @@ def make_steps(
       view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None)
       x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts if positions is None else positions[:, 0], cache, view)
       return model.unembed(x), cache, None if routes is None else routes[:, None]
-    spans = Spans(jnp.arange(len(tokens)) if rows is None else rows, columns)
+    spans = Spans(rows, columns)
     x, cache, routes = model.extend(weights.blocks, tokens, here if positions is None else positions, cache, spans, images)
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
     return model.unembed(last), cache, routes

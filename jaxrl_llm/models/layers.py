@@ -98,7 +98,7 @@ class Attention(nnx.Module):
     Also returns the blocks with the token written to them.
     """
     q, k, v = self.project(x[:, None], rotated)
-    blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), view.column)
+    blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), view.column, mesh=self.mesh)
     q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
     parts = [ragged.attend_block(q, block, view, i, mesh=self.mesh) for i, block in enumerate(blocks)]
     if view.prompts is not None:
@@ -106,15 +106,14 @@ class Attention(nnx.Module):
     mixed = cache.merge(parts).astype(x.dtype).reshape(x.shape[0], -1, q.shape[-1])
     return linear(self, "o", mixed, self.config, ins=2), blocks
 
-
   @jax.named_scope("attention")
   def extend(
     self, x: Float[Array, "N T D"], rotated: Rotation, blocks: tuple[cache.KeyValues, ...], spans: cache.Spans
   ) -> tuple[Float[Array, "N T D"], tuple[cache.KeyValues, ...]]:
     """Attends from the tokens of spans to their rows so far, and writes them to the blocks."""
     q, k, v = self.project(x, rotated)
-    blocks = cache.write_spans(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), spans)
-    mixed = cache.attend_spans(q, blocks, spans).astype(x.dtype)
+    blocks = cache.write_spans(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), spans, mesh=self.mesh)
+    mixed = cache.attend_spans(q, blocks, spans, mesh=self.mesh).astype(x.dtype)
     return linear(self, "o", mixed.reshape(*x.shape[:2], -1, q.shape[-1]), self.config, ins=2), blocks
 
 

@@ -34,7 +34,7 @@ def test_it_measures_a_step_and_counts_the_groups(tmp_path, monkeypatch):
   assert text.count("  response ") == 4 and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_findings_are_those_of_the_batches(monkeypatch):
   """With a reward for even lengths, about half of the samples of most groups are right."""
   even = WeightedReward("even", lambda completion, example: float(completion.num_tokens % 2 == 0))

@@ -148,11 +148,11 @@ def test_conversations_go_on_in_the_next_step_whatever_the_delays(tmp_path, monk
 
 @pytest.mark.exhaustive
 def test_several_devices_draw_the_conversations_of_one(tmp_path):
-  """An engine for each of four devices, for each pair of four, and for two that only sample."""
+  """An engine over four devices that share the weights, that share the heads, and over two that only sample."""
   changes = PARTIAL | {"rollout.spare_prompts": 4, "num_steps": 2, "eval.every": 2, "checkpoint.every": 2}
   one = tmp_path / "one"
   run_here(config_of(changes), one)
-  for number, own in enumerate([{}, {"mesh.tensor": 2}, {"mesh.sampler": 2}]):
+  for number, own in enumerate([{"mesh.fsdp": 4}, {"mesh.fsdp": 2, "mesh.tensor": 2}, {"mesh.sampler": 2}]):
     run_here(config_of(changes | own), several := tmp_path / str(number), devices=4)
     for name in ("rollout/tokens_sha256", "rollout/max_age", "conversation/turns/mean"):
       assert column(one, name) == column(several, name), (own, name)
@@ -163,8 +163,9 @@ def test_several_devices_draw_the_conversations_of_one(tmp_path):
 
 @pytest.mark.parametrize("name, value", [("staleness", 1), ("spare_prompts", 2)])
 def test_what_needs_the_engine_is_refused_without_it(name, value, tmp_path):
-  changes = {"rollout.staleness": 0, f"rollout.{name}": value, "mesh.fsdp": 2}
-  with quick(devices=2), pytest.raises(ValueError, match=f"^config.rollout.{name}: found {value}, expected 0, .* spread over 2 .fsdp.$"):
+  changes = {"rollout.staleness": 0, f"rollout.{name}": value, "rollout.driver": "drain"}
+  refusal = f"^config.rollout.{name}: found {value}, expected 0, .* rollout.driver is 'drain'$"
+  with quick(devices=2), pytest.raises(ValueError, match=refusal):
     train.start_run(config_of(changes), tmp_path)
 
 

@@ -1,28 +1,20 @@
-"""Several engines with the same weights, on devices or cores of their own, that work as one.
+"""Several engines with the same weights that work as one.
 
-A model that fits a device, or a few that split its heads (`tensor`), decodes faster in one engine
-for each of them than in one for all: no step of an engine waits for another, and nothing travels
-between them but new weights. On a CPU, whose device has several cores, engines share it: each of
-them keeps a core busy.
+The device of a CPU has several cores, and one engine keeps one of them busy: several share it.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import jax
-import numpy as np
-from jax.sharding import Mesh
 
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.decoding.engine.make import make_engine, make_twins
 from jaxrl_llm.decoding.engine.programs import num_twins
 from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineLimits, Handle, Piece, Pulse, QueueFull, Request
 from jaxrl_llm.devices import cores
-from jaxrl_llm.devices.mesh import AXES, RULES, num_row_shards, param_shardings, platform_of
-from jaxrl_llm.models import Model, make_model
+from jaxrl_llm.devices.mesh import platform_of
+from jaxrl_llm.models import Model
 from jaxrl_llm.types import Params
 
 _BLOCK, _TAILS = 16, 64  # Number of tokens of a block of `Whereabouts`, and of ends that it knows.
@@ -162,13 +154,11 @@ class Fleet:
 def make_engines(
   model: Model, params: Params, *, slots: int, max_requests: int, num_cores: int | None = None, **options: Any
 ) -> DecodingEngine | Fleet:
-  """Makes an engine for each device, or for each group of devices that splits the model's heads.
-
-  On a single CPU device it makes one for each core that has rows enough; see `num_twins`.
+  """Makes an engine; on a single CPU device, one for each core with enough rows, see `num_twins`.
 
   Args:
-    model: Model to decode with, on a mesh: rows are split over engines, and `tensor` within each.
-    params: Weights on that mesh. Each engine gets all of them.
+    model: Model to decode with.
+    params: Weights.
     slots: Number of rows of all engines together, rounded up to as many for each.
     max_requests: Largest number of open requests of all engines together, rounded up as well.
     num_cores: Number of cores of a CPU; None means those that this process may use.
@@ -177,26 +167,8 @@ def make_engines(
   Raises:
     ValueError: If a setting is out of range. One line, which names it.
   """
-  count = 1 if model.mesh is None else num_row_shards(model.mesh)
-  if count == 1:
-    return _on_one_device(model, params, slots, max_requests, num_cores or cores.num_cores(), **options)
-  meshes, own_slots = engine_meshes(model.mesh), -(-slots // count)
-  parts = _splitter(model, params, meshes)
-  models = [make_model(model.config, mesh=mesh) for mesh in meshes]
-  sizes = dict(slots=own_slots, max_requests=-(-max_requests // count))
-  # Threads, because each engine compiles its own programs.
-  with ThreadPoolExecutor(count) as threads:
-    engines = list(threads.map(lambda own: make_engine(*own, **sizes, **options), zip(models, parts(params), strict=True)))
-
-  def give(params: Params, version: int) -> None:
-    for engine, own in zip(engines, parts(params), strict=True):
-      engine.update(own, version)
-
-  return Fleet(engines, give, slots=own_slots)
-
-
-def _on_one_device(model: Model, params: Params, slots: int, max_requests: int, num_cores: int, **options: Any) -> DecodingEngine | Fleet:
-  count = 1 if model.mesh is not None and model.mesh.size > 1 else num_twins(slots, platform_of(model.mesh), num_cores)
+  is_spread = model.mesh is not None and model.mesh.size > 1
+  count = 1 if is_spread else num_twins(slots, platform_of(model.mesh), num_cores or cores.num_cores())
   if count == 1:
     return make_engine(model, params, slots=slots, max_requests=max_requests, **options)
   own_slots = -(-slots // count)
@@ -208,37 +180,3 @@ def _on_one_device(model: Model, params: Params, slots: int, max_requests: int, 
       twin.take(weights, version)
 
   return Fleet(twins, give, slots=own_slots)
-
-
-def engine_meshes(mesh: Mesh) -> list[Mesh]:
-  """Splits a mesh into those of the engines, each of a device or of a group that splits the heads.
-
-  Raises:
-    ValueError: If devices would do the same work.
-  """
-  if mesh.shape["context"] > 1:
-    raise ValueError(f"mesh.context: found {mesh.shape['context']}, expected 1: an engine splits no prompts over devices")
-  tensor = AXES.index("tensor")
-  devices = np.moveaxis(mesh.devices, tensor, -1).reshape(-1, mesh.shape["tensor"])
-  shape = [1] * len(AXES)
-  shape[tensor] = mesh.shape["tensor"]
-  return [Mesh(own.reshape(shape), AXES, axis_types=mesh.axis_types) for own in devices]
-
-
-def _splitter(model: Model, params: Params, meshes: Sequence[Mesh]) -> Callable[[Params], list[Params]]:
-  """Returns the function from weights on the whole mesh to those on the meshes of the engines."""
-  rules = {axis: "tensor" if over == "tensor" else None for axis, over in RULES.items()}
-  shardings = lambda mesh: param_shardings(mesh, model.logical_axes, params, rules=rules)
-  of_whole, of_engines = shardings(model.mesh), [shardings(mesh) for mesh in meshes]
-  gather = jax.jit(lambda params: params, out_shardings=of_whole)
-
-  def part(x: jax.Array, sharding: jax.sharding.NamedSharding) -> jax.Array:
-    held = {shard.device: shard.data for shard in x.addressable_shards}
-    return jax.make_array_from_single_device_arrays(x.shape, sharding, [held[device] for device in sharding.addressable_devices])
-
-  def parts(params: Params) -> list[Params]:
-    is_whole = lambda x, sharding: isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
-    whole = params if all(jax.tree.leaves(jax.tree.map(is_whole, params, of_whole))) else gather(params)
-    return [jax.tree.map(part, whole, own) for own in of_engines]
-
-  return parts

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Integer
@@ -20,6 +20,8 @@ class OpenRequest:
   Attributes:
     request: What the caller asked for.
     prompt: Ids of the prompt.
+    number: Number of the request among all, in the order in which the loop took them.
+    error: What the caller's own function raised; None if nothing.
     on_piece: Function that gets the tokens as they are drawn.
     stops: Stop strings as bytes.
     future: Future of the completion.
@@ -55,6 +57,8 @@ class OpenRequest:
   computed: int = 0
   parts: list[tuple[int, int]] = field(default_factory=list)
   drawn_at: int = 0
+  number: int = -1
+  error: Exception | None = None
 
   def drew(self, count: int, version: int) -> None:
     """Notes which weights drew the last tokens."""
@@ -83,6 +87,38 @@ class OpenRequest:
         return version, count - drawn
       drawn -= count
     return self.request.parts[-1][0], 0
+
+
+class News(NamedTuple):
+  """What callers have brought since the last turn of the loop.
+
+  Attributes:
+    requests: New requests, in their order.
+    aborted: Numbers of open requests that are to end.
+    update: New weights with their version; None if there are none. In a message, the version alone.
+    is_closing: Whether the loop ends.
+  """
+
+  requests: Sequence[Request]
+  aborted: Sequence[int] = ()
+  update: tuple[Any, int] | None = None
+  is_closing: bool = False
+
+
+@runtime_checkable
+class Peers(Protocol):
+  """Engines of all processes of a run, which take the same turns with the news of one."""
+
+  leads: bool
+  """Whether the callers of this process bring the news."""
+
+  def tell(self, news: News) -> None:
+    """Sends the news of a turn to all others."""
+    ...
+
+  def hear(self) -> News | None:
+    """Waits for the news of a turn, with the number of the weights' version alone; None for a while."""
+    ...
 
 
 class Stretch(NamedTuple):

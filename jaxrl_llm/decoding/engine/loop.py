@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -22,10 +22,11 @@ import numpy as np
 from jaxtyping import Float, Int, Int16, PyTree
 
 from jaxrl_llm.decoding.engine.checks import check_pictures, check_request
-from jaxrl_llm.decoding.engine.in_hand import OpenRequest, Stretch
+from jaxrl_llm.decoding.engine.in_hand import News, OpenRequest, Peers, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import NO_ID, EnginePrograms, no_rows, no_spans
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import Model
 from jaxrl_llm.models.image_slots import Pictures, Room, blank, put
 from jaxrl_llm.types import Images, Params
@@ -62,11 +63,14 @@ class DecodingEngine:
   def __init__(
     self, model: Model, programs: EnginePrograms, weights: PyTree, limits: EngineLimits, *, slots: int, chunk: int, spans: int,
     tokenizer: Tokenizer | None, version: int, in_flight: str = "keep", records_routes: bool = False, records_kept: bool = False,
-    room: Room | None = None,
+    peers: Peers | None = None, room: Room | None = None,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._tokenizer = model.config.vocab_size, tokenizer
-    self._programs, self._pool, self._chunk, self._spans = programs, CachePool(slots, limits.context, least=chunk), chunk, spans
+    # Rows, and the spans of a prefill, lie in so many pieces.
+    self._pieces = 1 if model.mesh is None else num_row_shards(model.mesh)
+    self._pool = CachePool(slots, limits.context, least=chunk, pieces=self._pieces)
+    self._programs, self._chunk, self._spans = programs, chunk, spans
     self._weights, self._cache, self._version = weights, programs.make_cache(), version
     self._rows, self._routes, self._records_kept = no_rows(slots, STOP_IDS, shows=room is not None), None, records_kept
     # Features of pictures while prompts that show them are computed, by digest.
@@ -75,6 +79,7 @@ class DecodingEngine:
       config = model.config
       self._routes = np.full((slots, limits.context, config.num_layers, config.experts.top_k), -1, np.int16)
     self._in_flight, self._stretches, self._ids_of_stops = in_flight, 0, {}
+    self._peers, self._numbers = peers, itertools.count()
     # Turns of the loop, programs that were run, and the last turn that ran none.
     self._turns, self._computed, self._idled = 0, 0, 0
     self._began, self._idle = time.monotonic(), 0.0
@@ -124,7 +129,25 @@ class DecodingEngine:
     return all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, computed), strict=True))
 
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
-    """Accepts a request; see `Engine`."""
+    """Accepts a request; see `Engine`. If several processes draw, those of the first one count."""
+    opened = self._opened(request, on_piece)
+    with self._changed:
+      self._refuse_if_ended()
+      if self._num_open >= self.limits.requests:
+        raise QueueFull(f"found {self._num_open} open requests, expected fewer than {self.limits.requests}; try again later")
+      self._num_open, opened.number = self._num_open + 1, next(self._numbers)
+      self._arrived.append(opened)
+      self._changed.notify_all()
+
+    def abort() -> None:
+      with self._changed:
+        opened.aborted = True
+        self._changed.notify_all()
+
+    return Handle(opened.future, abort)
+
+  def _opened(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> OpenRequest:
+    """Returns a request as the loop holds it; raises for one that can never be served."""
     prompt = check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
     check_pictures(request, self._room)
     if request.stops and self._tokenizer is None:
@@ -137,27 +160,25 @@ class DecodingEngine:
     if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
       opened.kept = []
     opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
-    with self._changed:
-      if self._error is not None:
-        raise self._error
-      if self._is_closing:
-        raise RuntimeError("the engine is closed")
-      if self._num_open >= self.limits.requests:
-        raise QueueFull(f"found {self._num_open} open requests, expected fewer than {self.limits.requests}; try again later")
-      self._num_open += 1
-      self._arrived.append(opened)
-      self._changed.notify()
+    return opened
 
-    def abort() -> None:
-      with self._changed:
-        opened.aborted = True
-        self._changed.notify()
-
-    return Handle(opened.future, abort)
+  def _refuse_if_ended(self) -> None:
+    if self._error is not None:
+      raise self._error
+    if self._is_closing:
+      raise RuntimeError("the engine is closed")
 
   def update(self, params: Params, version: int) -> None:
-    """Takes new weights, between two stretches of steps; see `Engine`."""
-    self.take(self.lay_out(params), version)
+    """Takes new weights, between two stretches of steps; see `Engine`.
+
+    If several processes draw, this waits for that, because all must copy the weights in the same
+    turn.
+    """
+    self.take(params if self._peers else self.lay_out(params), version)
+    with self._changed:
+      self._changed.wait_for(lambda: not self._peers or self._version == version or self._error is not None or self._is_closing)
+      if self._error is not None:
+        raise self._error
 
   def lay_out(self, params: Params) -> PyTree:
     """Returns a copy of the weights as the programs read them, which twins share."""
@@ -166,10 +187,27 @@ class DecodingEngine:
   def take(self, weights: PyTree, version: int) -> None:
     """Takes new weights of `lay_out`, between two stretches of steps; see `Engine.update`."""
     with self._changed:
+      self._refuse_if_ended()
+      self._update = (weights, version)
+      self._changed.notify_all()
+
+  def rest(self, turn: int = 0) -> int:
+    """Waits until nothing is open and no program follows, so that others may use the devices.
+
+    Args:
+      turn: Number of turns that must have ended.
+
+    Returns:
+      The number of turns so far.
+
+    Raises:
+      Exception: What broke the engine.
+    """
+    with self._changed:
+      self._changed.wait_for(lambda: self._error is not None or (self._num_open == 0 and self._turns >= turn))
       if self._error is not None:
         raise self._error
-      self._update = (weights, version)
-      self._changed.notify()
+      return self._turns
 
   def pulse(self) -> Pulse:
     """Returns what the engine has done so far."""
@@ -179,7 +217,7 @@ class DecodingEngine:
     """Aborts all requests and ends the loop."""
     with self._changed:
       self._is_closing = True
-      self._changed.notify()
+      self._changed.notify_all()
     if threading.current_thread() is not self._thread:
       self._thread.join()
 
@@ -205,18 +243,22 @@ class DecodingEngine:
   def _run(self) -> None:
     try:
       while self._take():
-        self._turns, before = self._turns + 1, self._computed
+        before = self._computed
         self._admit()
         self._copy()
         self._prefill()
         self._copy()  # The rest of a group decodes along with the one that has computed its prompt.
         flying, self._flying = self._flying, self._begin_stretch()
         self._hand_over(flying)
-        self._idled = self._turns if self._computed == before and flying is None else self._idled
+        self._idled = self._turns + 1 if self._computed == before and flying is None else self._idled
+        with self._changed:
+          self._turns += 1
+          self._changed.notify_all()
     except BaseException as error:  # Any failure must wake every caller.
       with self._changed:
         self._error, arrived = error, self._arrived
         self._arrived, self._num_open = [], 0
+        self._changed.notify_all()
       for opened in (*self._running.values(), *self._waiting, *arrived):
         if not opened.future.done():
           opened.future.set_exception(error)
@@ -225,7 +267,25 @@ class DecodingEngine:
       self._running, self._waiting = {}, deque()
 
   def _take(self) -> bool:
-    """Waits for work and takes what other threads have brought; False if the engine is closed."""
+    """Takes what callers have brought, the same in all processes; False if the engine is closed."""
+    arrived, news = self._gathered() if self._peers is None or self._peers.leads else self._heard()
+    if arrived:
+      self._waiting = deque(sorted((*self._waiting, *arrived), key=lambda opened: opened.request.order))
+    ends = lambda opened: news.is_closing or opened.number in news.aborted
+    if news.update is not None or news.is_closing or any(map(ends, self._running.values())):
+      flying, self._flying = self._flying, None
+      self._hand_over(flying)  # Its rows cannot change before.
+    for opened in (*self._running.values(), *self._waiting):
+      if ends(opened):
+        self._finish(opened, "aborted")
+    if news.update is not None:
+      weights, version = news.update
+      self._take_weights(self._programs.weights(weights) if self._peers else weights, version)
+    self._waiting = deque(opened for opened in self._waiting if not opened.future.done())
+    return not news.is_closing
+
+  def _gathered(self) -> tuple[list[OpenRequest], News]:
+    """Waits for work; returns what the callers here have brought, and tells other processes."""
     with self._changed:
       began = time.monotonic()
       while not (self._arrived or self._flying or self._can_go_on() or self._update or self._is_closing):
@@ -238,23 +298,33 @@ class DecodingEngine:
       while count < (count := len(self._arrived)) < self._widths[-1]:
         time.sleep(_PAUSE_S)
     with self._changed:
-      if self._arrived:
-        self._waiting = deque(sorted((*self._waiting, *self._arrived), key=lambda opened: opened.request.order))
-      self._arrived, update, is_closing = [], self._update, self._is_closing
-      if self._in_flight == "wait" and self._running:
-        update = None
+      arrived, self._arrived = self._arrived, []
+      update = None if self._in_flight == "wait" and self._running else self._update
       if update is not None:
         self._update = None
-    if update is not None or is_closing or any(opened.aborted for opened in self._running.values()):
-      flying, self._flying = self._flying, None
-      self._hand_over(flying)  # Its rows cannot change before.
-    for opened in (*self._running.values(), *self._waiting):
-      if opened.aborted or is_closing:
-        self._finish(opened, "aborted")
-    if update is not None:
-      self._take_weights(*update)
-    self._waiting = deque(opened for opened in self._waiting if not opened.future.done())
-    return not is_closing
+      aborted = tuple(opened.number for opened in (*self._running.values(), *self._waiting, *arrived) if opened.aborted)
+      news = News([opened.request for opened in arrived], aborted, update, self._is_closing)
+    if self._peers is not None:
+      self._peers.tell(news)
+    return arrived, news
+
+  def _heard(self) -> tuple[list[OpenRequest], News]:
+    """Waits for what callers of another process have brought."""
+    news = None
+    while news is None:
+      if (news := self._peers.hear()) is None and self._is_closing:
+        news = News((), is_closing=True)  # Its own caller gives up, and nothing is under way.
+    if news.update is not None:
+      is_here = lambda: self._is_closing or (self._update is not None and self._update[1] == news.update[1])
+      with self._changed:
+        self._changed.wait_for(is_here)  # Soon: all callers bring the same weights.
+        news, self._update = news._replace(update=self._update), None
+    arrived = [self._opened(request) for request in news.requests]
+    with self._changed:
+      self._num_open += len(arrived)
+    for opened in arrived:
+      opened.number = next(self._numbers)
+    return arrived, news
 
   def _can_go_on(self) -> bool:
     """Returns whether a request does not wait for new weights."""
@@ -263,7 +333,9 @@ class DecodingEngine:
 
   def _take_weights(self, weights: Params, version: int) -> None:
     """Goes over to new weights."""
-    self._weights, self._version = weights, version
+    with self._changed:
+      self._weights, self._version = weights, version
+      self._changed.notify_all()
     self._features.clear()
     # Of prompts that nothing was drawn from yet, all keys and values are those of one version.
     again = [opened for opened in self._running.values() if self._in_flight == "recompute" or not opened.tokens]
@@ -332,15 +404,28 @@ class DecodingEngine:
   def _copy(self) -> None:
     """Copies shared prefixes from rows that have computed them."""
     ready = [opened for opened in self._running.values() if opened.copies and self._pool.has_computed(opened.place)]
-    for start in range(0, len(ready), self._spans):
+    while ready:
       sources, targets = np.zeros(self._spans, np.int32), np.full(self._spans, len(self._rows.tokens), np.int32)
-      for i, opened in enumerate(ready[start : start + self._spans]):
-        sources[i], targets[i] = opened.place.source, opened.place.row
+      free, left = self._free_spans(self._spans), []
+      for opened in ready:
+        if (i := next(free[self._in_piece(opened.place.row)[0]], None)) is None:
+          left.append(opened)
+          continue
+        sources[i], targets[i] = self._in_piece(opened.place.source)[1], self._in_piece(opened.place.row)[1]
         opened.cached, opened.copies = self._pool.copied(opened.place), False
         opened.fills = self._missing(opened) > 0
         if self._routes is not None:
           self._routes[opened.place.row, : opened.cached] = self._routes[opened.place.source, : opened.cached]
-      self._cache = self._programs.copy(self._cache, sources, targets)
+      ready, self._cache = left, self._programs.copy(self._cache, sources, targets)
+
+  def _free_spans(self, count: int) -> list[Iterator[int]]:
+    """Returns the spans of a program that are not given to a row yet, in pieces."""
+    size = count // self._pieces
+    return [iter(range(first, first + size)) for first in range(0, count, size)]
+
+  def _in_piece(self, row: int) -> tuple[int, int]:
+    """Returns the piece of a row, and its number there."""
+    return divmod(row, len(self._rows.tokens) // self._pieces)
 
   def _prefill(self) -> None:
     """Computes prompts in the order of their arrival, but for their last tokens.
@@ -359,17 +444,18 @@ class DecodingEngine:
       num_spans = min(self._programs.prefills) if shows else self._num_spans(waiting)
       shown = no_spans(self._room, num_spans, self._chunk) if shows else ()
       tokens = np.zeros((num_spans, self._chunk), np.int32)
-      starts, counts, rows = (np.zeros(num_spans, np.int32) for _ in range(3))
-      spans = iter(range(num_spans))
+      starts, counts, rows, whole_rows = (np.zeros(num_spans, np.int32) for _ in range(4))
+      free = self._free_spans(num_spans)
       for opened in waiting:
         row = opened.place.row
-        while opened.fills and (i := next(spans, None)) is not None:
+        piece, row_there = self._in_piece(row)
+        while opened.fills and (i := next(free[piece], None)) is not None:
           start = int(self._pool.lengths[row])
           # Ends at a multiple of the chunk, so that a token's numbers do not depend on where the
           # prefix ends that was cached.
           count = min(self._chunk - start % self._chunk, self._missing(opened))
           tokens[i, :count] = opened.fed[start : start + count]
-          starts[i], counts[i], rows[i] = start, count, row
+          starts[i], counts[i], rows[i], whole_rows[i] = start, count, row_there, row
           if shows:
             self._show(opened.request.pictures, start, start + count, *(jax.tree.map(lambda x, i=i: x[i, :], shown)))
           self._pool.add(row, tokens[i, :count])
@@ -379,7 +465,7 @@ class DecodingEngine:
       program = self._programs.show if shows else self._programs.prefills[num_spans]
       self._cache, routes = program(self._weights, self._cache, tokens, starts, counts, rows, *shown)
       if self._routes is not None:
-        for of_span, row, start, count in zip(jax.device_get(routes), rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        for of_span, row, start, count in zip(jax.device_get(routes), whole_rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
           self._routes[row, start : start + count] = of_span[:count]
 
   def _show(self, pictures: Pictures, start: int, end: int, positions: Int[np.ndarray, "C 3"], images: Images) -> None:
@@ -482,8 +568,7 @@ class DecodingEngine:
       try:
         opened.on_piece(Piece(tokens, logprobs))
       except Exception as error:  # A fault of one caller, which must not reach the others.
-        self._finish(opened, error)
-        return
+        opened.error, opened.aborted = error, True
     if is_stopped or len(opened.tokens) >= opened.request.max_tokens:
       self._finish(opened, "stop" if is_stopped else "length")
     elif (part := opened.next_part()) is not None:
@@ -519,6 +604,8 @@ class DecodingEngine:
       self._leave_row(opened)
     with self._changed:
       self._num_open -= 1
+      self._changed.notify_all()
+    outcome = opened.error or outcome
     if isinstance(outcome, Exception):
       opened.future.set_exception(outcome)
       return

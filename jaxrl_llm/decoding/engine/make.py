@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxrl_llm.decoding.engine.in_hand import Peers
 from jaxrl_llm.decoding.engine.loop import IN_FLIGHT, STOP_IDS, DecodingEngine, Tokenizer
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
@@ -33,26 +34,30 @@ def make_twins(
   records_kept: bool = False,
   in_flight: str = "keep",
   version: int = 0,
+  peers: Peers | None = None,
   room: Room | None = None,
 ) -> list[DecodingEngine]:
-  """Compiles engines on one device, which share programs and weights, and starts their loops.
+  """Compiles engines, which share programs and weights, and starts their loops.
 
   - What a request draws depends on its seed and its own tokens, not on what else runs or when.
   - A row whose request has ended keeps its keys and values. A request that continues them computes
     only what is new; requests with a common prefix compute it once. The row that has been idle for
     longest makes room.
   - Nothing compiles after this call.
+  - A mesh splits rows over data, fsdp and expert, as everywhere, and weights as `Model.serving` or
+    the params do.
 
   Args:
-    model: Model to decode with, on one device.
+    model: Model to decode with, on one device or any mesh.
     params: Weights, read once: they may be donated after the call.
     count: Number of engines. All other arguments are those of each by itself.
-    slots: Number of rows: requests that decode at once, and sequences that stay in the cache.
+    slots: Number of rows: requests that decode at once, and sequences that stay in the cache. It is
+      rounded up to as many for each of the devices that rows are split over.
     context: Largest number of tokens of a prompt and its completion together.
     max_requests: Largest number of open requests, those that wait included.
     tokenizer: Tokenizer for stop strings; None refuses them.
     chunk: Largest number of consecutive tokens of a prompt that are computed together.
-    spans: Number of such chunks, of one or several prompts, in one program.
+    spans: Number of such chunks, of one or several prompts, in one program; rounded up as well.
     steps: Number of tokens that each row draws before the host looks at them. A stop string costs
       up to that many tokens more.
     cache_dtype: One of `CACHE_DTYPES`; None means the model's own dtype.
@@ -62,6 +67,7 @@ def make_twins(
       and values that they have. "recompute": they go on, with keys and values of the new weights.
       "wait": the new weights wait until those that have rows have ended, and no other begins.
     version: Version of the weights; see `DecodingEngine.update`.
+    peers: Engines of all processes whose devices the mesh has; None in a run of one process.
     room: Room for pictures in a prompt; None for text alone.
 
   Raises:
@@ -77,8 +83,6 @@ def make_twins(
   longest = model.config.max_positions
   if not 2 <= context <= (longest or context):
     raise ValueError(f"context: found {context}, expected 2 or more" + (f", at most the model's {longest} positions" if longest else ""))
-  if model.mesh is not None and num_row_shards(model.mesh) > 1:
-    raise ValueError(f"mesh: found rows split over {num_row_shards(model.mesh)} devices, expected one device, or a mesh of tensor=N alone")
   dtype = cache_dtype or model.config.dtype
   if dtype not in CACHE_DTYPES:
     raise ValueError(f"cache_dtype: found {dtype!r}, expected one of {', '.join(CACHE_DTYPES)}")
@@ -88,9 +92,11 @@ def make_twins(
     raise ValueError("records_routes: found True, expected False: with in_flight='recompute' tokens visit experts again, of other weights")
   if records_routes and model.config.experts is None:
     raise ValueError("records_routes: found True, expected False: the model has no experts")
+  pieces = 1 if model.mesh is None else num_row_shards(model.mesh)
+  slots, spans = (-(-size // pieces) * pieces for size in (slots, spans))
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
   sizes |= dict(records_routes=records_routes, records_kept=records_kept, room=room)
   programs = make_programs(model, params, context=context, steps=steps, num_stop_ids=STOP_IDS, cache_dtype=dtype, twins=count, **sizes)
   weights, limits = programs.weights(params), EngineLimits(context, max_requests)
-  options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, **sizes)
+  options = dict(tokenizer=tokenizer, version=version, in_flight=in_flight, peers=peers, **sizes)
   return [DecodingEngine(model, programs, weights, limits, **options) for _ in range(count)]

@@ -31,6 +31,8 @@ class CachePool:
     rows: Number of rows.
     columns: Number of columns of a row.
     least: Smallest number of tokens that are worth a copy, unless they are the whole prompt.
+    pieces: Number of pieces of as many rows each, one on each of the devices that rows are split
+      over. Rows are copied within a piece only.
 
   Attributes:
     lengths: Number of tokens of each row whose keys and values are in the cache.
@@ -43,7 +45,7 @@ class CachePool:
     Place(row=1, source=0, shared=3)
   """
 
-  def __init__(self, rows: int, columns: int, *, least: int):
+  def __init__(self, rows: int, columns: int, *, least: int, pieces: int = 1):
     self.lengths: Int[np.ndarray, " B"] = np.zeros(rows, np.int64)
     self._tokens = np.zeros((rows, columns), np.int32)
     self._planned = np.zeros(rows, np.int64)  # Length once the prompt of a busy row is computed.
@@ -59,27 +61,33 @@ class CachePool:
     self._ended = np.zeros(rows, np.int64)  # Time at which the row became idle.
     # That time for the rows that a request can get; `_EMPTY` if they hold nothing, else `_TAKEN`.
     self._idle_since = np.full(rows, _EMPTY, np.int64)
-    self._time, self._least = 0, least
+    self._time, self._least, self._firsts = 0, least, np.arange(0, rows, rows // pieces)
 
   def place(self, tokens: Integer[np.ndarray, " n"], salt: str, *, version: int, owner: str | None = "") -> Place | None:
     """Gives a request a row; None if no row is free.
 
     A row whose tokens all continue in the prompt is taken over as it is. Otherwise the request gets
     an empty row, or the one that has been idle for longest, and copies what another row shares with
-    it. The last token of a prompt is never shared, because its logits are needed. Tokens that were
-    drawn, and what follows them, are shared with requests of the same owner only; the owner None
-    shares none.
+    it, in the piece with the longest such part or else with the fewest busy rows. The last token of
+    a prompt is never shared, because its logits are needed. Tokens that were drawn, and what
+    follows them, are shared with requests of the same owner only; the owner None shares none.
     """
-    row = int(self._idle_since.argmin())
-    if self._idle_since[row] == _TAKEN:
+    pieces = self._idle_since.reshape(len(self._firsts), -1)
+    rows, num_taken = self._firsts + pieces.argmin(axis=1), np.sum(pieces == _TAKEN, axis=1)
+    is_full = num_taken == pieces.shape[1]
+    if is_full.all():
       return None
-    kind, source, most = self._kind(salt, version), row, 0
+    row, kind, most = int(rows[np.where(is_full, _TAKEN, num_taken).argmin()]), self._kind(salt, version), 0
+    source = row
     known = np.flatnonzero((self._kinds == kind) & (self._tokens[:, 0] == tokens[0])) if len(tokens) > 1 else ()
     if len(known):
       shared = self._shared(known, tokens[:-1], owner)
       is_whole = (self._idle_since[known] < _TAKEN) & (shared == self.lengths[known]) & (shared > 0)
       if is_whole.any():
         row = int(known[np.where(is_whole, shared, -1).argmax()])
+      elif len(rows) > 1 and (there := np.where(is_full[self._piece(known)], 0, shared)).any():
+        row = int(rows[self._piece(int(known[there.argmax()]))])
+      shared = np.where(self._piece(known) == self._piece(row), shared, 0)
       own = int(shared[known == row].sum())
       # Of equally long ones, a row that has already computed them.
       best = (2 * shared + (self.lengths[known] >= shared)).argmax()
@@ -115,6 +123,9 @@ class CachePool:
     is_own = False if owner is None else self._owners[rows] == owner
     held = np.where(is_own, held, np.minimum(held, self._prefilled[rows]))
     return np.minimum(differs.argmax(axis=1), held)
+
+  def _piece(self, rows: Int[np.ndarray, "..."] | int) -> Int[np.ndarray, "..."] | int:
+    return rows // (len(self.lengths) // len(self._firsts))
 
   def _free(self, row: int) -> None:
     """Lets requests have a row, if nothing needs it any more."""

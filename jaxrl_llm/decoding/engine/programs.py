@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
 from jaxrl_llm.decoding.sampler.draw import draw, sequence_keys
 from jaxrl_llm.decoding.sampler.filters import REMOVED, filter_rows
-from jaxrl_llm.devices.mesh import platform_of, replicated
+from jaxrl_llm.devices.mesh import platform_of, replicated, row_sharding
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
 from jaxrl_llm.models.image_slots import Room, blank
@@ -89,7 +89,8 @@ class EnginePrograms(NamedTuple):
     prefills: Functions `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> (cache,
       routes [N C L K])`, by the number of spans N that they compute, the largest first; see
       `Model.extend`.
-    copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`.
+    copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`. Spans and copies lie
+      in pieces, one for each of the devices that rows are split over, as in `cache.Spans`.
     stretches: Functions `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`, by the
       number of rows w that they decode, the largest first. The places are rows of the cache, all
       different, and number B stands for none; for w = B they are all rows in their order.
@@ -158,7 +159,7 @@ def make_programs(model: Model, params: Params, **options: Any) -> EngineProgram
   """Compiles the programs of an engine.
 
   Args:
-    model: Model, on one device.
+    model: Model.
     params: Weights, or abstract ones.
     **options: Sizes and options; see `uncompiled_programs`.
   """
@@ -187,7 +188,8 @@ def uncompiled_programs(
   """Makes the programs of an engine, most of them uncompiled.
 
   Args:
-    model: Model, on one device.
+    model: Model. Rows, spans and copies are split over the devices of its mesh, which must divide
+      `slots` and `spans`.
     params: Weights, or abstract ones.
     slots: Number of rows (B).
     context: Number of columns that a row needs.
@@ -223,23 +225,28 @@ def uncompiled_programs(
     # donate later.
     return list(map(jnp.copy, jax.tree.leaves(laid_out(params))))
 
-  def prefill(weights, cache, *spans, **shown):
-    _, cache, routes = model.extend(whole(weights)[0], spans[0], cache, *spans[1:], **shown)
+  def prefill(weights, cache, *spans):
+    tokens, starts, counts, rows, *shown = split(spans)
+    shown = dict(zip(("positions", "images"), shown, strict=False))
+    _, cache, routes = model.extend(whole(weights)[0], tokens, cache, starts, counts, rows, **shown)
     return cache, routes.astype(jnp.int16) if records_routes else None
 
-  def show(weights, cache, tokens, starts, counts, rows, positions, images):
-    return prefill(weights, cache, tokens, starts, counts, rows, positions=positions, images=images)
+  is_spread = model.mesh is not None and model.mesh.size > 1
+  # What the host gives and gets is whole on each device, so that every process has all of it.
+  whole_on_each = replicated(model.mesh) if is_spread else None
+  split = lambda tree: jax.lax.with_sharding_constraint(tree, row_sharding(model.mesh)) if is_spread else tree
 
   program = lambda function, *args, **options: Program(jax.jit(function, **options), args)
   of_weights = program(weights_of, params)
   make_weights = of_weights.compiled()
   weights = _abstract(jax.eval_shape(weights_of, params), make_weights.output_shardings)
   # A mesh of one device need not be the first one.
-  own_device = {} if model.mesh is None or model.mesh.size > 1 else dict(out_shardings=replicated(model.mesh))
+  own_device = {} if model.mesh is None or is_spread else dict(out_shardings=replicated(model.mesh))
   allocate = program(make_cache, **own_device).compiled()
   cache = _abstract(jax.eval_shape(make_cache), allocate.output_shardings)
   keep = lambda *others: dict(out_shardings=(allocate.output_shardings, *others) if others else allocate.output_shardings)
-  of_spans = lambda count: [jax.ShapeDtypeStruct(shape, np.int32) for shape in ((count, chunk), (count,), (count,), (count,))]
+  given = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole_on_each)
+  of_spans = lambda count: [given(np.zeros(shape, np.int32)) for shape in ((count, chunk), (count,), (count,), (count,))]
   platform = platform_of(model.mesh)
   recorded = dict(records_routes=records_routes, records_kept=records_kept)
   draws = lambda count: partial(_stretch, model, _nothing(model, (steps, count), **recorded))
@@ -247,26 +254,29 @@ def uncompiled_programs(
   def stretch(weights, cache, rows, places):
     weights, _ = whole(weights)
     if len(places) == slots:
-      return draws(slots)(weights, cache, rows)
+      return draws(slots)(weights, cache, split(rows))
     own, drawn = draws(len(places))(weights, take_rows(cache, places), rows)
     return put_rows(cache, places, own), drawn
 
-  places = lambda width: jax.ShapeDtypeStruct((width,), np.int32)
-  drawing, shows = dict(donate_argnums=1, **keep(None)), room is not None
-  of_pictures: dict[str, Program] = {}
-  if shows:
-    fewest = min(span_counts(spans, platform))
-    of_pictures["show"] = program(show, weights, cache, *of_spans(fewest), *no_spans(room, fewest, chunk), **drawing)
+  counts, widths = span_counts(spans, platform), stretch_widths(slots, platform, twins)
+  if is_spread:  # Rows and spans of one device each are not worth programs for fewer.
+    counts, widths = (spans,), (slots,)
+  rows = partial(no_rows, num_stop_ids=num_stop_ids, shows=room is not None)
+  places = lambda width: given(np.zeros(width, np.int32))
+  drawing, of_pictures = dict(donate_argnums=1, **keep(whole_on_each)), {}
+  if room is not None:
+    shown = jax.tree.map(given, no_spans(room, min(counts), chunk))
+    of_pictures["show"] = program(prefill, weights, cache, *of_spans(min(counts)), *shown, **drawing)
   if reads_patches:
     features = lambda weights, patches: model.features(whole(weights)[1], patches)
-    of_pictures["features"] = program(features, weights, room.patches(room.pictures))
+    patches = jax.tree.map(given, room.patches(room.pictures))
+    of_pictures["features"] = program(features, weights, patches, out_shardings=whole_on_each)
   return Uncompiled(
     of_weights,
-    {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in span_counts(spans, platform)},
-    program(copy_rows, cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
+    {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in counts},
+    program(partial(copy_rows, mesh=model.mesh), cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
     {
-      width: program(stretch, weights, cache, no_rows(width, num_stop_ids, shows=shows), places(width), **drawing)
-      for width in stretch_widths(slots, platform, twins)
+      width: program(stretch, weights, cache, jax.tree.map(given, rows(width)), places(width), **drawing) for width in widths
     },
     (make_weights, allocate),
     **of_pictures,

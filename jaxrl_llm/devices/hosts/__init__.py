@@ -7,6 +7,7 @@ Only rewards are divided: one process computes each of them.
 
 from jaxrl_llm.devices.hosts.common_end import together
 from jaxrl_llm.devices.hosts.exchange import (
+  Channel,
   agree,
   barrier,
   forget,
@@ -23,6 +24,6 @@ from jaxrl_llm.devices.hosts.interrupts import interrupted, interruptible
 from jaxrl_llm.devices.hosts.startup import COLLECTIVES, HEARTBEAT, TIMEOUT, VARIABLES, join_processes
 
 __all__ = [
-  "COLLECTIVES", "HEARTBEAT", "TIMEOUT", "VARIABLES", "agree", "barrier", "forget", "gather_text", "gather_under", "interrupted",
+  "COLLECTIVES", "Channel", "HEARTBEAT", "TIMEOUT", "VARIABLES", "agree", "barrier", "forget", "gather_text", "gather_under", "interrupted",
   "interruptible", "is_main", "join_processes", "on_main", "preempted", "share", "to_host", "told_to_end", "together",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from jaxtyping import Float
 WAIT_SECONDS = 300
 """Default number of seconds to wait for the other processes."""
 
+_BLOCK = 64  # Number of messages of a channel that are forgotten together.
 _NOTICE = "RECEIVED_PREEMPTION_NOTICE"  # Key of the notice in XLA's coordination service.
 _stopping = threading.Event()
 _asked = itertools.count()  # Number of calls of `preempted`.
@@ -121,6 +122,44 @@ def forget(key: str) -> None:
   state = run_state()
   if state.num_processes > 1:
     state.client.key_value_delete(f"jaxrl_llm/{key}/")
+
+
+class Channel:
+  """Messages that process 0 sends to all others, which get each of them in its order.
+
+  They touch no device, so background threads may exchange them.
+
+  Args:
+    name: Name of the channel, the same in all processes and never used again.
+  """
+
+  def __init__(self, name: str):
+    self._name, self._number = f"jaxrl_llm/channel/{name}", 0
+
+  def send(self, message: bytes) -> None:
+    """Sends a message, and waits for those who have not read the last but one 64."""
+    state, (block, number) = run_state(), divmod(self._number, _BLOCK)
+    if not number and block > 1:
+      for process in range(1, state.num_processes):
+        state.client.blocking_key_value_get(f"{self._name}/read/{block - 2}/{process}", WAIT_SECONDS * 1000)
+      for done in (f"{block - 2}", f"read/{block - 2}"):
+        state.client.key_value_delete(f"{self._name}/{done}/")
+    state.client.key_value_set_bytes(f"{self._name}/{block}/{number}", message)
+    self._number += 1
+
+  def receive(self, seconds: float) -> bytes | None:
+    """Returns the next message; None if there is none within the time."""
+    state, (block, number) = run_state(), divmod(self._number, _BLOCK)
+    try:
+      message = state.client.blocking_key_value_get_bytes(f"{self._name}/{block}/{number}", int(seconds * 1000))
+    except jax.errors.JaxRuntimeError as error:
+      if "DEADLINE_EXCEEDED" not in str(error):
+        raise
+      return None
+    self._number += 1
+    if number == _BLOCK - 1:
+      state.client.key_value_set(f"{self._name}/read/{block}/{state.process_id}", "")
+    return message
 
 
 def agree(settings: Mapping[str, Any]) -> None:

@@ -111,11 +111,6 @@ def why_not_engine(config: ConfigDict, mesh: Mesh) -> str | None:
   """Returns why the decoding engine cannot draw on a mesh; None if it can."""
   if jax.process_count() > 1:
     return f"it works in one process, and there are {jax.process_count()}"
-  for axis in ("fsdp", "expert"):
-    if (count := mesh.shape[axis]) > 1:
-      return f"it holds all weights on each device, and they are spread over {count} ({axis})"
-  if (count := mesh.shape["context"]) > 1:
-    return f"it splits no prompts over devices, and mesh.context is {count}"
   return None
 
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.apart import wire
+from jaxrl_llm.decoding.apart.lockstep import decode_news, encode_news
 from jaxrl_llm.decoding.apart.wire import Frame, WireError
+from jaxrl_llm.decoding.engine.in_hand import News
 from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
 from jaxrl_llm.models.image_slots import Pictures
 from jaxrl_llm.types import Patches
@@ -54,6 +56,8 @@ def test_pictures_return_bit_for_bit(kind):
     assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
   frame = wire.decode(wire.encode(wire.request_frame(3, REQUEST._replace(pictures=sent), pieces=False)))
   assert wire.request_of(frame, {sent.key: got}).pictures is got
+  news = decode_news(encode_news(News([REQUEST._replace(pictures=sent), REQUEST, REQUEST._replace(pictures=sent)])))
+  assert [x.pictures and x.pictures.key for x in news.requests] == [sent.key, None, sent.key]
   with pytest.raises(WireError, match="that cannot be read"):
     wire.request_of(frame)
 

@@ -12,12 +12,19 @@ from jaxrl_llm.decoding.engine.make import make_engine
 from jaxrl_llm.decoding.engine.requests import EngineLimits, QueueFull, Request
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings
 from jaxrl_llm.models import make_model, preset
+from jaxrl_llm.models.decoding import serving_of
 from tests.decoding.apart.links import Slow, loads
 from tests.decoding.engine.engines import VOCAB, complete
 from tests.marks import few
 
 SIZES = dict(context=96, max_requests=24, chunk=8, spans=4, steps=4)
-MESHES = {"rows": dict(data=2, fsdp=2), "rows and heads": dict(data=1, expert=2, tensor=2), "heads": dict(data=1, tensor=2)}
+MESHES = {
+  "rows": dict(data=2, fsdp=2),
+  "all": dict(data=1, fsdp=4, tensor=2),
+  "experts": dict(data=1, fsdp=2, expert=4),
+  "heads": dict(data=1, tensor=2),
+  "context": dict(data=2, context=2),
+}
 
 
 @functools.cache
@@ -28,7 +35,8 @@ def weights(kind, seed):
 
 def on_mesh(kind, seed, axes):
   mesh = make_mesh(**axes, devices=jax.devices()[: int(np.prod(list(axes.values())))])
-  model = make_model(weights(kind, seed)[0].config, mesh=mesh)
+  config = weights(kind, seed)[0].config
+  model = make_model(config, mesh=mesh, serving=serving_of(config, mesh, layout=None))
   params = weights(kind, seed)[1]
   return model, jax.device_put(params, param_shardings(mesh, model.logical_axes, params))
 
@@ -62,10 +70,11 @@ def assert_draws_as_one(several, kind, later):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "axes"), few([("nano", "rows"), ("nano-moe", "rows and heads"), ("nano", "heads")], 1))
+@pytest.mark.parametrize(
+  ("kind", "axes"), few([("nano-moe", "experts"), ("nano", "all"), ("nano", "rows"), ("nano", "heads"), ("nano", "context")], 0)
+)
 def test_several_devices_draw_the_tokens_of_one(kind, axes):
   several = make_engines(*on_mesh(kind, 0, MESHES[axes]), slots=48, **SIZES)
-  assert isinstance(several, Fleet) == (axes != "heads")
   assert_draws_as_one(several, kind, on_mesh(kind, 1, MESHES[axes])[1])
   several.close()
 
@@ -157,10 +166,3 @@ def test_requests_of_many_threads_are_counted():
   assert several._open == [0, len(engines[1].open)]
   several.close()
   assert all(engine.closed for engine in engines)
-
-
-def test_devices_over_the_context_are_refused():
-  model, params = weights("nano", 0)
-  mesh = make_mesh(data=2, context=2, devices=jax.devices()[:4])
-  with pytest.raises(ValueError, match=r"^mesh\.context: found 2, expected 1"):
-    make_engines(make_model(model.config, mesh=mesh), params, slots=8, **SIZES)

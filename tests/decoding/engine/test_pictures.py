@@ -14,6 +14,9 @@ from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import Request
 from jaxrl_llm.decoding.sampler import Requests, make_sampler
 from jaxrl_llm.devices.compilation import CompileCounter
+from jaxrl_llm.devices.mesh import make_mesh, param_shardings
+from jaxrl_llm.models import make_model
+from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.types import Images
 from tests.decoding.engine.engines import WAIT, complete, make
@@ -145,6 +148,22 @@ def test_pictures_are_seen_once_by_all_that_show_them(engine_of):
   complete(engine, *(request._replace(seed=i) for i in range(8)), asked(NAMES[0], True, 0))
   engine.close()
   assert len(calls) == 1 and compiled.count == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train_tower", few([False, True], 1))
+def test_devices_that_share_the_weights_draw_the_same(engine_of, train_tower):
+  model, params, *_ = built(NAMES[0], train_tower)
+  mesh = make_mesh(fsdp=2, devices=jax.devices()[:2])
+  spread = make_model(model.config, mesh=mesh, serving=serving_of(model.config, mesh, layout=None))
+  placed = jax.device_put(params, param_shardings(mesh, spread.logical_axes, params))
+  sizes = dict(slots=4, context=64, max_requests=99, chunk=8, spans=8, steps=4, room=Room(model.config, 2, ROOM))
+  several = make_engine(spread, placed, **sizes)
+  requests = [asked(NAMES[0], train_tower, i % 3, seed=i) for i in range(7)]
+  for one, other in zip(complete(engine_of(NAMES[0], train_tower), *requests), complete(several, *requests), strict=True):
+    assert one.tokens == other.tokens
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+  several.close()
 
 
 def test_an_engine_of_text_alone_has_no_program_for_pictures():
