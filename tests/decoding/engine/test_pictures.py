@@ -21,10 +21,26 @@ from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.types import Images
 from tests.decoding.engine.engines import WAIT, complete, make
 from tests.marks import few
-from tests.models.test_pictures import COUNTS, NAMES, ROOM, loaded, of_row, prompts, seen
+from tests.models.test_pictures import COUNTS, NAMES, ROOM, loaded, prompts, seen
 
 BUDGET = 12
 KINDS = [(NAMES[0], False), (NAMES[1], True)]
+IMAGE, SHAPES = 90, [(16, 16, 3), (24, 16, 3)]  # Squares of 2 x 2 and 3 x 2 image tokens.
+
+
+def of_row(name, count):
+  """Returns a prompt like a recorded one, but with squares: positions lag behind columns."""
+  rng, tokens, shown = np.random.default_rng(count), [*range(5, 12)], []
+  for height, width, _ in SHAPES[:count]:
+    shown.append(rng.integers(0, 256, (height, width, 3)).astype(np.uint8))
+    tokens += [88, *[IMAGE] * (height * width // 64), 89, *rng.integers(0, 80, 4).tolist()]
+  return np.array(tokens, np.int32), shown, None
+
+
+@pytest.fixture(autouse=True)
+def own_prompts(monkeypatch):
+  """Replaces the recorded prompts, whose pictures are strips with as many positions as tokens."""
+  monkeypatch.setattr("tests.models.test_pictures.of_row", of_row)
 
 
 @functools.cache
@@ -178,10 +194,10 @@ REFUSALS = {
   "features: found None, expected those of the pictures: the tower is frozen": lambda x: dict(features=None),
   "features: found the shape (1, 15, 4, 32), expected 1 to 2 pictures of shape (16, 4, 32)": lambda x: dict(features=x.features[:, :-1]),
   "features: found the shape (3, 16, 4, 32), expected 1 to 2": lambda x: dict(features=np.repeat(x.features, 3, axis=0)),
-  "slots: found 0 slots of pictures for 3 image tokens, expected one at each image token (id 90)": lambda x: dict(slots=0 * x.slots - 1),
-  "slots: found 101, expected less than 16": lambda x: dict(slots=np.where(x.slots < 0, -1, x.slots + 99)),
-  "slots: found 12 slots and positions of shape (13, 3), expected one for each token": lambda x: dict(slots=x.slots[:-1]),
-  "positions: found 0 to 12 before 99, expected 0 to 12: a prompt of 13 tokens": lambda x: dict(end=99),
+  "slots: found 0 slots of pictures for 4 image tokens, expected one at each image token (id 90)": lambda x: dict(slots=0 * x.slots - 1),
+  "slots: found 102, expected less than 16": lambda x: dict(slots=np.where(x.slots < 0, -1, x.slots + 99)),
+  "slots: found 16 slots and positions of shape (17, 3), expected one for each token": lambda x: dict(slots=x.slots[:-1]),
+  "positions: found 0 to 14 before 99, expected 0 to 16: a prompt of 17 tokens": lambda x: dict(end=99),
 }
 
 
