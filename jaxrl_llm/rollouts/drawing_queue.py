@@ -21,9 +21,10 @@ nothing is drawn any more. Then no schedule is needed to repeat a run, and a tur
 engine has cached of the turn before.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -47,6 +48,26 @@ class Measured(Protocol):
     ...
 
 
+@runtime_checkable
+class Resting(Protocol):
+  """An engine that shares its devices with other programs; see `DecodingEngine`."""
+
+  error: BaseException | None
+
+  def rest(self, turn: int = 0) -> int:
+    """Waits until nothing is open and no program follows."""
+    ...
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+  """Raises errors of an engine as a run shows them."""
+  try:
+    yield
+  except Exception as error:
+    raise as_engine_error(error) from error
+
+
 class DrawingQueue:
   """Batches that an engine draws, and the weights that it gets meanwhile.
 
@@ -58,13 +79,14 @@ class DrawingQueue:
   Attributes:
     waits: Whether new weights wait until all that is open is drawn.
     joins: Whether what is open may go on with new weights.
+    version: Version of the weights that were published last; None before the first.
   """
 
   def __init__(self, make: Callable[[Params, int], Engine], *, waits: bool = False, patience_s: float = 600.0):
     self._make, self.waits, self.joins, self._patience = make, waits, not waits, patience_s
     self._engine: Engine | None = None
     self._is_ready: Callable[[], bool] = lambda: True
-    self._version: int | None = None
+    self.version, self._is_first = None, True
     self._open: dict[tuple[int, int], tuple[_Noted, Playing]] = {}
     self._last: Playing | None = None  # The last that is no training batch.
     self._seen = Pulse(0, 0, 0.0, 0.0)
@@ -92,22 +114,46 @@ class DrawingQueue:
       EngineError: If the engine has failed.
       ReplayLost: If a repeated run cannot go on.
     """
-    if version == self._version:
+    if version == self.version:
       return
-    try:
+    for _ in self.approach():
+      between()
+    self.give(params, version)
+    for _ in self.joining():
+      between()
+
+  def approach(self) -> Iterator[None]:
+    """Waits until new weights may come, and yields meanwhile; see `publish`."""
+    with _explained():
+      if self._engine is not None and self.waits:
+        for playing in self._all_open():
+          playing.wait()
+      yield from self._missing_parts()
+
+  def give(self, params: Params, version: int) -> None:
+    """Gives the engine new weights at once; see `publish`."""
+    with _explained():
       if self._engine is None:
         self._engine = self._make(params, version)
       else:
-        if self.waits:
-          for playing in self._all_open():
-            playing.wait()
-        self._wait_for_parts(between)
         self._engine.update(params, version)
-      while self._version is None and not self._is_ready():
-        between()
-    except Exception as error:
-      raise as_engine_error(error) from error
-    self._version = version
+    self._is_first, self.version = self.version is None, version
+
+  def joining(self) -> Iterator[None]:
+    """Waits until enough engines are there to draw with the first weights, and yields meanwhile."""
+    with _explained():
+      while self._is_first and not self._is_ready():
+        yield
+
+  def rest(self, turn: int = 0) -> int:
+    """Waits until the engine runs no program any more; see `DecodingEngine.rest`."""
+    with _explained():
+      return self._engine.rest(turn) if isinstance(self._engine, Resting) else 0
+
+  def check(self) -> None:
+    """Raises what broke the engine, if something did."""
+    if isinstance(self._engine, Resting) and self._engine.error is not None:
+      raise as_engine_error(self._engine.error)
 
   def begin(self, play: PlayFn, job: Job, step: int | None = None, draw: int = 0) -> Playing:
     """Begins a batch with the weights that were published last, or later ones.
@@ -120,10 +166,10 @@ class DrawingQueue:
       draw: Number of the batch among those of the step.
     """
     known = None if step is None else self.schedule.known(step, draw)
-    if self._engine is None or self._version is None:
+    if self._engine is None or self.version is None:
       raise ValueError(f"step {step}: nothing can be drawn before weights are published")
     order = -1 if step is None else step
-    noted = _Noted(self._engine, order=order, oldest=self._version, known=known, seeds=job.seeds, rereads=self.waits)
+    noted = _Noted(self._engine, order=order, oldest=self.version, known=known, seeds=job.seeds, rereads=self.waits)
     # What is held back must not keep others from being asked for.
     playing = play(noted, job if known is None else job._replace(at_once=None))
     if step is None:
@@ -150,19 +196,19 @@ class DrawingQueue:
   def _all_open(self) -> list[Playing]:
     return [*(playing for _, playing in self._open.values()), *([] if self._last is None else [self._last])]
 
-  def _wait_for_parts(self, between: Callable[[], None]) -> None:
-    """Waits until the present weights have drawn what they drew in the run that is repeated."""
+  def _missing_parts(self) -> Iterator[None]:
+    """Yields until the present weights have drawn what they drew in the run that is repeated."""
     waited, before = 0.0, -1
-    while missing := sum(noted.missing(self._version) for noted, _ in self._open.values()):
-      between()
-      if waited > _STALL_S or not any(noted.missing(self._version, whole=True) for noted, _ in self._open.values()):
+    while missing := sum(noted.missing(self.version) for noted, _ in self._open.values()):
+      yield
+      if waited > _STALL_S or not any(noted.missing(self.version, whole=True) for noted, _ in self._open.values()):
         for noted, _ in self._open.values():
-          noted.release(self._version)
+          noted.release(self.version)
       if any(noted.error is not None for noted, _ in self._open.values()):
         return  # The batch raises it.
       waited, before = (waited + _PATIENCE_S if missing == before else 0.0), missing
       if waited > self._patience:
-        raise ReplayLost(f"replay: {missing} tokens of the weights after {self._version} steps do not come")
+        raise ReplayLost(f"replay: {missing} tokens of the weights after {self.version} steps do not come")
       time.sleep(_PATIENCE_S)
 
   def _measures(self) -> dict[str, float]:
@@ -180,7 +226,7 @@ class DrawingQueue:
     for playing in self._all_open():
       playing.close()
     self._open.clear()
-    engine, self._engine, self._version, self._last = self._engine, None, None, None
+    engine, self._engine, self.version, self._last = self._engine, None, None, None
     if engine is not None:
       engine.close()
 

@@ -7,7 +7,7 @@ the turn in which it is taken, and all else follows from counts, which are the s
   others:                     heard ────────────┘
 """
 
-from collections.abc import Iterator
+import itertools
 
 from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.wire import Frame
@@ -15,20 +15,18 @@ from jaxrl_llm.decoding.engine.in_hand import News
 from jaxrl_llm.devices import hosts
 
 _HEAR_S = 0.5  # Between two looks at whether the engine is to close.
+_engines = itertools.count()  # All processes make the same engines in the same order.
 
 
 class LockStep:
   """The `Peers` of an engine in a run of several processes.
 
-  Args:
-    name: Name of the engine, the same in all processes and never used again.
-
   Attributes:
     leads: Whether this is process 0.
   """
 
-  def __init__(self, name: str):
-    self.leads, self._channel = hosts.is_main(), hosts.Channel(name)
+  def __init__(self):
+    self.leads, self._channel = hosts.is_main(), hosts.Channel(f"engine/{next(_engines)}")
 
   def tell(self, news: News) -> None:
     """Sends the news of a turn to all others."""
@@ -51,23 +49,14 @@ def encode_news(news: News) -> bytes:
   fields = dict(aborted=news.aborted, version=news.update and news.update[1], is_closing=news.is_closing)
   asked = (wire.request_frame(i, request, pieces=False) for i, request in enumerate(news.requests))
   shown = {request.pictures.key: request.pictures for request in news.requests if request.pictures is not None}
-  frames = map(wire.encode, (Frame("news", fields), *map(wire.pictures_frame, shown.values()), *asked))
-  return b"".join(part for frame in frames for part in (len(frame).to_bytes(4, "little"), frame))
+  return wire.joined([Frame("news", fields), *map(wire.pictures_frame, shown.values()), *asked])
 
 
 def decode_news(message: bytes) -> News:
   """Inverts `encode_news`."""
-  first, *frames = _frames(message)
+  first, *frames = wire.parted(message)
   shown = {own.key: own for own in map(wire.pictures_of, (frame for frame in frames if frame.kind == "pictures"))}
   asked = [wire.request_of(frame, shown) for frame in frames if frame.kind == "request"]
   version = first.fields["version"]
   update = None if version is None else (None, version)
   return News(asked, tuple(first.fields["aborted"]), update, first.fields["is_closing"])
-
-
-def _frames(message: bytes) -> Iterator[Frame]:
-  start = 0
-  while start < len(message):
-    size = int.from_bytes(message[start : start + 4], "little")
-    yield wire.decode(message[start + 4 : start + 4 + size])
-    start += 4 + size

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
@@ -117,6 +117,26 @@ def decode(data: bytes) -> Frame:
   return Frame(kind, fields, arrays)
 
 
+def joined(frames: Sequence[Frame]) -> bytes:
+  """Returns several frames as one message."""
+  encoded = map(encode, frames)
+  return b"".join(part for frame in encoded for part in (len(frame).to_bytes(4, "little"), frame))
+
+
+def parted(message: bytes) -> list[Frame]:
+  """Inverts `joined`.
+
+  Raises:
+    WireError: If the bytes are no frames.
+  """
+  frames, start = [], 0
+  while start < len(message):
+    end = start + 4 + int.from_bytes(message[start : start + 4], "little")
+    frames.append(decode(message[start + 4 : end]))
+    start = end
+  return frames
+
+
 # What is asked and answered.
 
 
@@ -128,7 +148,7 @@ def request_frame(number: int, request: Request, *, pieces: bool) -> Frame:
     request: Completion to draw, with ids of at most 32 bits.
     pieces: Whether the tokens are to be sent as they are drawn.
   """
-  fields = {name: _plain(value) for name, value in request._asdict().items() if name not in ("tokens", "pictures")}
+  fields = {name: plain(value) for name, value in request._asdict().items() if name not in ("tokens", "pictures")}
   if request.pictures is not None:
     fields["pictures"] = request.pictures.key.hex()
   return Frame("request", {"id": number, "pieces": pieces, "request": fields}, {"tokens": np.asarray(request.tokens, np.int32)})
@@ -214,7 +234,7 @@ def completion_frame(number: int, completion: Decoded) -> Frame:
   if kept is not None:
     arrays["kept"] = np.asarray([token for own in kept for token in own], np.int32)
     arrays["kept_counts"] = np.asarray([len(own) for own in kept], np.int32)
-  fields = {name: _plain(value) for name, value in completion._asdict().items() if name not in _AS_ARRAYS}
+  fields = {name: plain(value) for name, value in completion._asdict().items() if name not in _AS_ARRAYS}
   return Frame("done", {"id": number} | fields, arrays)
 
 
@@ -242,11 +262,11 @@ def _drawn(drawn: Piece | Decoded) -> dict[str, np.ndarray]:
   return {"tokens": np.asarray(drawn.tokens, np.int32), "logprobs": np.asarray(drawn.logprobs, np.float32)}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
   """Returns a value as JSON has it, without NumPy's numbers."""
   if isinstance(value, np.generic):
     return value.item()
-  return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
+  return [plain(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ class DecodingEngine:
 
   Attributes:
     limits: Largest sizes of requests and of the queue.
+    error: What broke the loop; None while it works.
   """
 
   def __init__(
@@ -92,7 +93,7 @@ class DecodingEngine:
     self._changed = threading.Condition()
     self._arrived: list[OpenRequest] = []
     self._num_open, self._update, self._is_closing = 0, None, False
-    self._error: BaseException | None = None
+    self.error: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name="decoding engine", daemon=True)
     self._thread.start()
 
@@ -163,8 +164,8 @@ class DecodingEngine:
     return opened
 
   def _refuse_if_ended(self) -> None:
-    if self._error is not None:
-      raise self._error
+    if self.error is not None:
+      raise self.error
     if self._is_closing:
       raise RuntimeError("the engine is closed")
 
@@ -176,9 +177,9 @@ class DecodingEngine:
     """
     self.take(params if self._peers else self.lay_out(params), version)
     with self._changed:
-      self._changed.wait_for(lambda: not self._peers or self._version == version or self._error is not None or self._is_closing)
-      if self._error is not None:
-        raise self._error
+      self._changed.wait_for(lambda: not self._peers or self._version == version or self.error is not None or self._is_closing)
+      if self.error is not None:
+        raise self.error
 
   def lay_out(self, params: Params) -> PyTree:
     """Returns a copy of the weights as the programs read them, which twins share."""
@@ -204,9 +205,9 @@ class DecodingEngine:
       Exception: What broke the engine.
     """
     with self._changed:
-      self._changed.wait_for(lambda: self._error is not None or (self._num_open == 0 and self._turns >= turn))
-      if self._error is not None:
-        raise self._error
+      self._changed.wait_for(lambda: self.error is not None or (self._num_open == 0 and self._turns >= turn))
+      if self.error is not None:
+        raise self.error
       return self._turns
 
   def pulse(self) -> Pulse:
@@ -256,7 +257,7 @@ class DecodingEngine:
           self._changed.notify_all()
     except BaseException as error:  # Any failure must wake every caller.
       with self._changed:
-        self._error, arrived = error, self._arrived
+        self.error, arrived = error, self._arrived
         self._arrived, self._num_open = [], 0
         self._changed.notify_all()
       for opened in (*self._running.values(), *self._waiting, *arrived):

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
+from jaxrl_llm.decoding.apart.lockstep import LockStep
 from jaxrl_llm.decoding.engine.fleet import make_engines
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn
@@ -21,6 +22,7 @@ from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.jobs import Draws, Examples, Plan, PlayFn
 from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes, make_samplers, room_in_prompts
+from jaxrl_llm.rollouts.shared_queue import SharedQueue
 from jaxrl_llm.rollouts.singles import play_singles
 from jaxrl_llm.rollouts.sweeps import SweepQueue, Sweeps
 from jaxrl_llm.rollouts.turns import play_turns
@@ -48,7 +50,7 @@ class Drawing(NamedTuple):
 
   mesh: Mesh
   sync: WeightSync | None
-  queue: DrawingQueue | SweepQueue
+  queue: DrawingQueue | SharedQueue | SweepQueue
   train: Plan
   evaluate: Plan
   programs: Samplers
@@ -109,8 +111,8 @@ def why_drain(config: ConfigDict, mesh: Mesh) -> str | None:
 
 def why_not_engine(config: ConfigDict, mesh: Mesh) -> str | None:
   """Returns why the decoding engine cannot draw on a mesh; None if it can."""
-  if jax.process_count() > 1:
-    return f"it works in one process, and there are {jax.process_count()}"
+  if jax.process_count() > 1 and config.rollout.staleness and not config.rollout.samplers:
+    return f"in {jax.process_count()} processes it shares its devices with the learner, so that only rollout.staleness=0 is possible"
   return None
 
 
@@ -178,8 +180,11 @@ def make_drawing(
   evaluate = Draws(temperature=config.eval.temperature, **common)
   if why is None:
     options = engine_options(config, model.config, tokenizer)
-    make = lambda params, version: make_engines(model, params, version=version, **options)
+    is_alone = jax.process_count() == 1
+    peers = (lambda: None) if is_alone else LockStep
+    make = lambda params, version: make_engines(model, params, version=version, peers=peers(), **options)
     queue = DrawingQueue(make, waits=section.update_in_flight is None, patience_s=10 * section.sampler_timeout_s)
+    queue = queue if is_alone else SharedQueue(queue)
     players, at_once = [player_of(rules, tokenizer, gallery and gallery.settings)] * 2, options["slots"]
   else:
     sweep = partial(

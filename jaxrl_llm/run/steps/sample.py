@@ -101,7 +101,9 @@ def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: N
     StaleError: If weights drew them that are older than `rollout.staleness` allows.
   """
   drawing, job, step, section = run.experiment.drawing, current.job, current.step, run.config.rollout
-  gathered = wait_for(current.playing, job, rewards=run.experiment.rewards, call=run.grader, between=between)
+  # Several processes grade together, and at that time nothing else may use their devices.
+  graded = run.experiment.rewards if jax.process_count() == 1 else None
+  gathered = wait_for(current.playing, job, rewards=graded, call=run.grader, between=between)
   gathered, metrics = drawing.queue.take(gathered, step, current.draw)
   rows, oldest = np.arange(len(job.seeds)), current.version
   if current.groups is not None:

@@ -1,0 +1,167 @@
+"""The queue of a run of several processes: process 0 plays the batches, and all others get them.
+
+Players, environments and requests are those of process 0. The others take part in what all devices
+compute, and hear what process 0 hands over, in the same order and the same portions:
+
+  process 0: queue -> conversations as they finish -> the same portions, each told to the others
+  others:    the loop of their own engine, in lock step         ... heard
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.decoding.apart import wire
+from jaxrl_llm.decoding.apart.wire import Frame
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.rollouts.arrivals import Gathered
+from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
+from jaxrl_llm.rollouts.jobs import Conversation, Job, PlayFn, Playing
+from jaxrl_llm.text_types import Turn
+from jaxrl_llm.types import Params, StopReason
+
+_HEAR_S = 0.5  # Between two looks at whether the engine of this process still works.
+_ARRAYS = {"tokens": np.int32, "logprobs": np.float32, "written": np.uint8, "prompt": np.int32, "versions": np.int32, "routes": np.int16}
+_queues = itertools.count()  # All processes make the same queues in the same order.
+
+
+class SharedQueue:
+  """A `DrawingQueue` whose batches process 0 plays, and all processes get. All call its methods.
+
+  Args:
+    queue: The queue of this process. Only that of process 0 begins batches.
+  """
+
+  def __init__(self, queue: DrawingQueue):
+    self._queue, self._channel = queue, hosts.Channel(f"queue/{next(_queues)}")
+    self.waits, self.joins, self.use = queue.waits, queue.joins, queue.use
+
+  @property
+  def schedule(self) -> Any:
+    """Schedule of the queue, which process 0 reads and writes."""
+    return self._queue.schedule
+
+  @schedule.setter
+  def schedule(self, schedule: Any) -> None:
+    self._queue.schedule = schedule
+
+  def publish(self, params: Params, version: int, *, between: Callable[[], None] = lambda: None) -> None:
+    """Gives the engine new weights, in all processes at once; see `DrawingQueue`."""
+    if version == self._queue.version:
+      return
+    for _ in self._told(([] for _ in self._queue.approach()), Frame("approached")):
+      between()
+    self._queue.give(params, version)
+    for _ in self._told(([] for _ in self._queue.joining()), Frame("joined")):
+      between()
+
+  def begin(self, play: PlayFn, job: Job, step: int | None = None, draw: int = 0) -> Playing:
+    """Begins a batch in process 0, which all processes get; see `DrawingQueue`."""
+    return _Shared(self, self._queue.begin(play, job, step, draw) if hosts.is_main() else None)
+
+  def take(self, gathered: Gathered, step: int, draw: int = 0) -> tuple[Gathered, dict[str, float]]:
+    """Ends a complete batch; see `DrawingQueue`."""
+    if hosts.is_main():
+      gathered, metrics = self._queue.take(gathered, step, draw)
+      self._tell(Frame("taken", {"metrics": metrics}), gathered.played)
+      return gathered, metrics
+    frame, played = self._hear()
+    return gathered._replace(played=played), dict(frame.fields["metrics"])
+
+  def told(self, playing: Playing | None) -> Iterator[list[Conversation]]:
+    """Yields the conversations of a batch as process 0 gets them, until no program runs any more."""
+    turn = None
+    if playing is not None:
+      for finished in playing:
+        self._tell(Frame("finished"), finished)
+        yield finished
+      turn = self._queue.rest()
+      self._tell(Frame("over", {"turn": turn}))
+      return
+    while (heard := self._hear())[0].kind == "finished":
+      yield heard[1]
+    self._queue.rest(heard[0].fields["turn"])
+
+  def _told(self, items: Iterator[list], end: Frame) -> Iterator[list]:
+    """Yields the items of process 0, without what they hold, in all processes."""
+    if hosts.is_main():
+      for _ in items:
+        self._tell(Frame("waits"))
+        yield []
+      self._tell(end)
+      return
+    while self._hear()[0].kind != end.kind:
+      yield []
+
+  def _tell(self, frame: Frame, conversations: Sequence[Conversation] = ()) -> None:
+    self._channel.send(wire.joined([frame, *map(conversation_frame, conversations)]))
+
+  def _hear(self) -> tuple[Frame, list[Conversation]]:
+    while (message := self._channel.receive(_HEAR_S)) is None:
+      self._queue.check()
+    frame, *conversations = wire.parted(message)
+    return frame, list(map(conversation_of, conversations))
+
+  def close(self) -> None:
+    """Gives up what is open, and ends the engine."""
+    self._queue.close()
+
+  def __enter__(self) -> "SharedQueue":
+    """Returns itself."""
+    return self
+
+  def __exit__(self, *error: Any) -> None:
+    """Closes the queue."""
+    self.close()
+
+
+class _Shared:
+  """A batch that process 0 plays: a `Playing` in all processes."""
+
+  def __init__(self, queue: SharedQueue, playing: Playing | None):
+    self._queue, self._playing = queue, playing
+
+  def __iter__(self) -> Iterator[list[Conversation]]:
+    return self._queue.told(self._playing)
+
+  def wait(self) -> None:
+    """Waits until nothing is drawn any more, in process 0."""
+    if self._playing is not None:
+      self._playing.wait()
+
+  def close(self) -> None:
+    """Gives up the conversations that have not finished."""
+    if self._playing is not None:
+      self._playing.close()
+
+
+def conversation_frame(conversation: Conversation) -> Frame:
+  """Returns the frame of a conversation.
+
+  Example:
+    >>> one = Conversation(3, [5], [6, 7], [-0.5, 0.0], [True, False], (Turn("a", "b", 1.0, 0),), StopReason.TOKEN)
+    >>> back = conversation_of(conversation_frame(one))
+    >>> back == one._replace(versions=[])
+    True
+  """
+  fields = {name: wire.plain(value) for name, value in conversation._asdict().items() if name not in (*_ARRAYS, "raw_logprobs")}
+  fields |= dict(reason=int(conversation.reason), sequence=int(conversation.sequence))
+  held = {name: getattr(conversation, name) for name in _ARRAYS}
+  return Frame("conversation", fields, {name: np.asarray(x, _ARRAYS[name]) for name, x in held.items() if x is not None})
+
+
+def conversation_of(frame: Frame) -> Conversation:
+  """Inverts `conversation_frame`, but for `raw_logprobs`, which only the sampler continues."""
+  fields, arrays = dict(frame.fields), dict(frame.arrays)
+  fields |= dict(turns=tuple(map(_turn, fields["turns"])), reason=StopReason(fields["reason"]))
+  fields["failed"] = None if fields["failed"] is None else tuple(fields["failed"])
+  routes, written = arrays.pop("routes", None), arrays.pop("written").astype(bool).tolist()
+  parts: Mapping[str, Any] = {name: x.tolist() for name, x in arrays.items()}
+  return Conversation(**fields, **parts, written=written, routes=routes)
+
+
+def _turn(parts: Sequence[Any]) -> Turn:
+  said, reply, *rest = parts
+  return Turn(said, tuple(reply) if isinstance(reply, list) else reply, *rest)
