@@ -50,7 +50,7 @@ def by_sampler(run: Run) -> Callable[[Examples, jax.Array], dict[str, float]]:
       computed += len(examples) * width + drawn.mask.size + int(new.max()) * len(new)
       return drawn
 
-    job = drawing.train.job(examples, key)
+    job = drawing.train.job(examples, key, run.state.params)
     playing = Sweeps(move_weights(run), job, sample=sample, tokenizer=drawing.tokenizer, rules=drawing.rules, **placing)
     drawn, metrics = gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)
     return metrics | {"tokens": float(drawn.rollouts.mask.sum()), "computed": float(computed)}
@@ -63,7 +63,7 @@ def by_engine(run: Run) -> Callable[[Examples, jax.Array], dict[str, float]]:
   drawing = run.experiment.drawing
 
   def draw(examples: Examples, key: jax.Array) -> dict[str, float]:
-    job = drawing.train.job(examples, key)
+    job = drawing.train.job(examples, key, run.state.params)
     drawing.queue.publish(move_weights(run), run.record.rl_steps)
     playing = drawing.queue.begin(drawing.train.play, job)
     drawn, metrics = gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)

@@ -230,7 +230,6 @@ def _tower_problems(config: ConfigDict) -> Iterator[Problem]:
   for field, value, expected in (
     ("mesh.context", config.mesh.context, 1),
     ("mesh.sampler", config.mesh.sampler, 0),
-    ("environment.name", config.environment.name, None),
     ("rollout.spare_prompts", config.rollout.spare_prompts, 0),
   ):
     if value != expected:

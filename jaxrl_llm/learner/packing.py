@@ -420,9 +420,7 @@ def _with_pictures(batch: TrainBatch, sequences: Sequence[Trajectory], layout: L
     pictures = sequence.pictures
     if pictures is None:
       continue
-    length = len(pictures.slots)
-    of_response = pictures.end + np.repeat(np.arange(len(slots) - length)[:, None], 3, axis=1)
-    positions[row, slots] = np.concatenate([pictures.positions, of_response])
+    positions[row, slots], own = pictures.span(0, len(slots))
     # Sequences that share a prompt begin at the same slot.
     if (row, slots[0]) not in first:
       first[row, slots[0]] = used[row]
@@ -431,7 +429,7 @@ def _with_pictures(batch: TrainBatch, sequences: Sequence[Trajectory], layout: L
         raise ValueError(f"config.learner.row_images: found {room.pictures}, expected at least {needed} for the pictures of a row")
       image_slots.put(images, row, used[row], pictures)
       used[row] += pictures.count
-    images.slots[row, slots[:length]] = np.where(pictures.slots < 0, -1, pictures.slots + first[row, slots[0]] * room.tokens)
+    images.slots[row, slots] = np.where(own < 0, -1, own + first[row, slots[0]] * room.tokens)
   return batch._replace(positions=positions, images=images)
 
 

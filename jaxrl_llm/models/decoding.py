@@ -14,7 +14,7 @@ from jaxrl_llm.models import ragged
 from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, map_prompts, split_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
-from jaxrl_llm.types import Params
+from jaxrl_llm.types import Images, Params
 
 Bind = Callable[[Params], nnx.Module]
 
@@ -99,19 +99,22 @@ def make_steps(
     starts: Int[Array, " N"],
     counts: Int[Array, " N"],
     rows: Int[Array, " N"] | None = None,
+    *,
+    positions: Int[Array, "N T *axes"] | None = None,
+    images: Images | None = None,
   ) -> tuple[Float[Array, "N V"], Cache, Int[Array, "N T L K"] | None]:
     model = bind_decoder(weights.rest)
     offsets = jnp.arange(tokens.shape[1])
-    positions = starts[:, None] + offsets
-    columns = jnp.where(offsets < counts[:, None], positions, NOWHERE)
+    here = starts[:, None] + offsets
+    columns = jnp.where(offsets < counts[:, None], here, NOWHERE)
     if tokens.shape[1] == 1 and rows is None:
       of_blocks = columns_of_blocks(jnp.arange(sum(block.v.shape[2] for block in cache.blocks[0])), cache.blocks[0])
       lengths = jnp.where(counts > 0, starts, 0) + 1
       view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None)
-      x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts, cache, view)
+      x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts if positions is None else positions[:, 0], cache, view)
       return model.unembed(x), cache, None if routes is None else routes[:, None]
     spans = Spans(rows, columns)
-    x, cache, routes = model.extend(weights.blocks, tokens, positions, cache, spans)
+    x, cache, routes = model.extend(weights.blocks, tokens, here if positions is None else positions, cache, spans, images)
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
     return model.unembed(last), cache, routes
 

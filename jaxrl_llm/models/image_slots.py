@@ -51,6 +51,13 @@ class Pictures(NamedTuple):
     """The number of pictures."""
     return len(self.patches.mask if self.features is None else self.features)
 
+  def span(self, start: int, end: int) -> tuple[Int[np.ndarray, "T 3"], Int[np.ndarray, " T"]]:
+    """Returns the positions and slots of some tokens of the prompt and of what follows it."""
+    size = len(self.slots)
+    behind = np.arange(max(start, size), end)
+    positions = np.concatenate([self.positions[start:end], np.repeat(self.end + behind[:, None] - size, 3, axis=1)])
+    return positions, np.append(self.slots[start:end], np.full(len(behind), -1, np.int32))
+
 
 def places(tokens: Sequence[int] | Int[np.ndarray, " T"], grids: Sequence[Grid], vision: Vision) -> Places:
   """Computes the places of the tokens of a sequence that shows pictures.

@@ -116,7 +116,7 @@ class Transformer(nnx.Module):
     x = self.embed(tokens)
     return x if images is None else jnp.where((images.slots < 0)[..., None], x, features_at(images, 0).astype(x.dtype))
 
-  def add_deep(self, x: Float[Array, "B T D"], images: Images | None, layer: Int[Array, ""]) -> Float[Array, "B T D"]:
+  def add_deep(self, x: Float[Array, "B T D"], images: Images | None, layer: int | Int[Array, ""]) -> Float[Array, "B T D"]:
     """Adds the deep features behind one of the first layers."""
     num_deep = 0 if images is None else images.features.shape[3] - 1
     if not num_deep:
@@ -280,24 +280,31 @@ class Transformer(nnx.Module):
     return self.final_norm(x), cache._replace(blocks=tuple(held)), self.stacked(routes, tokens.shape)
 
   def extend(
-    self, blocks: tuple[PyTree, ...], tokens: Int[Array, "N T"], positions: Int[Array, "N T"], cache: Cache, spans: Spans
+    self,
+    blocks: tuple[PyTree, ...],
+    tokens: Int[Array, "N T"],
+    positions: Int[Array, "N T *axes"],
+    cache: Cache,
+    spans: Spans,
+    images: Images | None = None,
   ) -> tuple[Float[Array, "N T D"], Cache, Int[Array, "N T L K"] | None]:
     """Computes the final hidden states of spans of new tokens.
 
     Also returns the cache with the tokens written to it, and the experts that they visited.
     """
-    x, held, routes = self.embed(tokens), [], []
+    x, held, routes = self.embed_rows(tokens, images), [], []
     rotated = self.rotated(positions, num_positions(cache))
-    for block, kept in zip(self.merged(blocks), cache.blocks, strict=True):
+    for layer, (block, kept) in enumerate(zip(self.merged(blocks), cache.blocks, strict=True)):
       x, written, experts = block.extend(x, rotated, kept, spans)
+      x = self.add_deep(x, images, layer)
       held.append(written)
       routes.append(experts)
     return self.final_norm(x), cache._replace(blocks=tuple(held)), self.stacked(routes, tokens.shape)
 
-  def rotated(self, positions: Int[Array, "N T"], end: int) -> Rotation:
+  def rotated(self, positions: Int[Array, "N T *axes"], end: int) -> Rotation:
     """Computes the rotation of positions below `end`, once for all heads and layers."""
     # Without the barrier, XLA recomputes the sines for every head of every layer.
-    if platform_of(self.mesh) != "cpu":
+    if platform_of(self.mesh) != "cpu" or positions.ndim == 3:
       return jax.lax.optimization_barrier(rotation_of(self.config, positions))
     # On CPUs it does so despite the barrier, but it does not recompute a table for its entries.
     table = jax.lax.optimization_barrier(rotation_of(self.config, jnp.arange(end)[:, None]))

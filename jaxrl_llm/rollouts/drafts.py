@@ -144,6 +144,8 @@ class Drafts:
     if self.park(draft):
       return None
     turn = dict(seed=turn_seed(job.seeds[draft.sequence], len(draft.turns)), salt=job.salt, owner=str(draft.sequence), drawn=own)
+    if job.pictures:
+      turn["pictures"] = job.pictures[draft.sequence // job.group_size]
     request = request_of(job.draws, [*draft.prompt, *draft.tokens], room, **turn)
 
     def note(piece: Piece) -> None:

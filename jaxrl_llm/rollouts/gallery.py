@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.models import image_slots
@@ -114,19 +114,20 @@ class Gallery:
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
       return list(pool.map(cut, contents))
 
-  def shown(self, examples: Sequence[Mapping[str, Any]], width: int, params: Params) -> Shown:
-    """Returns the pictures of a batch of prompts, padded on the left to `width` slots."""
-    images = image_slots.blank(self.prompts.shapes(len(examples), width))
-    positions = np.zeros((len(examples), width, 3), np.int32)
-    ends = np.zeros(len(examples), np.int32)
-    for row, own in enumerate(self.pictures(examples, params)):
-      if own is None:
-        length = len(self._prompt_ids(examples[row]))
-        positions[row, width - length :], ends[row] = np.arange(length)[:, None], length
-        continue
-      image_slots.put(images, row, 0, own)
-      here = slice(width - len(own.slots), width)
-      images.slots[row, here], positions[row, here], ends[row] = own.slots, own.positions, own.end
+  def shown(self, pictures: Sequence[Pictures | None], mask: Bool[np.ndarray, "n P"]) -> Shown:
+    """Lays the pictures of a batch of prompts out for the sampler.
+
+    Args:
+      pictures: Pictures of each prompt, from `self.pictures`.
+      mask: Mask of the tokens that are not padding, which is on the left.
+    """
+    images = image_slots.blank(self.prompts.shapes(*mask.shape))
+    positions = np.repeat(np.maximum(np.cumsum(mask, axis=1, dtype=np.int32) - 1, 0)[..., None], 3, axis=-1)
+    ends = np.sum(mask, axis=1, dtype=np.int32)
+    for row, own in enumerate(pictures):
+      if own is not None:
+        image_slots.put(images, row, 0, own)
+        images.slots[row, mask[row]], positions[row, mask[row]], ends[row] = own.slots, own.positions, own.end
     return Shown(images, positions, ends)
 
 

@@ -18,9 +18,11 @@ from jaxtyping import Int16, PRNGKeyArray
 from jaxrl_llm.decoding.engine import requests
 from jaxrl_llm.decoding.engine.requests import Engine, ReplayLost, Request
 from jaxrl_llm.messages import one_line
+from jaxrl_llm.models.image_slots import Pictures
+from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
-from jaxrl_llm.types import Rollouts, StopReason
+from jaxrl_llm.types import Params, Rollouts, StopReason
 
 PATIENCE_S = 0.1
 """Time after which a caller that waits for conversations may look around, in seconds."""
@@ -80,6 +82,7 @@ class Job(NamedTuple):
       empty if all are new.
     enough: Number of groups that must be complete. The others are cut then (see `cutoff`), and
       handed over as they are; None waits for all.
+    pictures: Pictures of each prompt; empty if the task has none.
   """
 
   examples: Examples
@@ -90,6 +93,7 @@ class Job(NamedTuple):
   at_once: int | None = None
   begun: Sequence["Conversation"] = ()
   enough: int | None = None
+  pictures: Sequence[Pictures | None] = ()
 
 
 class Conversation(NamedTuple):
@@ -198,17 +202,20 @@ class Plan(NamedTuple):
     draws: Settings of the turns.
     group_size: Number of samples per prompt (G).
     at_once: Number of conversations that the engine keeps; None for all.
+    gallery: Pictures of the problems; None if they show none.
   """
 
   play: PlayFn
   draws: Draws
   group_size: int
   at_once: int | None = None
+  gallery: Gallery | None = None
 
-  def job(self, examples: Examples, key: PRNGKeyArray) -> Job:
-    """Returns the batch with this key."""
+  def job(self, examples: Examples, key: PRNGKeyArray, params: Params) -> Job:
+    """Returns the batch with this key; the weights of the learner are read for pictures alone."""
+    pictures = () if self.gallery is None else self.gallery.pictures(examples, params)
     seeds, salt = sequence_seeds(key, len(examples) * self.group_size), np.asarray(jax.random.key_data(key), np.uint32).tobytes().hex()
-    return Job(examples, self.group_size, seeds, salt, self.draws, at_once=self.at_once)
+    return Job(examples, self.group_size, seeds, salt, self.draws, at_once=self.at_once, pictures=pictures)
 
 
 def turn_seed(seed: int, turn: int) -> int:

@@ -4,21 +4,23 @@ from concurrent.futures import Future
 from functools import partial
 
 from jaxrl_llm.decoding.engine.requests import Engine
+from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rollouts.drafts import Draft, Drafts
 from jaxrl_llm.rollouts.jobs import Job
 from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.text_types import Tokenizer
 
 
-def play_singles(engine: Engine, job: Job, *, tokenizer: Tokenizer) -> Drafts:
+def play_singles(engine: Engine, job: Job, *, tokenizer: Tokenizer, pictures: PictureConfig | None = None) -> Drafts:
   """Begins all responses of a batch.
 
   Args:
     engine: Engine that draws them.
     job: Prompts and settings.
     tokenizer: The task's tokenizer.
+    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
   """
-  drafts, prompts = Drafts(engine, job), [prompt_ids(example, tokenizer) for example in job.examples]
+  drafts, prompts = Drafts(engine, job), [prompt_ids(example, tokenizer, pictures) for example in job.examples]
 
   def take(draft: Draft, future: Future) -> None:
     """Hands a response over, in the thread of the engine."""

@@ -123,7 +123,7 @@ def _dispatch(
     gallery: Pictures of the problems; None if there are none.
   """
   prompts = encode_prompts(job.examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
-  shown = () if gallery is None else (place_rows(mesh, gallery.shown(job.examples, prompts[0].shape[1], params)),)
+  shown = () if gallery is None else (place_rows(mesh, gallery.shown(job.pictures, prompts[1])),)
   seeds = np.array(list(map(turn_seed, job.seeds, turns)), "<u8").view("<u4")
   requests = requests._replace(seeds=seeds.reshape(-1, 2))
   # They belong to no sequence.

@@ -22,6 +22,7 @@ from typing import Any
 
 from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.messages import one_line
+from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rollouts.drafts import Draft, Drafts
 from jaxrl_llm.rollouts.environments import Reply
 from jaxrl_llm.rollouts.jobs import PATIENCE_S, Conversation, Job
@@ -59,7 +60,7 @@ class _Conversation:
   holds: bool = False
 
 
-def play_turns(engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer) -> Drafts:
+def play_turns(engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer, pictures: PictureConfig | None = None) -> Drafts:
   """Begins all conversations of a batch.
 
   Args:
@@ -67,14 +68,15 @@ def play_turns(engine: Engine, job: Job, *, rules: Rules, tokenizer: Tokenizer) 
     job: Conversations to play.
     rules: Rules of the conversations.
     tokenizer: The task's tokenizer.
+    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
   """
-  return _Turns(engine, job, rules, tokenizer).drafts
+  return _Turns(engine, job, rules, tokenizer, pictures).drafts
 
 
 class _Turns:
   """The conversations of a batch with their environments, and the threads that step these."""
 
-  def __init__(self, engine: Engine, job: Job, rules: Rules, tokenizer: Tokenizer):
+  def __init__(self, engine: Engine, job: Job, rules: Rules, tokenizer: Tokenizer, pictures: PictureConfig | None):
     self._job, self._rules, self._tokenizer = job, rules, tokenizer
     self._lock = threading.Lock()
     self._drawn: queue.SimpleQueue[tuple[_Conversation, Future | None] | None] = queue.SimpleQueue()
@@ -82,7 +84,7 @@ class _Turns:
     waits = rules.environment.concurrency is not None
     self.drafts = Drafts(engine, job, ended=lambda draft: self._make_room(self._conversations[draft.sequence]), waits=waits)
     self._conversations = [_Conversation(draft, job.examples[draft.sequence // job.group_size]) for draft in self.drafts.all]
-    prompts = [prompt_ids(example, tokenizer) for example in job.examples]
+    prompts = [prompt_ids(example, tokenizer, pictures) for example in job.examples]
     for conversation in self._conversations:
       conversation.draft.prompt = prompts[conversation.draft.sequence // job.group_size]
       self._go_on(conversation, conversation.draft.begun)

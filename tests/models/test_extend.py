@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models import Cache, make_model, preset
-from jaxrl_llm.models.decoding_weights import DecodingWeights
+from jaxrl_llm.models import make_model, preset
 from tests.marks import few
 
 ROWS, COLUMNS, LENGTH = 4, (8, 8, 16), 21
@@ -109,10 +107,3 @@ def test_weights_and_a_cache_in_8_bits_stay_close():
   logits, _, _ = extend(weights, tokens[:, 8:9], cache, counts, np.ones(ROWS, int))
   error = np.abs(logits - expected[:, 8]).max()
   assert 1e-5 < error < 0.1 * np.abs(expected).max()
-
-
-def test_several_devices_are_refused():
-  config = preset("nano", vocab_size=64)
-  model = make_model(config, mesh=mesh_lib.make_mesh(fsdp=2, devices=jax.devices()[:2]))
-  with pytest.raises(ValueError, match="^model.extend: found rows split over 2 devices, expected one or a mesh of tensor=N alone$"):
-    model.extend(DecodingWeights({}, ()), jnp.zeros((1, 1), int), Cache((), ()), jnp.zeros(1, int), jnp.ones(1, int))

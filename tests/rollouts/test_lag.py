@@ -137,7 +137,7 @@ def test_rollouts_come_from_the_weights_of_an_earlier_step(lagging):
       examples = next(prompts)
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
       drawing = built.drawing
-      job = drawing.train.job(examples, key)
+      job = drawing.train.job(examples, key, params)
       drawing.queue.publish(params, version)
       playing = drawing.queue.begin(drawing.train.play, job)
       drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=drawing.prompt_buckets)

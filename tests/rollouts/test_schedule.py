@@ -104,7 +104,7 @@ def job_of(seed=3):
 
 @pytest.fixture
 def queue(monkeypatch):
-  monkeypatch.setattr("jaxrl_llm.rollouts.singles.prompt_ids", lambda example, tokenizer: [1, 2])
+  monkeypatch.setattr("jaxrl_llm.rollouts.singles.prompt_ids", lambda example, tokenizer, pictures: [1, 2])
   engines = []
   made = DrawingQueue(lambda params, version: engines.append(FakeEngine(version)) or engines[-1], patience_s=2.0)
   made.engines = engines

@@ -10,11 +10,14 @@ from jaxrl_llm import evaluate, train
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.pretrained import png
+from jaxrl_llm.rollouts.environments import Environment, Reply
+from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.tasks.sets import figures
 from jaxrl_llm.workdir import claim
 from jaxrl_llm.workdir.metrics import read_rows
-from tests.runs import VARIED, column, quick, tiny_config
+from tests.marks import few
+from tests.runs import VARIED, column, quick, run_here, tiny_config
 
 SETTINGS = VARIED | {
   "model.preset": "nano-vl", "task.name": "figures", "task.levels": (1,), "rollout.prompt_buckets": None, "learner.row_tokens": None,
@@ -71,6 +74,32 @@ def test_text_among_pictures_and_an_evaluation(tmp_path):
   assert all(x.startswith("data:image/png") for images in of_problems for x in images)
 
 
+def talk() -> Environment:
+  """Makes an environment that asks again until it has got three turns."""
+
+  def step(turns, said):
+    return turns + 1, Reply("ab", 0.0, done=turns == 2)
+
+  return Environment(lambda example: 0, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train_tower", few([False, True], 1))
+def test_conversations_about_pictures(train_tower, tmp_path, monkeypatch):
+  """With a lag, and a trained tower that new weights interrupt."""
+  monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
+  lag = {"rollout.staleness": 1, "rollout.update_in_flight": "recompute" if train_tower else None}
+  talks = {"environment.name": "tests.run.test_pictures:talk", "rollout.stop_strings": tuple("abcdefgh"), "reward.overlong_buffer": 16}
+  changes = {"model.train_tower": train_tower, "task.data_dir": str(tmp_path / "data"), "num_steps": 4}
+  config = tiny_config("gspo", SETTINGS | talks | lag | changes | {"checkpoint.every": 4, "eval.every": 2})
+  assert not config_problems(config)
+  run_here(config, tmp_path / "run")
+  gaps = column(tmp_path / "run", "rollout_corr/logprob_abs_diff/max")
+  assert gaps[0] < 1e-5
+  assert column(tmp_path / "run", "conversation/turns/max")[0] == 3
+  assert max(column(tmp_path / "run", "rollout/staleness")) == 1
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
@@ -85,6 +114,14 @@ def test_text_among_pictures_and_an_evaluation(tmp_path):
 def test_settings_that_do_nothing_for_pictures_are_refused(changes, message):
   problems = config_problems(tiny_config("sapo", SETTINGS | {"model.train_tower": True} | changes))
   assert any(message in str(problem) for problem in problems), problems
+
+
+def test_conversations_about_pictures_need_the_engine(tmp_path, monkeypatch):
+  monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
+  changes = {"environment.name": "tests.run.test_pictures:talk", "rollout.driver": "drain", "task.data_dir": str(tmp_path)}
+  expected = "^config.environment.name: conversations about pictures need the decoding engine, but rollout.driver is 'drain'$"
+  with quick(), pytest.raises(ValueError, match=expected):
+    experiment.build_experiment(tiny_config("gspo", SETTINGS | changes))
 
 
 def test_a_language_model_refuses_problems_with_pictures(tmp_path):

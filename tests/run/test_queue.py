@@ -16,6 +16,7 @@ from jaxrl_llm.rollouts import drawing_queue, schedule
 from jaxrl_llm.rollouts.drafts import Drafts
 from jaxrl_llm.rollouts.schedule import ReplayDiffersError
 from jaxrl_llm.run.steps import learn, sample
+from jaxrl_llm.tasks.sets import figures
 from tests.marks import few
 from tests.runs import VARIED, break_at, column, quick, rows, run_here, tiny_config
 
@@ -26,8 +27,16 @@ SHORT = VARIED | {
 TIMES = ("perf/", "timing_s/", "samplers/", "conversation/computed_tokens", "conversation/cached_tokens")
 
 
+FIGURES = {
+  "model.preset": "nano-vl", "task.name": "figures", "task.levels": (1,), "rollout.prompt_buckets": None, "learner.row_tokens": None,
+  "learner.row_buckets": None, "warm_start.row_buckets": None,
+}  # fmt: skip
+
+
 def config_of(name="gspo", changes=None):
-  config = tiny_config(name, SHORT | (changes or {}))
+  """Returns the config of a short run; "figures" are pictures for a frozen tower."""
+  pictures = FIGURES if name == "figures" else {}
+  config = tiny_config("sapo" if pictures else name, SHORT | pictures | (changes or {}))
   assert config_problems(config) == []
   return config
 
@@ -57,9 +66,11 @@ def slowly(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("name", "in_flight"), few([("gspo", "keep"), ("tools", "recompute"), ("tools", "wait")], 0, rest="slow", by_hand=(2,))
+  ("name", "in_flight"),
+  few([("gspo", "keep"), ("tools", "recompute"), ("tools", "wait"), ("figures", "keep")], 0, rest="slow", by_hand=(2,)),
 )
 def test_a_run_is_repeated_to_the_last_bit(name, in_flight, slowly, tmp_path, monkeypatch):
+  monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
   config = config_of(name, {"rollout.update_in_flight": in_flight})
   run_here(config, tmp_path / "first")
   ages = column(tmp_path / "first", "rollout/staleness")
@@ -192,9 +203,10 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", few(["gspo", "tools"], "tools"))
-def test_the_engine_and_the_sampler_draw_the_same_tokens(name, tmp_path):
+@pytest.mark.parametrize("name", few(["gspo", "tools", "figures"], "tools", rest="slow", by_hand=(0,)))
+def test_the_engine_and_the_sampler_draw_the_same_tokens(name, tmp_path, monkeypatch):
   """Single turns and conversations, of training and of evaluations, at a temperature above 0."""
+  monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
   changes = {"eval.temperature": 0.7, "eval.samples": 2, "eval.num_prompts": 16, "eval.batch_prompts": 16, "eval.save_samples": True}
   changes |= {"num_steps": 1, "warm_start.num_steps": 40, "checkpoint.every": 1, "rollout.staleness": 0}
   changes |= {"rollout.update_in_flight": None}

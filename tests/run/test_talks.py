@@ -73,7 +73,7 @@ def test_conversations_come_from_the_weights_of_the_previous_step(lagging):
     with drawing.queue:
       for step, version in enumerate([0, 0, 1, 3, 3]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
-        job = drawing.train.job(next(prompts), key)
+        job = drawing.train.job(next(prompts), key, weights[version])
         drawing.queue.publish(jax.tree.map(np.asarray, weights[version]), version)
         playing = drawing.queue.begin(drawing.train.play, job)
         drawn, _ = gather(playing, job, built.task.tokenizer, prompt_buckets=built.config.rollout.prompt_buckets)

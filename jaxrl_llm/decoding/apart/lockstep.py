@@ -47,12 +47,16 @@ def encode_news(news: News) -> bytes:
     (None, 7)
   """
   fields = dict(aborted=news.aborted, version=news.update and news.update[1], is_closing=news.is_closing)
-  return wire.joined([Frame("news", fields), *(wire.request_frame(i, request, pieces=False) for i, request in enumerate(news.requests))])
+  asked = (wire.request_frame(i, request, pieces=False) for i, request in enumerate(news.requests))
+  shown = {request.pictures.key: request.pictures for request in news.requests if request.pictures is not None}
+  return wire.joined([Frame("news", fields), *map(wire.pictures_frame, shown.values()), *asked])
 
 
 def decode_news(message: bytes) -> News:
   """Inverts `encode_news`."""
-  first, *asked = wire.parted(message)
+  first, *frames = wire.parted(message)
+  shown = {own.key: own for own in map(wire.pictures_of, (frame for frame in frames if frame.kind == "pictures"))}
+  asked = [wire.request_of(frame, shown) for frame in frames if frame.kind == "request"]
   fields = first.fields
   update = None if fields["version"] is None else (None, fields["version"])
-  return News([wire.request_of(frame) for frame in asked], tuple(fields["aborted"]), update, fields["is_closing"])
+  return News(asked, tuple(fields["aborted"]), update, fields["is_closing"])

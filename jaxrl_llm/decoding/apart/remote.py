@@ -96,6 +96,7 @@ class RemoteEngine:
     self._numbers, self._outbox, self._answers = itertools.count(), queue.SimpleQueue(), queue.SimpleQueue()
     self._lock = threading.Lock()
     self._open: dict[int, _Open] = {}
+    self._pictures = wire.LatestPictures()
     self._lost: SamplerLost | None = None
     self._is_closing, self._ended, self._is_moving = False, threading.Event(), False
     self._version = -1
@@ -124,6 +125,8 @@ class RemoteEngine:
       if not self._num_able():
         self._moved_on = time.monotonic()
       self._open[number] = opened
+      if request.pictures is not None and self._pictures.add(request.pictures):
+        self._outbox.put(wire.pictures_frame(request.pictures))
       self._outbox.put(frame)
     return Handle(opened.future, lambda: self._outbox.put(Frame("abort", {"id": number})))
 

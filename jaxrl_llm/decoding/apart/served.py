@@ -62,6 +62,7 @@ class _Serving:
     self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     self._lock = threading.Lock()
     self._open: dict[int, Handle] = {}
+    self._pictures = wire.LatestPictures()
     self._broken: BaseException | None = None
     self._began = engine.pulse()
     self._reading_since: float | None = None
@@ -112,6 +113,8 @@ class _Serving:
       self._reading_since, fields = None, frame.fields
       if frame.kind == "request":
         self._submit(frame)
+      elif frame.kind == "pictures":
+        self._pictures.add(wire.pictures_of(frame))
       elif frame.kind == "abort":
         with self._lock:
           handle = self._open.get(fields["id"])
@@ -149,7 +152,9 @@ class _Serving:
     self._outbox.put(Frame("again", {"names": list(wrong), "line": line}))
 
   def _submit(self, frame: Frame) -> None:
-    number, request = int(frame.fields["id"]), wire.request_of(frame)
+    number, request = int(frame.fields["id"]), wire.request_of(frame, self._pictures)
+    if request.pictures is not None:
+      self._pictures.add(request.pictures)
     pass_on = lambda piece: self._outbox.put(wire.piece_frame(number, piece))
     try:
       handle = self._engine.submit(request, pass_on if frame.fields["pieces"] else None)

@@ -16,6 +16,7 @@ import math
 import os
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -25,11 +26,14 @@ import numpy as np
 
 from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
 from jaxrl_llm.messages import one_line, shown
+from jaxrl_llm.models.image_slots import Pictures
+from jaxrl_llm.types import Patches
 
 LARGEST_FRAME = 1 << 28
 """Largest number of bytes of a frame."""
 
 _LARGEST_HEADER, _MOST_ARRAYS = 1 << 24, 16
+_PICTURES_KEPT = 64
 _AS_ARRAYS = ("tokens", "logprobs", "routes", "kept")
 _DTYPES = ("int16", "int32", "float32", "uint8")
 
@@ -144,12 +148,14 @@ def request_frame(number: int, request: Request, *, pieces: bool) -> Frame:
     request: Completion to draw, with ids of at most 32 bits.
     pieces: Whether the tokens are to be sent as they are drawn.
   """
-  fields = {name: plain(value) for name, value in request._asdict().items() if name != "tokens"}
+  fields = {name: plain(value) for name, value in request._asdict().items() if name not in ("tokens", "pictures")}
+  if request.pictures is not None:
+    fields["pictures"] = request.pictures.key.hex()
   return Frame("request", {"id": number, "pieces": pieces, "request": fields}, {"tokens": np.asarray(request.tokens, np.int32)})
 
 
-def request_of(frame: Frame) -> Request:
-  """Returns the request of a frame.
+def request_of(frame: Frame, pictures: Mapping[bytes, Pictures] = {}) -> Request:
+  """Returns the request of a frame, with those of some pictures that it names.
 
   Raises:
     WireError: If it is none.
@@ -158,7 +164,51 @@ def request_of(frame: Frame) -> Request:
     fields = dict(frame.fields["request"])
     for name in ("stop_ids", "stops"):
       fields[name] = tuple(fields[name])
+    if "pictures" in fields:
+      fields["pictures"] = pictures[bytes.fromhex(fields["pictures"])]
     return Request(frame.arrays["tokens"].tolist(), **fields | {"parts": _pairs(fields["parts"])})
+
+
+def pictures_frame(pictures: Pictures) -> Frame:
+  """Returns the frame of the pictures that the requests behind it name by their key."""
+  arrays = {"positions": pictures.positions, "slots": pictures.slots}
+  if pictures.features is not None:
+    arrays["features"] = np.asarray(pictures.features)
+  else:
+    arrays |= pictures.patches._asdict()
+  # Frames have no bfloat16 and no Booleans.
+  dtypes = {name: x.dtype.name for name, x in arrays.items() if x.dtype.name not in _DTYPES}
+  as_bits = lambda x: np.ascontiguousarray(x).view({1: np.uint8, 2: np.int16}[x.dtype.itemsize])
+  arrays = {name: as_bits(x) if name in dtypes else x for name, x in arrays.items()}
+  return Frame("pictures", {"key": pictures.key.hex(), "end": int(pictures.end), "dtypes": dtypes}, arrays)
+
+
+def pictures_of(frame: Frame) -> Pictures:
+  """Returns the pictures of a frame.
+
+  Raises:
+    WireError: If there are none.
+  """
+  with _reading(frame):
+    fields, arrays = frame.fields, {name: x.astype(x.dtype.newbyteorder("=")) for name, x in frame.arrays.items()}
+    arrays |= {name: arrays[name].view(dtype) for name, dtype in fields["dtypes"].items()}
+    places = bytes.fromhex(fields["key"]), arrays["positions"], arrays["slots"], int(fields["end"])
+    if "features" in arrays:
+      return Pictures(*places, features=arrays["features"])
+    return Pictures(*places, patches=Patches(*(arrays[name] for name in Patches._fields)))
+
+
+class LatestPictures(OrderedDict):
+  """The pictures that a connection has carried last, the same on both of its sides."""
+
+  def add(self, pictures: Pictures) -> bool:
+    """Notes that a request shows pictures; returns whether they are new here."""
+    is_new = pictures.key not in self
+    self.setdefault(pictures.key, pictures)
+    self.move_to_end(pictures.key)
+    if len(self) > _PICTURES_KEPT:
+      self.popitem(last=False)
+    return is_new
 
 
 def piece_frame(number: int, piece: Piece) -> Frame:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 
+import jax
 import numpy as np
 from jaxtyping import Integer
 
 from jaxrl_llm.decoding.engine.requests import Request
 from jaxrl_llm.decoding.filters import check_filter
 from jaxrl_llm.decoding.stops import MAX_IDS, check_texts
+from jaxrl_llm.models.image_slots import Room
 
 
 def check_request(request: Request, *, vocab_size: int, context: int) -> Integer[np.ndarray, " n"]:
@@ -52,6 +54,41 @@ def check_request(request: Request, *, vocab_size: int, context: int) -> Integer
     raise ValueError(f"stop_ids: found {len(request.stop_ids)} ids, expected at most {MAX_IDS}")
   check_texts("stops", request.stops)
   return tokens
+
+
+def check_pictures(request: Request, room: Room | None) -> None:
+  """Checks that an engine with this room, None for text alone, can show the pictures of a request.
+
+  Raises:
+    ValueError: If it cannot. One line, which names the field.
+  """
+  pictures = request.pictures
+  if pictures is None:
+    return
+  if room is None:
+    raise ValueError("pictures: found some, expected None: the engine reads text alone")
+  size, image_token = len(pictures.slots), room.config.vision.image_token
+  if not 0 < size <= len(request.tokens) or pictures.positions.shape != (size, 3):
+    sizes = f"{size} slots and positions of shape {pictures.positions.shape}"
+    raise ValueError(f"pictures.slots: found {sizes}, expected one for each token of the prompt, at most {len(request.tokens)}")
+  shows = np.asarray(request.tokens[:size]) == image_token
+  if not np.array_equal(shows, pictures.slots >= 0):
+    counts = f"{int(np.sum(pictures.slots >= 0))} slots of pictures for {int(np.sum(shows))} image tokens"
+    raise ValueError(f"pictures.slots: found {counts}, expected one at each image token (id {image_token})")
+  # A token is never further on in its pictures than in its row.
+  if not (0 < pictures.end <= size and pictures.positions.min() >= 0 and pictures.positions.max() < size):
+    bounds = f"{pictures.positions.min()} to {pictures.positions.max()} before {pictures.end}"
+    raise ValueError(f"pictures.positions: found {bounds}, expected 0 to {size - 1}: a prompt of {size} tokens")
+  name, tower = ("patches", "trained") if room.config.train_tower else ("features", "frozen")
+  given, expected = getattr(pictures, name), getattr(room.shapes(1, 1), name)
+  if given is None:
+    raise ValueError(f"pictures.{name}: found None, expected those of the pictures: the tower is {tower}")
+  for field, own, shape in zip(getattr(given, "_fields", ("",)), jax.tree.leaves(given), jax.tree.leaves(expected), strict=True):
+    if own.shape[1:] != shape.shape[2:] or not 0 < len(own) <= room.pictures:
+      most = f"1 to {room.pictures} pictures of shape {shape.shape[2:]}"
+      raise ValueError(f"pictures.{name}{field and '.'}{field}: found the shape {own.shape}, expected {most}")
+  if pictures.slots.max() >= pictures.count * room.tokens:
+    raise ValueError(f"pictures.slots: found {pictures.slots.max()}, expected less than {pictures.count * room.tokens}, the image tokens")
 
 
 def _ids(name: str, given: Iterable, vocab_size: int) -> Integer[np.ndarray, " n"]:

@@ -112,7 +112,7 @@ class Fleet:
     with self._lock:
       least = min(range(len(self._open)), key=self._open.__getitem__)
       # A repeated request may keep its row for long: they are spread evenly.
-      held = None if request.parts else self._known.find(request.tokens, request.salt)
+      held = None if request.parts else self._known.find(request.tokens, request.cache_salt)
       chosen = least if held is None or self._open[held] > self._open[least] + self._slack else held
       if self._open[chosen] >= self._engines[chosen].limits.requests:
         chosen = least
@@ -122,7 +122,7 @@ class Fleet:
         most = self.limits.requests
         raise QueueFull(f"found {sum(self._open)} open requests, expected fewer than {most}; try again later") from error
       self._open[chosen] += 1
-      self._known.note(request.tokens, request.salt, chosen)
+      self._known.note(request.tokens, request.cache_salt, chosen)
     handle.completion.add_done_callback(lambda future: self._ended(request, chosen, future))
     return handle
 
@@ -131,7 +131,7 @@ class Fleet:
     with self._lock:
       self._open[engine] -= 1
       if completion is not None:
-        self._known.note([*request.tokens, *completion.tokens], request.salt, engine)
+        self._known.note([*request.tokens, *completion.tokens], request.cache_salt, engine)
 
   def update(self, params: Params, version: int) -> None:
     """Gives all engines new weights; see `Engine`."""

@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Int16, PyTree
+from jaxtyping import Float, Int, Int16, PyTree
 
-from jaxrl_llm.decoding.engine.checks import check_request
+from jaxrl_llm.decoding.engine.checks import check_pictures, check_request
 from jaxrl_llm.decoding.engine.in_hand import News, OpenRequest, Peers, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
-from jaxrl_llm.decoding.engine.programs import EnginePrograms, no_rows
+from jaxrl_llm.decoding.engine.programs import EnginePrograms, no_rows, no_spans
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.decoding.stops import NO_ID, stops_of_row
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import Model
-from jaxrl_llm.types import Params, StopReason
+from jaxrl_llm.models.image_slots import Pictures, Room, blank, put
+from jaxrl_llm.types import Images, Params, StopReason
 
 _CALLS = 4  # Number of prefills between two stretches, unless more rows wait than decode.
 _PAUSE_S = 2e-3  # Time without a new request after which an idle engine begins those that it has.
@@ -50,7 +51,7 @@ class DecodingEngine:
   def __init__(
     self, model: Model, programs: EnginePrograms, weights: PyTree, limits: EngineLimits, *, slots: int, chunk: int, spans: int,
     version: int, no_bytes: str = "", in_flight: str = "keep", records_routes: bool = False, records_kept: bool = False,
-    peers: Peers | None = None,
+    peers: Peers | None = None, room: Room | None = None,
   ):  # fmt: skip
     self.limits = limits
     self._vocab_size, self._no_bytes = model.config.vocab_size, no_bytes
@@ -59,7 +60,9 @@ class DecodingEngine:
     self._pool = CachePool(slots, limits.context, least=chunk, pieces=self._pieces)
     self._programs, self._chunk, self._spans = programs, chunk, spans
     self._weights, self._cache, self._version = weights, programs.make_cache(), version
-    self._rows, self._routes, self._records_kept = no_rows(slots, vocabulary=programs.vocabulary), None, records_kept
+    self._rows, self._routes = no_rows(slots, vocabulary=programs.vocabulary, shows=room is not None), None
+    # Features of pictures while prompts that show them are computed, by digest.
+    self._room, self._features, self._records_kept = room, {}, records_kept
     if records_routes:  # Of every column of every row, -1 where none are known.
       config = model.config
       self._routes = np.full((slots, limits.context, config.num_layers, config.experts.top_k), -1, np.int16)
@@ -134,6 +137,7 @@ class DecodingEngine:
   def _opened(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> OpenRequest:
     """Returns a request as the loop holds it; raises for one that can never be served."""
     prompt = check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
+    check_pictures(request, self._room)
     if request.stops and self._programs.vocabulary is None:
       raise ValueError(f"stops: {self._no_bytes or f'found {request.stops!r}, expected none: the engine has no tokenizer'}")
     opened = OpenRequest(request, prompt, on_piece, fed=prompt)
@@ -288,6 +292,7 @@ class DecodingEngine:
     with self._changed:
       self._weights, self._version = weights, version
       self._changed.notify_all()
+    self._features.clear()
     # Of prompts that nothing was drawn from yet, all keys and values are those of one version.
     again = [opened for opened in self._running.values() if self._in_flight == "recompute" or not opened.tokens]
     for opened in again:
@@ -329,7 +334,7 @@ class DecodingEngine:
       if self._refuse_if_late(opened):
         continue
       owner = opened.request.owner if opened.request.rereads else None
-      place = self._pool.place(opened.fed, opened.request.salt, version=self._version, owner=owner)
+      place = self._pool.place(opened.fed, opened.request.cache_salt, version=self._version, owner=owner)
       if place is None:
         later.append(opened)
         break
@@ -351,6 +356,8 @@ class DecodingEngine:
     rows.top_ks[row] = min(request.top_k, self._vocab_size)
     rows.top_ps[row] = request.top_p
     rows.seeds[row] = np.array([request.seed % (1 << 64)], "<u8").view("<u4")
+    if rows.shifts is not None:
+      rows.shifts[row] = 0 if request.pictures is None else request.pictures.end - len(request.pictures.slots)
 
   def _copy(self) -> None:
     """Copies shared prefixes from rows that have computed them."""
@@ -379,12 +386,21 @@ class DecodingEngine:
     return divmod(row, len(self._rows.tokens) // self._pieces)
 
   def _prefill(self) -> None:
-    """Computes prompts in the order of their arrival, but for their last tokens."""
+    """Computes prompts in the order of their arrival, but for their last tokens.
+
+    Those that show pictures have a program of their own, so that a token's numbers do not depend on
+    what else is computed.
+    """
     for call in itertools.count():
       waiting = [opened for opened in self._running.values() if opened.fills and not opened.copies]
+      if not waiting:
+        self._features.clear()
       if not waiting or (call >= _CALLS and 2 * len(waiting) <= len(self._running)):
         return
-      num_spans = self._num_spans(waiting)
+      shows = waiting[0].request.pictures is not None
+      waiting = [opened for opened in waiting if shows == (opened.request.pictures is not None)]
+      num_spans = min(self._programs.prefills) if shows else self._num_spans(waiting)
+      shown = no_spans(self._room, num_spans, self._chunk) if shows else ()
       tokens = np.zeros((num_spans, self._chunk), np.int32)
       starts, counts, rows, whole_rows = (np.zeros(num_spans, np.int32) for _ in range(4))
       free = self._free_spans(num_spans)
@@ -398,14 +414,36 @@ class DecodingEngine:
           count = min(self._chunk - start % self._chunk, self._missing(opened))
           tokens[i, :count] = opened.fed[start : start + count]
           starts[i], counts[i], rows[i], whole_rows[i] = start, count, row_there, row
+          if shows:
+            self._show(opened.request.pictures, start, start + count, *(jax.tree.map(lambda x, i=i: x[i, :], shown)))
           self._pool.add(row, tokens[i, :count])
           opened.computed += count
           opened.fills = self._missing(opened) > 0
       self._computed += 1
-      self._cache, routes = self._programs.prefills[num_spans](self._weights, self._cache, tokens, starts, counts, rows)
+      program = self._programs.show if shows else self._programs.prefills[num_spans]
+      self._cache, routes = program(self._weights, self._cache, tokens, starts, counts, rows, *shown)
       if self._routes is not None:
         for of_span, row, start, count in zip(jax.device_get(routes), whole_rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
           self._routes[row, start : start + count] = of_span[:count]
+
+  def _show(self, pictures: Pictures, start: int, end: int, positions: Int[np.ndarray, "C 3"], images: Images) -> None:
+    """Writes what a span of a prompt shows into its part of the arrays of `no_spans`."""
+    positions[: end - start], slots = pictures.span(start, end)
+    here = np.flatnonzero(slots >= 0)
+    if len(here):
+      images.slots[here] = here
+      images.features[0, here] = self._features_of(pictures)[slots[here]]
+
+  def _features_of(self, pictures: Pictures) -> Float[np.ndarray, "_ F D"]:
+    """Returns the features of all image tokens, computed once for all that show the pictures."""
+    if pictures.key not in self._features:
+      features = pictures.features
+      if features is None:
+        images = blank(self._room.shapes(1, 1))
+        put(images, 0, 0, pictures)
+        features = np.asarray(self._programs.features(self._weights, jax.tree.map(lambda x: x[0], images.patches)))
+      self._features[pictures.key] = features.reshape(-1, *features.shape[-2:])
+    return self._features[pictures.key]
 
   def _num_spans(self, waiting: Sequence[OpenRequest]) -> int:
     """Returns the number of spans of the program that computes the prompts of some requests."""

@@ -10,6 +10,7 @@ from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.decoding.stops import Vocabulary, make_vocabulary
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import CACHE_DTYPES, Model
+from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.types import Params
 
 
@@ -45,6 +46,7 @@ def make_twins(
   in_flight: str = "keep",
   version: int = 0,
   peers: Peers | None = None,
+  room: Room | None = None,
 ) -> list[DecodingEngine]:
   """Compiles engines, which share programs and weights, and starts their loops.
 
@@ -76,6 +78,7 @@ def make_twins(
       "wait": the new weights wait until those that have rows have ended, and no other begins.
     version: Version of the weights; see `DecodingEngine.update`.
     peers: Engines of all processes whose devices the mesh has; None in a run of one process.
+    room: Room for pictures in a prompt; None for text alone.
 
   Raises:
     ValueError: If a setting is out of range. One line, which names it.
@@ -102,7 +105,7 @@ def make_twins(
   pieces = 1 if model.mesh is None else num_row_shards(model.mesh)
   slots, spans = (-(-size // pieces) * pieces for size in (slots, spans))
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
-  sizes |= dict(records_routes=records_routes, records_kept=records_kept)
+  sizes |= dict(records_routes=records_routes, records_kept=records_kept, room=room)
   vocabulary, no_bytes = vocabulary_of(tokenizer)
   programs = make_programs(model, params, vocabulary=vocabulary, context=context, steps=steps, cache_dtype=dtype, twins=count, **sizes)
   weights, limits = programs.weights(params), EngineLimits(context, max_requests)

@@ -15,7 +15,8 @@ from jaxrl_llm.decoding.stops import NO_ID, RUNNING, Matching, StopTable, Vocabu
 from jaxrl_llm.devices.mesh import platform_of, replicated, row_sharding
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
-from jaxrl_llm.types import Params, StopReason
+from jaxrl_llm.models.image_slots import Room, blank
+from jaxrl_llm.types import Images, Params, StopReason
 
 _WIDTHS = (64, 16)
 """Numbers of rows that a CPU decodes together: more would cost as much per row, and idle more."""
@@ -46,6 +47,8 @@ class Rows(NamedTuple):
     seeds: Seed of each row's draws, in words; see `draw.sequence_keys`.
     stops: What ends each row's completion, without the vocabulary.
     matching: Bits of the stop strings that the completions end with; see `stops`.
+    shifts: Position of each token less its column; None if the engine reads text alone, where both
+      are the same.
   """
 
   tokens: Int[np.ndarray, " B"]
@@ -58,6 +61,7 @@ class Rows(NamedTuple):
   seeds: Integer[np.ndarray, "B 2"]
   stops: StopTable
   matching: Matching
+  shifts: Int[np.ndarray, " B"] | None = None
 
 
 class StretchTokens(NamedTuple):
@@ -95,6 +99,10 @@ class EnginePrograms(NamedTuple):
       number of rows w that they decode, the largest first. The places are rows of the cache, all
       different, and number B stands for none; for w = B they are all rows in their order.
     vocabulary: Bytes of the ids, in which stop strings are found; None without stop strings.
+    show: Function like `prefills`, for spans of prompts that show pictures, with the arguments of
+      `no_spans` behind the others. None if the engine reads text alone.
+    features: Function `(weights, patches [I ...]) -> features [I S F D]` of a trained tower; None
+      without one.
   """
 
   weights: Callable[[Params], PyTree]
@@ -103,6 +111,8 @@ class EnginePrograms(NamedTuple):
   copy: Callable[..., PyTree]
   stretches: Mapping[int, Callable[..., tuple[PyTree, "StretchTokens"]]]
   vocabulary: Vocabulary | None = None
+  show: Callable[..., tuple[PyTree, Array | None]] | None = None
+  features: Callable[..., Array] | None = None
 
 
 class Program(NamedTuple):
@@ -125,7 +135,7 @@ class Uncompiled(NamedTuple):
   """The programs of `EnginePrograms` before they are compiled.
 
   Attributes:
-    weights, prefills, copy, stretches: Programs of these names.
+    weights, prefills, copy, stretches, show, features: Programs of these names.
     compiled: `weights` and `make_cache`, compiled because the others depend on where their results
       lie.
   """
@@ -135,6 +145,8 @@ class Uncompiled(NamedTuple):
   copy: Program
   stretches: Mapping[int, Program]
   compiled: tuple[Callable, Callable]
+  show: Program | None = None
+  features: Program | None = None
 
   @property
   def weights_and_cache(self) -> tuple[PyTree, PyTree]:
@@ -142,11 +154,15 @@ class Uncompiled(NamedTuple):
     return next(iter(self.stretches.values())).arguments[:2]
 
 
-def no_rows(num_rows: int, *, vocabulary: Vocabulary | None) -> Rows:
-  """Makes rows that draw nothing, with room for stop strings if there is a vocabulary."""
+def no_rows(num_rows: int, *, vocabulary: Vocabulary | None, shows: bool = False) -> Rows:
+  """Makes rows that draw nothing, with room for stop strings if there is a vocabulary.
+
+  Those of an engine that shows pictures have shifts.
+  """
   zeros, ones = lambda: np.zeros(num_rows, np.int32), lambda: np.ones(num_rows, np.float32)
   stops, matching = jax.tree.map(lambda x: np.stack([x] * num_rows), stops_of_row(vocabulary=vocabulary))
-  return Rows(zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), np.zeros((num_rows, 2), np.uint32), stops, matching)
+  settings = (zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), np.zeros((num_rows, 2), np.uint32))
+  return Rows(*settings, stops, matching, zeros() if shows else None)
 
 
 def make_programs(model: Model, params: Params, *, vocabulary: Vocabulary | None = None, **options: Any) -> EnginePrograms:
@@ -160,8 +176,9 @@ def make_programs(model: Model, params: Params, *, vocabulary: Vocabulary | None
   """
   programs = uncompiled_programs(model, params, vocabulary=vocabulary, **options)
   compiled = lambda by_size: {size: program.compiled() for size, program in by_size.items()}
-  prefills, stretches = compiled(programs.prefills), compiled(programs.stretches)
-  return EnginePrograms(*programs.compiled, prefills, programs.copy.compiled(), stretches, vocabulary)
+  all_sizes = compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches)
+  of_pictures = (own and own.compiled() for own in (programs.show, programs.features))
+  return EnginePrograms(*programs.compiled, *all_sizes, vocabulary, *of_pictures)
 
 
 def uncompiled_programs(
@@ -178,6 +195,7 @@ def uncompiled_programs(
   records_routes: bool = False,
   records_kept: bool = False,
   twins: int = 1,
+  room: Room | None = None,
 ) -> Uncompiled:
   """Makes the programs of an engine, most of them uncompiled.
 
@@ -195,6 +213,7 @@ def uncompiled_programs(
     records_routes: Whether to return the experts that tokens visit.
     records_kept: Whether to return the ids that tokens are drawn from.
     twins: Number of engines that share the cores of a CPU, this one included.
+    room: Room for pictures in a prompt; None for text alone.
   """
   sizes = column_blocks(context, platform_of(model.mesh))
 
@@ -204,7 +223,12 @@ def uncompiled_programs(
       cache = model.grow(cache, slots, size, dtype=cache_dtype)
     return cache
 
-  laid_out = lambda params: model.decoding_weights(lower_precision(params, model.config.dtype))
+  reads_patches = room is not None and model.config.train_tower
+
+  def laid_out(params: Params) -> tuple[PyTree, Params]:
+    params = lower_precision(params, model.config.dtype)
+    return model.decoding_weights(params), {"tower": params["tower"]} if reads_patches else {}
+
   # The programs get a list: the nodes of the tree are slow to visit in each call.
   whole = partial(jax.tree.unflatten, jax.tree.structure(jax.eval_shape(laid_out, params)))
 
@@ -214,8 +238,9 @@ def uncompiled_programs(
     return list(map(jnp.copy, jax.tree.leaves(laid_out(params))))
 
   def prefill(weights, cache, *spans):
-    tokens, *places = split(spans)
-    _, cache, routes = model.extend(whole(weights), tokens, cache, *places)
+    tokens, starts, counts, rows, *shown = split(spans)
+    shown = dict(zip(("positions", "images"), shown, strict=False))
+    _, cache, routes = model.extend(whole(weights)[0], tokens, cache, starts, counts, rows, **shown)
     return cache, routes.astype(jnp.int16) if records_routes else None
 
   is_spread = model.mesh is not None and model.mesh.size > 1
@@ -239,7 +264,7 @@ def uncompiled_programs(
   draws = lambda count: partial(_stretch, model, vocabulary, _nothing(model, (steps, count), **recorded))
 
   def stretch(weights, cache, rows, places):
-    weights = whole(weights)
+    weights, _ = whole(weights)
     if len(places) == slots:
       return draws(slots)(weights, cache, split(rows))
     own, drawn = draws(len(places))(weights, take_rows(cache, places), rows)
@@ -248,18 +273,32 @@ def uncompiled_programs(
   counts, widths = span_counts(spans, platform), stretch_widths(slots, platform, twins)
   if is_spread:  # Rows and spans of one device each are not worth programs for fewer.
     counts, widths = (spans,), (slots,)
+  rows = partial(no_rows, vocabulary=vocabulary, shows=room is not None)
   places = lambda width: given(np.zeros(width, np.int32))
-  drawing = dict(donate_argnums=1, **keep(whole_on_each))
+  drawing, of_pictures = dict(donate_argnums=1, **keep(whole_on_each)), {}
+  if room is not None:
+    shown = jax.tree.map(given, no_spans(room, min(counts), chunk))
+    of_pictures["show"] = program(prefill, weights, cache, *of_spans(min(counts)), *shown, **drawing)
+  if reads_patches:
+    features = lambda weights, patches: model.features(whole(weights)[1], patches)
+    patches = jax.tree.map(given, room.patches(room.pictures))
+    of_pictures["features"] = program(features, weights, patches, out_shardings=whole_on_each)
   return Uncompiled(
     of_weights,
     {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in counts},
     program(partial(copy_rows, mesh=model.mesh), cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
     {
-      width: program(stretch, weights, cache, jax.tree.map(given, no_rows(width, vocabulary=vocabulary)), places(width), **drawing)
-      for width in widths
+      width: program(stretch, weights, cache, jax.tree.map(given, rows(width)), places(width), **drawing) for width in widths
     },
     (make_weights, allocate),
+    **of_pictures,
   )
+
+
+def no_spans(room: Room, num_spans: int, chunk: int) -> tuple[Int[np.ndarray, "N C 3"], Images]:
+  """Makes the positions and the images of spans of text; each token has a place for features."""
+  shapes = room._replace(config=room.config._replace(train_tower=False), pictures=1, tokens=chunk).shapes(num_spans, chunk)
+  return np.zeros((num_spans, chunk, 3), np.int32), blank(shapes)
 
 
 def num_twins(slots: int, platform: str, num_cores: int) -> int:
@@ -368,7 +407,9 @@ def _stretch(
 
   def advance(state: _Drawing) -> _Drawing:
     active = state.reasons == RUNNING
-    logits, cache, routes = model.extend(weights, state.tokens[:, None], state.cache, rows.columns + state.step, active.astype(jnp.int32))
+    fed = state.tokens[:, None], state.cache, (columns := rows.columns + state.step), active.astype(jnp.int32)
+    positions = None if rows.shifts is None else (columns + rows.shifts)[:, None]
+    logits, cache, routes = model.extend(weights, *fed, positions=positions)
     filtered = filter_logits(logits, temperature=rows.temperatures, top_k=rows.top_ks, top_p=rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     lengths = jnp.broadcast_to(state.step + 1, tokens.shape)

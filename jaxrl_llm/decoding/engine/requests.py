@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int16
 
+from jaxrl_llm.models.image_slots import Pictures
 from jaxrl_llm.types import Params
 
 
@@ -38,6 +39,7 @@ class Request(NamedTuple):
     rereads: Whether it may read cached keys and values of tokens that earlier requests of this
       owner drew. Otherwise it computes them anew, as a prompt: its draw is then the same to the
       last bit whether they are still cached or not.
+    pictures: Pictures that the first of `tokens` show; None if all of them are text.
   """
 
   tokens: Sequence[int]
@@ -55,6 +57,12 @@ class Request(NamedTuple):
   oldest: int = 0
   parts: Sequence[tuple[int, int]] = ()
   rereads: bool = True
+  pictures: Pictures | None = None
+
+  @property
+  def cache_salt(self) -> str:
+    """Text that keeps cached prefixes apart: the salt, and the digest of the pictures."""
+    return self.salt if self.pictures is None else f"{self.salt} {self.pictures.key.hex()}"
 
 
 class Piece(NamedTuple):

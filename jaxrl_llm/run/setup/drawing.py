@@ -15,6 +15,7 @@ from jaxrl_llm.evaluation.held_out import DrawFn
 from jaxrl_llm.learner.programs import Programs, pictures_at_once, records_routes, room_in_rows
 from jaxrl_llm.models import ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
+from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.gallery import Gallery
@@ -75,7 +76,7 @@ class Drawing(NamedTuple):
     """
 
     def draw(examples: Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
-      job = self.evaluate.job(examples, key)
+      job = self.evaluate.job(examples, key, params)
       self.queue.publish(params, version)
       playing = self.queue.begin(self.evaluate.play, job)
       drawn, _ = gather(playing, job, self.tokenizer, prompt_buckets=self.prompt_buckets)
@@ -112,8 +113,6 @@ def why_not_engine(config: ConfigDict, mesh: Mesh) -> str | None:
   """Returns why the decoding engine cannot draw on a mesh; None if it can."""
   if jax.process_count() > 1 and config.rollout.staleness and not config.rollout.samplers:
     return f"in {jax.process_count()} processes no learner can work meanwhile; set rollout.samplers, so that others draw"
-  if config.rollout.prompt_images:
-    return "it reads text alone, and prompts show pictures"
   return None
 
 
@@ -121,7 +120,7 @@ def check_drain(config: ConfigDict, rules: Rules | None, why: str | None) -> Non
   """Refuses settings that conversations cannot have without the engine.
 
   Args:
-    config: Checked config.
+    config: Checked config, with its sizes chosen.
     rules: Rules of the conversations; None for responses of a single turn.
     why: Why the sampler draws; None if the decoding engine does.
 
@@ -133,6 +132,8 @@ def check_drain(config: ConfigDict, rules: Rules | None, why: str | None) -> Non
   because, problems = f"because the decoding engine does not draw the conversations of environment.name: {why}", []
   if rules.environment.player is not None:
     problems.append(f"config.environment.name: {config.environment.name} needs the decoding engine, but {why}")
+  elif config.rollout.prompt_images:
+    problems.append(f"config.environment.name: conversations about pictures need the decoding engine, but {why}")
   for name in ("staleness", "spare_prompts"):
     if config.rollout[name]:
       problems.append(f"config.rollout.{name}: found {config.rollout[name]}, expected 0, {because}")
@@ -184,7 +185,7 @@ def make_drawing(
     make = lambda params, version: make_engines(model, params, version=version, peers=peers(), **options)
     queue = DrawingQueue(make, waits=section.update_in_flight is None, patience_s=10 * section.sampler_timeout_s)
     queue = queue if is_alone else SharedQueue(queue)
-    players, at_once = [player_of(rules, tokenizer)] * 2, options["slots"]
+    players, at_once = [player_of(rules, tokenizer, gallery and gallery.settings)] * 2, options["slots"]
   else:
     sweep = partial(
       Sweeps, tokenizer=tokenizer, rules=rules, mesh=model.mesh, prompt_buckets=section.prompt_buckets, gallery=gallery
@@ -195,8 +196,8 @@ def make_drawing(
     mesh=model.mesh,
     sync=sync,
     queue=queue,
-    train=Plan(players[0], train, section.group_size, at_once),
-    evaluate=Plan(players[1], evaluate, config.eval.samples, at_once),
+    train=Plan(players[0], train, section.group_size, at_once, gallery),
+    evaluate=Plan(players[1], evaluate, config.eval.samples, at_once, gallery),
     programs=programs,
     tokenizer=tokenizer,
     prompt_buckets=section.prompt_buckets,
@@ -215,17 +216,18 @@ def sampling_shape(config: ConfigDict, shape: ModelConfig) -> ModelConfig:
   )
 
 
-def player_of(rules: Rules | None, tokenizer: Tokenizer) -> PlayFn:
+def player_of(rules: Rules | None, tokenizer: Tokenizer, pictures: PictureConfig | None = None) -> PlayFn:
   """Returns the player that draws over the decoding engine.
 
   Args:
     rules: Rules of the conversations; None for responses of a single turn.
     tokenizer: The task's tokenizer.
+    pictures: Settings of the checkpoint's pictures; None if prompts show none.
   """
   if rules is None:
-    return partial(play_singles, tokenizer=tokenizer)
+    return partial(play_singles, tokenizer=tokenizer, pictures=pictures)
   if rules.environment.player is None:
-    return partial(play_turns, rules=rules, tokenizer=tokenizer)
+    return partial(play_turns, rules=rules, tokenizer=tokenizer, pictures=pictures)
   return rules.environment.player(rules, tokenizer)
 
 
@@ -241,7 +243,8 @@ def engine_options(config: ConfigDict, shape: ModelConfig, tokenizer: Tokenizer)
   of_step = (section.num_prompts + section.spare_prompts) * section.group_size
   most = max(of_step, config.eval.batch_prompts * config.eval.samples) + section.staleness * of_step
   options = dict(max_requests=2 * most, cache_dtype=section.cache_dtype, tokenizer=tokenizer, records_routes=records_routes(config, shape))
-  return engine_sizes(config) | options | {"in_flight": section.update_in_flight or "wait"}
+  options |= dict(in_flight=section.update_in_flight or "wait", room=room_in_prompts(config, shape))
+  return engine_sizes(config) | options
 
 
 def make_gallery(config: ConfigDict, tokenizer: Tokenizer, learner: Programs, shape: ModelConfig) -> Gallery | None:

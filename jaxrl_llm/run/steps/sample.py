@@ -78,10 +78,10 @@ def launch(run: Run, step: int, *, draw: int = 0) -> InFlight:
   if section.spare_prompts:
     new = [next(run.prompts)[0] for _ in range(section.num_prompts + section.spare_prompts - len(run.carried.examples))]
     groups = carried.join(run.carried, new, sequence_seeds(key, len(new) * section.group_size), step=step)
-    job = drawing.train.job(groups.examples, key)
+    job = drawing.train.job(groups.examples, key, run.state.params)
     job = job._replace(seeds=groups.seeds, begun=groups.conversations, enough=section.num_prompts)
   else:
-    groups, job = None, drawing.train.job(next(run.prompts), key)
+    groups, job = None, drawing.train.job(next(run.prompts), key, run.state.params)
   playing = drawing.queue.begin(drawing.train.play, job, step, draw)
   return InFlight(run.record.rl_steps, step, draw, job, playing, groups)
 

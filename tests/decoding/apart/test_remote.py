@@ -13,6 +13,7 @@ from jaxrl_llm.decoding.apart.remote import SamplerLost
 from jaxrl_llm.decoding.apart.weights import Snapshot, WeightsRefused
 from jaxrl_llm.decoding.apart.wire import Frame
 from jaxrl_llm.decoding.engine.requests import EngineLimits, QueueFull, ReplayLost, Request
+from jaxrl_llm.models.image_slots import Pictures
 from tests.decoding.apart.links import PARAMS, WAIT, Link, Steady, drawn, threads, wait_until
 
 
@@ -40,6 +41,20 @@ def test_completions_and_pieces_are_those_of_the_engine(link_of):
     assert (got.tokens, got.logprobs) == drawn(Request([i, 5], 9, seed=i)) and got.reason == "length"
   assert [token for piece in pieces for token in piece.tokens] == handles[3].completion.result().tokens
   assert len(pieces) == 9
+
+
+def test_pictures_travel_once_while_requests_show_them(link_of, monkeypatch):
+  monkeypatch.setattr(wire, "_PICTURES_KEPT", 2)
+  sent, encode = [], wire.pictures_frame
+  monkeypatch.setattr(wire, "pictures_frame", lambda pictures: (sent.append(pictures.key), encode(pictures))[1])
+  slots = np.zeros(1, np.int32)
+  shown = [Pictures(b"%d" % i, np.zeros((1, 3), np.int32), slots, 1, features=np.full((1, 4, 1, 2), i, np.float32)) for i in range(3)]
+  link, order = link_of(), [0, 0, 1, 0, 2, 0, 1, 0]
+  for handle in [link.remote.submit(Request([5], 2, seed=at, pictures=shown[i])) for at, i in enumerate(order)]:
+    handle.completion.result(WAIT)
+  assert sent == [b"0", b"1", b"2", b"1"]
+  got = {request.seed: request.pictures for request, _ in link.engine.asked}
+  assert [float(got[at].features.max()) for at in range(len(order))] == order
 
 
 def test_errors_keep_their_kind_and_others_go_on(link_of):

@@ -6,12 +6,18 @@ import socket
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.apart import wire
+from jaxrl_llm.decoding.apart.lockstep import decode_news, encode_news
 from jaxrl_llm.decoding.apart.wire import Frame, WireError
+from jaxrl_llm.decoding.engine.in_hand import News
 from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
+from jaxrl_llm.models.image_slots import Pictures
+from jaxrl_llm.types import Patches
 
 REQUEST = Request(
   [5, 0, 999], 7, temperature=0.1, top_k=3, top_p=1 / 3, stop_ids=(1, 2), stops=("ä\n", "</a>"), seed=2**64 - 1, salt="s", owner="o",
@@ -34,6 +40,26 @@ def test_requests_and_answers_return_bit_for_bit():
     assert got._replace(routes=None) == completion._replace(routes=None)
     np.testing.assert_array_equal(got.routes, routes)
     assert got.routes.dtype == np.int16 and got.routes.flags.writeable
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "patches"])
+def test_pictures_return_bit_for_bit(kind):
+  rng = np.random.default_rng(0)
+  shapes = Patches(*[rng.normal(size=(2, 8, n)) for n in (6, 2, 4, 4)], np.ones((2, 8), bool))
+  patches = shapes._replace(**{name: getattr(shapes, name).astype(np.int32) for name in ("coordinates", "corners")})
+  patches = patches._replace(pixels=shapes.pixels.astype(np.float32), shares=shapes.shares.astype(np.float32))
+  own = dict(patches=patches) if kind == "patches" else dict(features=rng.normal(size=(2, 4, 1, 3)).astype(jnp.dtype(kind)))
+  sent = Pictures(b"\0key", np.zeros((5, 3), np.int32), np.int32([-1, 0, 1, -1, 4]), 4, **own)
+  got = wire.pictures_of(wire.decode(wire.encode(wire.pictures_frame(sent))))
+  assert (got.key, got.end) == (sent.key, sent.end)
+  for one, other in zip(jax.tree.leaves(got[1:3] + got[4:]), jax.tree.leaves(sent[1:3] + sent[4:]), strict=True):
+    assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
+  frame = wire.decode(wire.encode(wire.request_frame(3, REQUEST._replace(pictures=sent), pieces=False)))
+  assert wire.request_of(frame, {sent.key: got}).pictures is got
+  news = decode_news(encode_news(News([REQUEST._replace(pictures=sent), REQUEST, REQUEST._replace(pictures=sent)])))
+  assert [x.pictures and x.pictures.key for x in news.requests] == [sent.key, None, sent.key]
+  with pytest.raises(WireError, match="that cannot be read"):
+    wire.request_of(frame)
 
 
 def test_garbled_frames_are_one_clear_error():

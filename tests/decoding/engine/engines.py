@@ -63,11 +63,14 @@ def assert_as_the_model(request, result, kind="dense", params=None):
   np.testing.assert_allclose(result.logprobs, logprobs_of(kind, request.tokens, result.tokens, params), atol=1e-5)
 
 
-def make(kind="dense", slots=4, max_requests=1000, records_routes=False, records_kept=False, in_flight="keep", programs=None):
+def make(
+  kind="dense", slots=4, max_requests=1000, records_routes=False, records_kept=False, in_flight="keep", programs=None, *, model=None,
+  params=None, context=CONTEXT, room=None,
+):  # fmt: skip
   """Makes an engine with an empty cache and weights of version 0, by default of shared programs."""
-  model, params, _ = built(kind)
+  model, params = (model, params) if model else built(kind)[:2]
   programs = programs or programs_of(kind, slots, records_routes, records_kept)
   return DecodingEngine(
-    model, programs, programs.weights(params), EngineLimits(CONTEXT, max_requests), slots=slots, chunk=CHUNK, spans=SPANS,
-    version=0, in_flight=in_flight, records_routes=records_routes, records_kept=records_kept,
+    model, programs, programs.weights(params), EngineLimits(context, max_requests), slots=slots, chunk=CHUNK, spans=SPANS,
+    version=0, in_flight=in_flight, records_routes=records_routes, records_kept=records_kept, room=room,
   )  # fmt: skip
