@@ -114,7 +114,7 @@ def test_with_its_weights_a_config_is_valid(name):
 
 SMOKED = ("gspo",)
 # A soft gate. The rest differ in their objective; runs of `tools`, `ppo` and `own_data` are in
-# tests/rollouts/test_rounds.py, tests/run/test_resume.py and tests/run/test_own_data.py.
+# tests/rollouts/test_turns.py, tests/run/test_resume.py and tests/run/test_own_data.py.
 OTHERWISE = ("sapo",)
 
 

@@ -174,7 +174,7 @@ def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: t
   from jaxrl_llm.decoding.apart import gate
   from jaxrl_llm.decoding.apart.served import serve
   from jaxrl_llm.decoding.apart.weights import WeightsRefused
-  from jaxrl_llm.decoding.apart.wire import WireError
+  from jaxrl_llm.decoding.engine.frames import WireError
 
   last = None
 

@@ -356,7 +356,7 @@ FIELDS: dict[str, Field] = {
     "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),
   "rollout.driver": Field("auto", one_of("auto", "drain", "loop"),
     "drain: one program draws a whole batch, on any mesh; loop: the decoding engine draws request by request, and responses are graded as "
-    "they finish. auto: the loop for conversations where it can, and with update_in_flight or samplers; else the drain."),
+    "they finish. auto: the loop for conversations, and with update_in_flight or samplers; else the drain."),
   "rollout.update_in_flight": Field(None, one_of("wait", "keep", "recompute"),
     "What new weights do to responses in progress: wait for their end, or go on with their keys and values, kept or recomputed. None: they "
     "wait for whole batches, so that each is drawn by the weights that it was begun with.", LAG),

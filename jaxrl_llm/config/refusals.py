@@ -230,9 +230,10 @@ REFUSALS: tuple[Refusal, ...] = (
     "off_policy_anchor='sampler'"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and x.ignores_lag, _IGNORES_LAG),
   Refusal("rollout.driver",
-    lambda c, x: c.rollout.driver == "drain" and (c.rollout.samplers > 0 or c.rollout.update_in_flight is not None),
-    "'auto' or 'loop', because only the loop hands requests to other processes (rollout.samplers) or takes new weights "
-    "in flight (rollout.update_in_flight)"),
+    lambda c, x: c.rollout.driver == "drain"
+    and (c.environment.name is not None or c.rollout.samplers > 0 or c.rollout.update_in_flight is not None),
+    "'auto' or 'loop', because only the loop draws turns as they come (environment.name), hands requests to other processes "
+    "(rollout.samplers) or takes new weights in flight (rollout.update_in_flight)"),
   Refusal("mesh.sampler", lambda c, x: c.rollout.samplers > 0 and c.mesh.sampler > 0,
     "0, because with rollout.samplers above 0 other processes draw, with devices of their own"),
   Refusal("rollout.spare_prompts",

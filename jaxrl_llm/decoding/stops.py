@@ -117,22 +117,21 @@ def advance_stops(
     matching: States before the token.
     reasons: `RUNNING`, or the `StopReason` of a row that has ended, which keeps it and its state.
     tokens: Drawn tokens.
-    lengths: Number of tokens of each turn, this one included; at most 0 before the turn begins,
-      where only the limit counts.
+    lengths: Number of tokens of each turn, this one included.
     limits: Number of tokens at which a turn ends.
     least: Number of tokens before which only the limit ends a turn.
 
   Returns:
     The states and the reasons after the token.
   """
-  is_fed = (reasons == RUNNING) & (lengths > 0)
+  is_fed = reasons == RUNNING
   counts = is_fed if least is None else is_fed & (lengths >= least)
   matching, is_match = _advance_matching(table, matching, tokens, is_fed)
   is_stop = jnp.any(tokens[..., None] == jnp.asarray(table.ids), axis=-1)
   now = jnp.where(lengths >= limits, int(StopReason.LENGTH), RUNNING)
   now = jnp.where(is_match & counts, int(StopReason.STRING), now)
   now = jnp.where(is_stop & counts, int(StopReason.TOKEN), now)
-  return matching, jnp.where(reasons == RUNNING, now, reasons)
+  return matching, jnp.where(is_fed, now, reasons)
 
 
 def _advance_matching(

@@ -55,7 +55,6 @@ def make_samplers(
   params: PyTree,
   *,
   records_routes: bool,
-  turn_stops: Sequence[str] | None = None,
   on_engine: bool = False,
 ) -> Samplers:
   """Makes the samplers of training rollouts and of evaluations.
@@ -69,7 +68,6 @@ def make_samplers(
     tokenizer: The task's tokenizer.
     params: Abstract weights of the policy, as the samplers are given them.
     records_routes: Whether rollouts record the experts that their tokens visit.
-    turn_stops: Texts that end a turn of a conversation; None for single-turn responses.
     on_engine: Whether the decoding engine draws everything instead, so that these programs never
       compile.
 
@@ -85,7 +83,7 @@ def make_samplers(
     slots=section.slots,
     cache_dtype=section.cache_dtype,
     cache_blocks=section.cache_blocks,
-    stop_table=stop_table((*section.stop_strings, *(turn_stops or ())), tokenizer),
+    stop_table=stop_table(section.stop_strings, tokenizer),
   )
   check_stops(tokenizer, common["stop_table"])
   check_attention(config, model)
@@ -103,11 +101,7 @@ def make_samplers(
   routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
   sizes = num_prompts * section.group_size, config.eval.batch_prompts * config.eval.samples
   asked, eval_asked = (Requests(np.zeros((size, 2), np.uint32)) for size in sizes)
-  if turn_stops is not None:
-    numbers, nothing = (lambda size: np.zeros(size, np.int32)), (lambda size: no_partial(size, section.max_new_tokens))
-    of_turn = lambda requests, size: requests._replace(limits=numbers(size), partial=nothing(size), begins=numbers(size))
-    asked, eval_asked = map(of_turn, (asked, eval_asked), sizes)
-  elif section.spare_prompts:
+  if section.spare_prompts:
     responses = no_partial(sizes[0], section.max_new_tokens, routes)
     asked = asked._replace(partial=responses, enough_groups=np.int32(section.num_prompts))
   signatures = _signatures(config, model, params, num_prompts, asked)

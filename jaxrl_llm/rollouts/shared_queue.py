@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.decoding.apart import wire
-from jaxrl_llm.decoding.apart.wire import Frame
+from jaxrl_llm.decoding.engine import frames
+from jaxrl_llm.decoding.engine.frames import Frame
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts.arrivals import Gathered
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
@@ -94,12 +94,12 @@ class SharedQueue:
       yield []
 
   def _tell(self, frame: Frame, conversations: Sequence[Conversation] = ()) -> None:
-    self._channel.send(wire.joined([frame, *map(conversation_frame, conversations)]))
+    self._channel.send(frames.joined([frame, *map(conversation_frame, conversations)]))
 
   def _hear(self) -> tuple[Frame, list[Conversation]]:
     while (message := self._channel.receive(_HEAR_S)) is None:
       self._queue.check()
-    frame, *conversations = wire.parted(message)
+    frame, *conversations = frames.parted(message)
     return frame, list(map(conversation_of, conversations))
 
   def close(self) -> None:
@@ -144,7 +144,7 @@ def conversation_frame(conversation: Conversation) -> Frame:
     >>> back == one._replace(versions=[])
     True
   """
-  fields = {name: wire.plain(value) for name, value in conversation._asdict().items() if name not in (*_ARRAYS, "raw_logprobs")}
+  fields = {name: frames.plain(value) for name, value in conversation._asdict().items() if name not in (*_ARRAYS, "raw_logprobs")}
   fields |= dict(reason=int(conversation.reason), sequence=int(conversation.sequence))
   held = {name: getattr(conversation, name) for name in _ARRAYS}
   return Frame("conversation", fields, {name: np.asarray(x, _ARRAYS[name]) for name, x in held.items() if x is not None})

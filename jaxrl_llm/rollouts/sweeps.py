@@ -1,11 +1,10 @@
-"""Batches that the sampler draws: all responses in one sweep, conversations in one sweep per turn.
+"""Batches that the sampler draws, all responses in one sweep.
 
 A sweep is one program over any mesh, in all processes of a run. It is dispatched at once, with the
 weights that are there at that time, and copied to the host when a caller waits for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,51 +16,28 @@ from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rollouts.arrivals import Gathered
 from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.jobs import Conversation, Job, PlayFn, Playing, turn_seed
-from jaxrl_llm.rollouts.rounds import Conversations, begin_conversations, take_turn, turn_requests
-from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import Params, Rollouts, StopReason
 
 
-class Sweeps:
+class Sweep:
   """A batch that the sampler draws: a `Playing` that hands over all of it at the end.
 
   Args:
     params: Weights of the policy, on the sampler's devices.
-    job: Responses or conversations to draw. Those of `job.begun` continue, if `job.enough` is set.
+    job: Responses to draw. Those of `job.begun` continue, if `job.enough` is set.
     sample: The jitted sampler.
     tokenizer: The task's tokenizer.
-    rules: Rules of conversations; None for responses of a single turn.
     **placing: The sampler's mesh, the buckets of prompts and the pictures.
   """
 
-  def __init__(
-    self, params: Params, job: Job, *, sample: SampleFn, tokenizer: Tokenizer, rules: Rules | None, **placing: Any
-  ):
-    self._tokenizer, self._rules, self._conversations, self._ask = tokenizer, rules, None, None
-    ask = partial(_dispatch, sample, params, job, tokenizer=tokenizer, **placing)
-    if rules is None:
-      self._drawn = ask(Requests() if job.enough is None else continued(job), [0] * len(job.seeds))
-    else:
-      self._ask = ask  # It holds the weights, which are freed otherwise.
-      self._conversations = begin_conversations(job.examples, rules, group_size=job.group_size, max_new_tokens=job.draws.max_new_tokens)
-      self._drawn = self._ask_for(self._conversations)
-
-  def _ask_for(self, conversations: Conversations) -> Rollouts:
-    return self._ask(turn_requests(conversations, self._rules), list(map(len, conversations.turns)))
+  def __init__(self, params: Params, job: Job, *, sample: SampleFn, tokenizer: Tokenizer, **placing: Any):
+    self._tokenizer, self._drawn = tokenizer, _dispatch(sample, params, job, tokenizer=tokenizer, **placing)
 
   def __iter__(self) -> Iterator[list[Conversation]]:
-    """Yields the batch, and before that an empty list for each further turn of conversations."""
-    drawn = hosts.to_host(self._drawn)
-    if self._conversations is None:
-      yield _responses(drawn, self._tokenizer)
-      return
-    while len((conversations := take_turn(self._conversations, drawn, self._rules, self._tokenizer)).unfinished):
-      self._conversations, self._drawn = conversations, self._ask_for(conversations)
-      yield []
-      drawn = hosts.to_host(self._drawn)
-    yield [conversation._replace(**fed) for conversation, fed in zip(conversations.finished(), _fed(drawn), strict=True)]
+    """Yields the batch."""
+    yield _responses(hosts.to_host(self._drawn), self._tokenizer)
 
   def wait(self) -> None:
     """Returns at once: new weights need not wait for what was dispatched with others."""
@@ -106,8 +82,8 @@ class SweepQueue:
 
 
 def _dispatch(
-  sample: SampleFn, params: Params, job: Job, requests: Requests, turns: Sequence[int], *, mesh: Mesh, tokenizer: Tokenizer,
-  prompt_buckets: Sequence[int], gallery: Gallery | None = None,
+  sample: SampleFn, params: Params, job: Job, *, mesh: Mesh, tokenizer: Tokenizer, prompt_buckets: Sequence[int],
+  gallery: Gallery | None = None,
 ) -> Rollouts:  # fmt: skip
   """Dispatches a sweep over all prompts of a batch, and returns its rollouts on the devices.
 
@@ -115,8 +91,6 @@ def _dispatch(
     sample: The jitted sampler.
     params: Weights of the policy, on the sampler's devices.
     job: The batch; the mesh must divide the number of its prompts.
-    requests: Responses to continue and their limits, without seeds.
-    turns: Number of the turn that each sequence draws, from 0.
     mesh: The sampler's mesh, over which the rows of the prompts are split.
     tokenizer: The task's tokenizer.
     prompt_buckets: Numbers of prompt slots to choose from.
@@ -124,8 +98,8 @@ def _dispatch(
   """
   prompts = encode_prompts(job.examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
   shown = () if gallery is None else (place_rows(mesh, gallery.shown(job.pictures, prompts[1])),)
-  seeds = np.array(list(map(turn_seed, job.seeds, turns)), "<u8").view("<u4")
-  requests = requests._replace(seeds=seeds.reshape(-1, 2))
+  seeds = np.array([turn_seed(seed, 0) for seed in job.seeds], "<u8").view("<u4").reshape(-1, 2)
+  requests = (Requests() if job.enough is None else continued(job))._replace(seeds=seeds)
   # They belong to no sequence.
   alone = {name: getattr(requests, name) for name in ("max_steps", "enough_groups")}
   requests = place_rows(mesh, requests._replace(max_steps=None, enough_groups=None))._replace(**alone)
@@ -152,19 +126,11 @@ def continued(job: Job) -> Requests:
 
 def _responses(drawn: Rollouts, tokenizer: Tokenizer) -> list[Conversation]:
   """Returns the responses of a sweep, as views of its arrays."""
-  responses = []
-  for i, (mask, reason, fed) in enumerate(zip(drawn.mask, drawn.reasons, _fed(drawn), strict=True)):
-    here = slice(int(mask.sum()))
+  responses, width = [], drawn.prompts.shape[1]
+  for i, (prompt, mask, reason) in enumerate(zip(drawn.prompt_mask, drawn.mask, drawn.reasons, strict=True)):
+    here = slice(size := int(mask.sum()))
     tokens, logprobs, text = drawn.tokens[i, here], drawn.logprobs[i, here], tokenizer.decode(drawn.tokens[i, here].tolist())
-    own = dict(text=text, raw_logprobs=drawn.raw_logprobs[i, here], routes=fed["routes"])
-    responses.append(Conversation(i, fed["prompt"], tokens, logprobs, mask[here], (), StopReason(int(reason)), **own))
+    routes = None if drawn.routing is None else drawn.routing[i, width - int(prompt.sum()) : width + size]
+    own = dict(text=text, raw_logprobs=drawn.raw_logprobs[i, here], routes=routes)
+    responses.append(Conversation(i, drawn.prompts[i][prompt], tokens, logprobs, mask[here], (), StopReason(int(reason)), **own))
   return responses
-
-
-def _fed(drawn: Rollouts) -> list[dict[str, Any]]:
-  """Returns `prompt` and `routes` of each sequence, as `Conversation` has them."""
-  fed, width = [], drawn.prompts.shape[1]
-  for i, (ids, mask) in enumerate(zip(drawn.prompts, drawn.prompt_mask, strict=True)):
-    here = slice(width - int(mask.sum()), width + int(drawn.mask[i].sum()))
-    fed.append({"prompt": ids[mask], "routes": None if drawn.routing is None else drawn.routing[i, here]})
-  return fed

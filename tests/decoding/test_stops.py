@@ -134,8 +134,6 @@ def test_the_order_of_reasons_and_what_counts():
   # Before a least length a match is passed over; one that ends later counts.
   assert reasons_of(table, [[0, 1, 0, 1], [2, 0, 2, 0]], least=3) == [[RUNNING] * 3 + [string], [RUNNING] * 2 + [token] * 2]
   assert first_matches(table, [[0, 1]], least=2) == [2]
-  # Tokens before the turn feed nothing, and the limit counts all the same.
-  assert first_matches(table, [[0, 1, 0, 1]], lengths=-1) == [4] and reasons_of(table, [[0, 1]], lengths=-1, limits=0) == [[length, length]]
 
 
 def test_a_row_that_has_ended_keeps_its_state():

@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxrl_llm.rollouts.arrivals import gather
 from jaxrl_llm.rollouts.jobs import Draws, Job, sequence_seeds
-from jaxrl_llm.rollouts.sweeps import Sweeps
+from jaxrl_llm.rollouts.sweeps import Sweep
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import StopReason
 
@@ -25,7 +25,7 @@ def swept(sample, params, examples, key, *, group_size, new_tokens, tokenizer, m
   """Draws single-turn responses with a sampler, as a run does."""
   draws = Draws(new_tokens, max(prompt_buckets), stop_ids=tokenizer.stop_ids)
   job = Job(examples, group_size, sequence_seeds(key, len(examples) * group_size), "", draws)
-  playing = Sweeps(params, job, sample=sample, tokenizer=tokenizer, rules=None, mesh=mesh, prompt_buckets=prompt_buckets)
+  playing = Sweep(params, job, sample=sample, tokenizer=tokenizer, mesh=mesh, prompt_buckets=prompt_buckets)
   drawn, _ = gather(playing, job, tokenizer, prompt_buckets=prompt_buckets)
   return drawn.rollouts, drawn.responses
 

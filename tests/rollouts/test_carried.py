@@ -21,7 +21,7 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rollouts import carried
 from jaxrl_llm.rollouts.arrivals import drawn_of, wait_for
 from jaxrl_llm.rollouts.jobs import Draws, Job
-from jaxrl_llm.rollouts.sweeps import Sweeps, continued
+from jaxrl_llm.rollouts.sweeps import Sweep, continued
 from jaxrl_llm.types import StopReason
 from jaxrl_llm.workdir.metrics import reproducible
 from tests.runs import VARIED, column, rows, run_here, tiny_config
@@ -59,7 +59,7 @@ def steps_of(name: str, num_steps: int):
     examples = [{"prompt": str(next(new))} for _ in range(LEARNED + SPARE - len(groups.examples))]
     groups = carried.join(groups, examples, [100 * step + i for i in range(GROUP * len(examples))], step=step)
     job = Job(groups.examples, GROUP, groups.seeds, "", draws, begun=groups.conversations, enough=LEARNED)
-    gathered = wait_for(Sweeps(params, job, sample=sample, tokenizer=TOKENIZER, rules=None, **placing), job)
+    gathered = wait_for(Sweep(params, job, sample=sample, tokenizer=TOKENIZER, **placing), job)
     drawn, _ = drawn_of(gathered, job, TOKENIZER, np.arange(len(job.seeds)), prompt_buckets=(6,))
     learned, kept = carried.take(groups, gathered.played, num_groups=LEARNED)
     yield groups, gathered.played, drawn.rollouts, learned

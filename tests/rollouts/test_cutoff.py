@@ -14,7 +14,7 @@ from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.jobs import Conversation, Job
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
-from tests.rollouts.test_rounds import COUNTING, STOPS
+from tests.rollouts.talks import COUNTING, STOPS
 from tests.rollouts.test_turns import DRAWS, SIZE, begin, engine_of
 
 __all__ = ["engine_of"]  # A fixture.

@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
-from jaxrl_llm.decoding.engine.make import make_engine
+from jaxrl_llm.decoding.engine.make import make_engine, vocabulary_of
 from jaxrl_llm.decoding.engine.programs import make_programs
 from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rollouts import arrivals, jobs
+from jaxrl_llm.rollouts import arrivals, jobs, trajectories
+from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.rollouts.jobs import Conversation, Draws, EngineError, Job
 from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.rollouts.turns import play_turns
+from jaxrl_llm.tasks.sets.environment import environment_reward, turn_steps
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
-from tests.rollouts.test_rounds import BUDGET, COUNTING, EXAMPLES, GROUP, STOPS, TOKENIZER, built, logprobs_of
+from tests.rollouts.talks import BUDGET, COUNTING, EXAMPLES, GROUP, STOPS, TOKENIZER, built, logprobs_of
+from tests.runs import column, run_here, tiny_config
 
 SIZE, CONTEXT, CHUNK, SPANS = GROUP * len(EXAMPLES), 4 + BUDGET, 8, 4
 DRAWS = Draws(BUDGET, 4, stop_ids=STOPS)
@@ -32,7 +35,7 @@ JOB = Job(EXAMPLES, GROUP, [1000 + i for i in range(SIZE)], "batch", DRAWS)
 def programs_of(slots):
   model, params = built()
   sizes = dict(slots=slots, context=CONTEXT, chunk=CHUNK, spans=SPANS, steps=4)
-  return make_programs(model, params, cache_dtype="float32", **sizes)
+  return make_programs(model, params, cache_dtype="float32", vocabulary=vocabulary_of(TOKENIZER)[0], **sizes)
 
 
 @pytest.fixture
@@ -311,3 +314,47 @@ def test_narrow_programs_are_used_only_if_they_have_the_same_bits(engine_of, mon
     assert np.array_equal(result.rollouts.logprobs, reference.rollouts.logprobs)
     if narrow is other:
       assert calls == [3] and engine._widths == [SIZE]
+
+
+def test_nothing_is_learned_from_replies_and_turns_are_steps(engine_of):
+  result, _ = drawn(begin(engine_of()))
+  rollouts, responses = result.rollouts, result.responses
+  examples = [x for x in EXAMPLES for _ in range(GROUP)]
+  terms = [WeightedReward("environment", environment_reward, steps=turn_steps), WeightedReward("two", lambda completion, example: 2.0)]
+  batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=terms)
+  assert len(examples) == len(batch.examples)
+  evidence = trajectories.evidence(batch, rewards=terms, by_steps=True)
+  assert np.array_equal(evidence.mask, rollouts.written)
+  for row, response in enumerate(responses):
+    ends = [turn.end for turn in response.turns]
+    assert np.flatnonzero(evidence.step_ends[row]).tolist() == ends
+    *others, last = evidence.step_rewards[row][ends].tolist()
+    assert others == [turn.reward for turn in response.turns[:-1]] and last == 2.0 + response.turns[-1].reward
+  for row, trajectory in enumerate(trajectories.trajectories(rollouts)):
+    prompt = int(rollouts.prompt_mask[row].sum())
+    assert trajectory.mask[:prompt].sum() == 0
+    assert np.array_equal(trajectory.mask[prompt:], rollouts.written[row][rollouts.mask[row]])
+
+
+def test_a_stop_text_ends_only_its_own_turn(engine_of):
+  """A turn of the policy ends with one of these letters, and its message continues."""
+  letters = tuple(chr(i) for i in range(65, 97))
+  job = JOB._replace(draws=DRAWS._replace(stop_ids=(), stops=letters))
+  result, _ = drawn(begin(engine_of(), job=job), job)
+  assert max(len(response.turns) for response in result.responses) == 3
+  for response in result.responses:
+    assert all(turn.text[-1] in letters and not set(turn.text[:-1]) & set(letters) for turn in response.turns[:-1])
+  assert any(len(turn.text) > 1 for response in result.responses for turn in response.turns), "every turn ended at once"
+
+
+@pytest.mark.slow
+def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
+  changes = {"warm_start.num_steps": 4, "num_steps": 2, "eval.every": 2, "log.tensorboard": False, "warm_start.batch_size": 8}
+  summary = run_here(tiny_config("tools", changes), tmp_path / "run")
+  assert summary["status"] == "finished"
+  assert {"samples.jsonl", "report.html", "checkpoints"} <= {path.name for path in (tmp_path / "run").iterdir()}
+  of = lambda name: column(tmp_path / "run", name)
+  assert all(x >= 1 for x in of("conversation/turns/mean"))
+  assert len(of("conversation/computed_tokens")) == 2 and all(x > 0 for x in of("conversation/computed_tokens"))
+  assert max(of("rollout_corr/logprob_abs_diff/max")) <= 1e-5
+  assert "reward/environment/mean" in (tmp_path / "run" / "metrics.jsonl").read_text()

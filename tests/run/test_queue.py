@@ -203,9 +203,9 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", few(["gspo", "tools", "figures"], "tools", rest="slow", by_hand=(0,)))
+@pytest.mark.parametrize("name", few(["gspo", "figures"], "gspo", rest="slow"))
 def test_the_engine_and_the_sampler_draw_the_same_tokens(name, tmp_path, monkeypatch):
-  """Single turns and conversations, of training and of evaluations, at a temperature above 0."""
+  """Responses of training and of evaluations, at a temperature above 0."""
   monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
   changes = {"eval.temperature": 0.7, "eval.samples": 2, "eval.num_prompts": 16, "eval.batch_prompts": 16, "eval.save_samples": True}
   changes |= {"num_steps": 1, "warm_start.num_steps": 40, "checkpoint.every": 1, "rollout.staleness": 0}

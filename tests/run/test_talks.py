@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import train
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.rollouts import batch as batch_lib
@@ -159,14 +158,6 @@ def test_several_devices_draw_the_conversations_of_one(tmp_path):
     assert column(one, "eval/response_length/mean", "eval") == column(several, "eval/response_length/mean", "eval")
     np.testing.assert_allclose(column(one, "actor/loss"), column(several, "actor/loss"), rtol=1e-4, atol=1e-5)
   assert engine_threads() == []
-
-
-@pytest.mark.parametrize("name, value", [("staleness", 1), ("spare_prompts", 2)])
-def test_what_needs_the_engine_is_refused_without_it(name, value, tmp_path):
-  changes = {"rollout.staleness": 0, f"rollout.{name}": value, "rollout.driver": "drain"}
-  refusal = f"^config.rollout.{name}: found {value}, expected 0, .* rollout.driver is 'drain'$"
-  with quick(devices=2), pytest.raises(ValueError, match=refusal):
-    train.start_run(config_of(changes), tmp_path)
 
 
 @pytest.mark.exhaustive

@@ -16,7 +16,7 @@ from jaxrl_llm import __version__
 from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.crew import Crew
 from jaxrl_llm.decoding.apart.remote import RemoteEngine, SamplerLost
-from jaxrl_llm.decoding.apart.wire import Frame, WireError
+from jaxrl_llm.decoding.engine.frames import Frame, WireError
 from jaxrl_llm.decoding.engine.requests import EngineLimits
 from jaxrl_llm.messages import one_line, shown
 

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.weights import Snapshot, pieces
-from jaxrl_llm.decoding.apart.wire import Frame, WireError
+from jaxrl_llm.decoding.engine import frames
 from jaxrl_llm.decoding.engine.checks import check_request
+from jaxrl_llm.decoding.engine.frames import Frame, WireError
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.types import Params
@@ -96,7 +97,7 @@ class RemoteEngine:
     self._numbers, self._outbox, self._answers = itertools.count(), queue.SimpleQueue(), queue.SimpleQueue()
     self._lock = threading.Lock()
     self._open: dict[int, _Open] = {}
-    self._pictures = wire.LatestPictures()
+    self._pictures = frames.LatestPictures()
     self._lost: SamplerLost | None = None
     self._is_closing, self._ended, self._is_moving = False, threading.Event(), False
     self._version = -1
@@ -117,7 +118,7 @@ class RemoteEngine:
     check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
     opened, number = _Open(request, on_piece), next(self._numbers)
     opened.future.set_running_or_notify_cancel()
-    frame = wire.request_frame(number, request, pieces=on_piece is not None)
+    frame = frames.request_frame(number, request, pieces=on_piece is not None)
     with self._lock:
       self._refuse_if_ended()
       if len(self._open) >= self.limits.requests:
@@ -126,7 +127,7 @@ class RemoteEngine:
         self._moved_on = time.monotonic()
       self._open[number] = opened
       if request.pictures is not None and self._pictures.add(request.pictures):
-        self._outbox.put(wire.pictures_frame(request.pictures))
+        self._outbox.put(frames.pictures_frame(request.pictures))
       self._outbox.put(frame)
     return Handle(opened.future, lambda: self._outbox.put(Frame("abort", {"id": number})))
 
@@ -316,10 +317,10 @@ class RemoteEngine:
       with self._lock:
         opened = self._open.get(fields["id"])
       if opened is not None and opened.on_piece is not None:
-        self._hand_over(fields["id"], opened, wire.piece_of(frame))
+        self._hand_over(fields["id"], opened, frames.piece_of(frame))
     elif frame.kind in ("done", "failed"):
       self._moved_on = time.monotonic()
-      outcome = wire.completion_of(frame) if frame.kind == "done" else None
+      outcome = frames.completion_of(frame) if frame.kind == "done" else None
       with self._lock:
         opened = self._open.pop(fields["id"], None)
       if opened is not None and outcome is not None:

@@ -12,7 +12,8 @@ from typing import Any
 from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.remote import BEAT_S, ERRORS
 from jaxrl_llm.decoding.apart.weights import HeldWeights, Offer, WeightsRefused
-from jaxrl_llm.decoding.apart.wire import Frame, WireError
+from jaxrl_llm.decoding.engine import frames
+from jaxrl_llm.decoding.engine.frames import Frame, WireError
 from jaxrl_llm.decoding.engine.requests import Engine, Handle
 from jaxrl_llm.messages import one_line
 
@@ -62,7 +63,7 @@ class _Serving:
     self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     self._lock = threading.Lock()
     self._open: dict[int, Handle] = {}
-    self._pictures = wire.LatestPictures()
+    self._pictures = frames.LatestPictures()
     self._broken: BaseException | None = None
     self._began = engine.pulse()
     self._reading_since: float | None = None
@@ -114,7 +115,7 @@ class _Serving:
       if frame.kind == "request":
         self._submit(frame)
       elif frame.kind == "pictures":
-        self._pictures.add(wire.pictures_of(frame))
+        self._pictures.add(frames.pictures_of(frame))
       elif frame.kind == "abort":
         with self._lock:
           handle = self._open.get(fields["id"])
@@ -152,10 +153,10 @@ class _Serving:
     self._outbox.put(Frame("again", {"names": list(wrong), "line": line}))
 
   def _submit(self, frame: Frame) -> None:
-    number, request = int(frame.fields["id"]), wire.request_of(frame, self._pictures)
+    number, request = int(frame.fields["id"]), frames.request_of(frame, self._pictures)
     if request.pictures is not None:
       self._pictures.add(request.pictures)
-    pass_on = lambda piece: self._outbox.put(wire.piece_frame(number, piece))
+    pass_on = lambda piece: self._outbox.put(frames.piece_frame(number, piece))
     try:
       handle = self._engine.submit(request, pass_on if frame.fields["pieces"] else None)
     except Exception as error:
@@ -173,7 +174,7 @@ class _Serving:
     if (error := future.exception()) is not None:
       self._fail(number, error)
     else:
-      self._outbox.put(wire.completion_frame(number, future.result()))
+      self._outbox.put(frames.completion_frame(number, future.result()))
 
   def _fail(self, number: int, error: BaseException) -> None:
     kind = next((name for name, kind in ERRORS.items() if isinstance(error, kind)), None)

@@ -187,13 +187,12 @@ def _resume(
 
 def _initial_matching(settings: Settings, inputs: Inputs, loop: Loop, lengths: Int[Array, "d b"]) -> Matching:
   """Returns the states of the stop rule after the existing tokens of the rows' responses."""
-  tokens, begins = gather(inputs.requests.partial.tokens, loop.sequences), inputs.requests.begins
-  first = 0 if begins is None else gather(begins, loop.sequences)
+  tokens = gather(inputs.requests.partial.tokens, loop.sequences)
 
   def feed(t, matching):
     reasons = jnp.where(t < lengths, RUNNING, int(StopReason.UNFINISHED))
-    in_turn = jnp.broadcast_to(t + 1 - first, lengths.shape)
-    return advance_stops(settings.stop_table, matching, reasons, tokens[..., t], lengths=in_turn, limits=in_turn)[0]
+    size = jnp.broadcast_to(t + 1, lengths.shape)
+    return advance_stops(settings.stop_table, matching, reasons, tokens[..., t], lengths=size, limits=size)[0]
 
   return jax.lax.fori_loop(0, jnp.max(lengths), feed, loop.matching)
 

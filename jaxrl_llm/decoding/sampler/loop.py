@@ -112,9 +112,8 @@ def _draw(settings: Settings, inputs: Inputs, loop: Loop, logits: Float[Array, "
   filter_logits = make_filter(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
   temperatures = None if requests.temperatures is None else gather(requests.temperatures, here).reshape(-1)
   filtered = filter_logits(logits, temperatures=temperatures)
-  ordinals = length if requests.begins is None else length - gather(requests.begins, here).reshape(-1)
-  keys = jax.random.wrap_key_data(gather(inputs.keys, here).reshape(len(ordinals), -1))
-  tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, ordinals))
+  keys = jax.random.wrap_key_data(gather(inputs.keys, here).reshape(len(length), -1))
+  tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, length))
   results = {"tokens": tokens, "logprobs": logprobs}
   if loop.outputs.raw_logprobs is not None:
     of_drawn = jnp.take_along_axis(raw, tokens[:, None], axis=1)[:, 0]
@@ -151,13 +150,10 @@ def _ended(
   here, requests = loop.sequences, inputs.requests
   reasons = gather(loop.outputs.reasons, here)
   lengths = loop.lengths + (reasons == RUNNING)
-  # What precedes the current turn of a conversation does not count.
-  begins = 0 if requests.begins is None else gather(requests.begins, here)
-  limits = gather(requests.limits, here) - begins
-  least = None if requests.min_new_tokens is None else gather(requests.min_new_tokens, here) - begins
-  return lengths, *advance_stops(
-    settings.stop_table, loop.matching, reasons, tokens, lengths=lengths - begins, limits=limits, least=least
-  )
+  bounds = dict(limits=gather(requests.limits, here))
+  if requests.min_new_tokens is not None:
+    bounds["least"] = gather(requests.min_new_tokens, here)
+  return lengths, *advance_stops(settings.stop_table, loop.matching, reasons, tokens, lengths=lengths, **bounds)
 
 
 def refill(settings: Settings, inputs: Inputs, loop: Loop, free: Bool[Array, "d b"]) -> Loop:

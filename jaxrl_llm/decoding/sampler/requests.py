@@ -68,8 +68,6 @@ class Requests(NamedTuple):
     temperatures: Temperatures of at least 0; 0 is greedy.
     min_new_tokens: Length before which stop tokens cannot be drawn and stop strings do not count.
     partial: Responses to continue.
-    begins: Number of tokens of each response that precede its current turn, for conversations; 0 by
-      default. Draws are counted, and stops are looked for, from there.
     max_steps: Maximum number of steps of the loop. Sequences not finished by then are returned as
       `StopReason.UNFINISHED`.
     enough_groups: Number of prompts with all samples complete at which the loop ends, with the same
@@ -81,7 +79,6 @@ class Requests(NamedTuple):
   temperatures: Float[Array, " N"] | None = None
   min_new_tokens: Int[Array, " N"] | None = None
   partial: Partial | None = None
-  begins: Int[Array, " N"] | None = None
   max_steps: Int[Array, ""] | None = None
   enough_groups: Int[Array, ""] | None = None
 
@@ -108,7 +105,7 @@ per sequence, G in a row for each prompt
     shape = None if requests.seeds is None else requests.seeds.shape
     expected = (num_sequences, 2)
     raise ValueError(f"requests.seeds: found {shape} for {num_sequences} sequences, expected the shape {expected}, two words each")
-  fields = {name: getattr(requests, name) for name in ("limits", "temperatures", "min_new_tokens", "begins")}
+  fields = {name: getattr(requests, name) for name in ("limits", "temperatures", "min_new_tokens")}
   if requests.partial is not None:
     fields |= {f"partial.{name}": x for name, x in requests.partial._asdict().items()}
   for name, x in fields.items():

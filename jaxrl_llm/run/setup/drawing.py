@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
-from jaxrl_llm.decoding.apart.lockstep import LockStep
 from jaxrl_llm.decoding.engine.fleet import make_engines
+from jaxrl_llm.decoding.engine.lockstep import LockStep
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn
 from jaxrl_llm.learner.programs import Programs, pictures_at_once, records_routes, room_in_rows
@@ -24,7 +24,7 @@ from jaxrl_llm.rollouts.rules import Rules
 from jaxrl_llm.rollouts.samplers import Samplers, engine_sizes, make_samplers, room_in_prompts
 from jaxrl_llm.rollouts.shared_queue import SharedQueue
 from jaxrl_llm.rollouts.singles import play_singles
-from jaxrl_llm.rollouts.sweeps import SweepQueue, Sweeps
+from jaxrl_llm.rollouts.sweeps import Sweep, SweepQueue
 from jaxrl_llm.rollouts.turns import play_turns
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.tasks.image_prompts import prompt_ids
@@ -45,7 +45,6 @@ class Drawing(NamedTuple):
     prompt_buckets: Numbers of prompt slots to choose from.
     rules: Rules of conversations with an environment; None for single-turn responses.
     gallery: Pictures of the problems; None if they show none.
-    why_drain: Why the sampler draws, and not the decoding engine; None if that does.
   """
 
   mesh: Mesh
@@ -58,14 +57,6 @@ class Drawing(NamedTuple):
   prompt_buckets: tuple[int, ...]
   rules: Rules | None = None
   gallery: Gallery | None = None
-  why_drain: str | None = None
-
-  def described(self) -> list[str]:
-    """Returns a line that says what draws conversations; none for single-turn responses."""
-    if self.rules is None:
-      return []
-    by = "the decoding engine" if self.why_drain is None else f"the batch sampler, turn by turn: {self.why_drain}"
-    return [f"conversations: drawn by {by}"]
 
   def samples(self, params: Params, version: int) -> DrawFn:
     """Returns the function that draws the samples of an evaluation.
@@ -85,67 +76,15 @@ class Drawing(NamedTuple):
     return draw
 
 
-def why_drain(config: ConfigDict, mesh: Mesh) -> str | None:
-  """Returns why the sampler draws, and not the decoding engine; None if that does.
-
-  Args:
-    config: Checked config.
-    mesh: Devices that draw.
-
-  Raises:
-    ValueError: If a setting asks for the engine, and it cannot draw. One line.
-  """
+def by_engine(config: ConfigDict) -> bool:
+  """Returns whether the decoding engine draws, and not the sampler."""
   section = config.rollout
-  if section.driver == "drain":
-    return "rollout.driver is 'drain'"
-  asked = {"driver": section.driver == "loop", "update_in_flight": section.update_in_flight is not None, "samplers": section.samplers > 0}
-  if config.environment.name is None and not any(asked.values()):
-    return "responses have a single turn"
-  why_not = why_not_engine(config, mesh)
-  for name, is_asked in asked.items():
-    if is_asked and why_not is not None:
-      other = {"driver": "'auto' or 'drain'", "update_in_flight": "None", "samplers": "0"}[name]
-      raise ValueError(f"config.rollout.{name}: found {section[name]!r}, expected {other}: the decoding engine cannot draw here: {why_not}")
-  return why_not
-
-
-def why_not_engine(config: ConfigDict, mesh: Mesh) -> str | None:
-  """Returns why the decoding engine cannot draw on a mesh; None if it can."""
-  if jax.process_count() > 1 and config.rollout.staleness and not config.rollout.samplers:
-    return f"in {jax.process_count()} processes no learner can work meanwhile; set rollout.samplers, so that others draw"
-  return None
-
-
-def check_drain(config: ConfigDict, rules: Rules | None, why: str | None) -> None:
-  """Refuses settings that conversations cannot have without the engine.
-
-  Args:
-    config: Checked config, with its sizes chosen.
-    rules: Rules of the conversations; None for responses of a single turn.
-    why: Why the sampler draws; None if the decoding engine does.
-
-  Raises:
-    ValueError: If there are some. One line for each.
-  """
-  if rules is None or why is None:
-    return
-  because, problems = f"because the decoding engine does not draw the conversations of environment.name: {why}", []
-  if rules.environment.player is not None:
-    problems.append(f"config.environment.name: {config.environment.name} needs the decoding engine, but {why}")
-  elif config.rollout.prompt_images:
-    problems.append(f"config.environment.name: conversations about pictures need the decoding engine, but {why}")
-  for name in ("staleness", "spare_prompts"):
-    if config.rollout[name]:
-      problems.append(f"config.rollout.{name}: found {config.rollout[name]}, expected 0, {because}")
-  if config.moe.replay == "R3":
-    lost = "because the sampler records no routes of tokens that it did not draw"
-    problems.append(f"config.moe.replay: found 'R3', expected 'R2', {lost}, and {because}")
-  if problems:
-    raise ValueError("\n".join(problems))
+  needs = config.environment.name is not None or section.update_in_flight is not None or section.samplers > 0
+  return section.driver == "loop" or (section.driver == "auto" and needs)
 
 
 def make_drawing(
-  config: ConfigDict, learner: Programs, mesh: Mesh, tokenizer: Tokenizer, *, rules: Rules | None, why: str | None
+  config: ConfigDict, learner: Programs, mesh: Mesh, tokenizer: Tokenizer, *, rules: Rules | None
 ) -> Drawing:
   """Makes the queue and the players of a run; compiles nothing yet.
 
@@ -156,7 +95,6 @@ def make_drawing(
       `tensor` of them.
     tokenizer: The task's tokenizer.
     rules: Rules of the conversations; None for responses of a single turn.
-    why: Why the sampler draws; None if the decoding engine does.
   """
   shape, params = learner.model.config, learner.abstract_state.params
   model = make_model(sampling_shape(config, shape), mesh=mesh, serving=serving_of(shape, mesh, layout=config.serving.layout))
@@ -166,7 +104,7 @@ def make_drawing(
     sync = make_weight_sync(params, learner.model.logical_axes, learner=learner.model.mesh, sampler=mesh, **options)
     params = sync.arrived
   records = records_routes(config, shape)
-  options = dict(turn_stops=rules and rules.environment.stops, records_routes=records, on_engine=why is None)
+  options = dict(records_routes=records, on_engine=by_engine(config))
   programs, gallery = make_samplers(config, model, tokenizer, params, **options), make_gallery(config, tokenizer, learner, shape)
   section = config.rollout
   common = dict(
@@ -178,7 +116,7 @@ def make_drawing(
   routes = (model.config.num_layers, model.config.experts.top_k) if records else None
   train = Draws(temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, routes=routes, **common)
   evaluate = Draws(temperature=config.eval.temperature, **common)
-  if why is None:
+  if by_engine(config):
     options = engine_options(config, model.config, tokenizer)
     is_alone = jax.process_count() == 1
     peers = (lambda: None) if is_alone else LockStep
@@ -187,9 +125,7 @@ def make_drawing(
     queue = queue if is_alone else SharedQueue(queue)
     players, at_once = [player_of(rules, tokenizer, gallery and gallery.settings)] * 2, options["slots"]
   else:
-    sweep = partial(
-      Sweeps, tokenizer=tokenizer, rules=rules, mesh=model.mesh, prompt_buckets=section.prompt_buckets, gallery=gallery
-    )
+    sweep = partial(Sweep, tokenizer=tokenizer, mesh=model.mesh, prompt_buckets=section.prompt_buckets, gallery=gallery)
     queue, at_once = SweepQueue(), None
     players = [partial(sweep, sample=sample) for sample in (programs.sample, programs.eval_sample)]
   return Drawing(
@@ -203,7 +139,6 @@ def make_drawing(
     prompt_buckets=section.prompt_buckets,
     rules=rules,
     gallery=gallery,
-    why_drain=why,
   )
 
 

@@ -26,7 +26,7 @@ from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts.samplers import engine_columns, limit_of
 from jaxrl_llm.run.setup.checks import check_devices, check_rewards, check_sizes, check_teacher_names, check_teachers
 from jaxrl_llm.run.setup.data import load_measured, make_rules
-from jaxrl_llm.run.setup.drawing import Drawing, check_drain, make_drawing, why_drain
+from jaxrl_llm.run.setup.drawing import Drawing, by_engine, make_drawing
 from jaxrl_llm.run.setup.teacher import Teacher, find_teachers
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.privileged import PrivilegedFn, privileged_prompts
@@ -119,15 +119,13 @@ def build_experiment(config: ConfigDict) -> Experiment:
   taught = {name: teacher.shape for name, teacher in teachers.items()}
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
-  why = why_drain(config, sampler_mesh)
-  check_drain(config, rules, why)
-  limit, columns = limit_of(config, sampler_mesh), engine_columns(config, sampler_mesh) if why is None else None
+  limit, columns = limit_of(config, sampler_mesh), engine_columns(config, sampler_mesh) if by_engine(config) else None
   if config.rollout.slots is None and not is_cpu and limit is not None:
     estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns, teachers=taught)
     config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, limit=limit, engine_columns=columns)
   learner = make_programs(config, mesh, shape, objective, needs=needs, teachers=taught)
   make_params = policy.first_params(config, learner.model, jax.tree.map(lambda x: x.sharding, learner.abstract_state.params))
-  drawing = make_drawing(config, learner, sampler_mesh, task.tokenizer, rules=rules, why=why)
+  drawing = make_drawing(config, learner, sampler_mesh, task.tokenizer, rules=rules)
   terms = make_rewards(task, config)
   check_rewards(config, task.name, terms, needs=needs, has_replies=rules is not None)
   estimator = dict(estimator=config.advantage.estimator, group_size=config.rollout.group_size)

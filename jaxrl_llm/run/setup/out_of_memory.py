@@ -17,7 +17,7 @@ from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.rollouts.samplers import engine_columns, limit_of
 from jaxrl_llm.run.observe.phases import PHASES, Phase
-from jaxrl_llm.run.setup.drawing import why_drain
+from jaxrl_llm.run.setup.drawing import by_engine
 from jaxrl_llm.run.setup.experiment import build_experiment
 from jaxrl_llm.run.setup.teacher import find_teachers
 
@@ -112,7 +112,7 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
-  columns = engine_columns(config, sampler_mesh) if why_drain(config, sampler_mesh) is None else None
+  columns = engine_columns(config, sampler_mesh) if by_engine(config) else None
   teachers = {name: teacher.shape for name, teacher in find_teachers(config).items()}
   options = dict(needs=fields_needed(config, objective), engine_columns=columns, teachers=teachers)
   return memory.footprint(config, shape, mesh, sampler_mesh, objective, **options)

@@ -148,7 +148,7 @@ def start_run(
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
   first_lines = [] if experiment.task.report is None else report.lines(experiment.task.report)
   first_lines += [*prompt_notes(experiment.task.train, experiment.task.tokenizer), *chosen]
-  first_lines += [*experiment.drawing.described(), *unfinished_warm_ups(flatten(config))]
+  first_lines += unfinished_warm_ups(flatten(config))
   writer, progress, phases, trackers = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   if config.rollout.samplers:
     use_samplers(config, experiment, workdir, note=progress.note)

@@ -11,7 +11,8 @@ import pytest
 from jaxrl_llm.decoding.apart import gate, wire
 from jaxrl_llm.decoding.apart.crew import Crew
 from jaxrl_llm.decoding.apart.served import serve
-from jaxrl_llm.decoding.apart.wire import WireError
+from jaxrl_llm.decoding.engine import frames
+from jaxrl_llm.decoding.engine.frames import WireError
 from jaxrl_llm.decoding.engine.requests import EngineLimits, Piece, QueueFull, ReplayLost, Request
 from tests.decoding.apart.links import LIMITS, PARAMS, VOCAB, WAIT, Link, Slow, Steady, drawn, loads, threads, wait_until
 
@@ -225,7 +226,7 @@ def test_another_version_of_the_package_is_refused(tmp_path, monkeypatch):
   with gate.open_crew(tmp_path, fingerprint="f", limits=LIMITS):
     learner = gate.read_learner(tmp_path)
     connection = wire.connect(learner.address, learner.secret)
-    wire.send(connection, wire.Frame("hello", {"protocol": gate.PROTOCOL, "package": "0.0.9", "name": "old"}))
+    wire.send(connection, frames.Frame("hello", {"protocol": gate.PROTOCOL, "package": "0.0.9", "name": "old"}))
     answer = wire.receive(connection)
     assert answer.kind == "refused" and answer.fields["line"].startswith("package: found '0.0.9', expected")
     connection.close()

@@ -11,7 +11,8 @@ from jaxrl_llm.decoding.apart import weights as weights_lib
 from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.remote import SamplerLost
 from jaxrl_llm.decoding.apart.weights import Snapshot, WeightsRefused
-from jaxrl_llm.decoding.apart.wire import Frame
+from jaxrl_llm.decoding.engine import frames
+from jaxrl_llm.decoding.engine.frames import Frame
 from jaxrl_llm.decoding.engine.requests import EngineLimits, QueueFull, ReplayLost, Request
 from jaxrl_llm.models.image_slots import Pictures
 from tests.decoding.apart.links import PARAMS, WAIT, Link, Steady, drawn, threads, wait_until
@@ -45,7 +46,7 @@ def test_completions_and_pieces_are_those_of_the_engine(link_of):
 
 def test_pictures_travel_once_while_requests_show_them(link_of, monkeypatch):
   monkeypatch.setattr(wire, "_PICTURES_KEPT", 2)
-  sent, encode = [], wire.pictures_frame
+  sent, encode = [], frames.pictures_frame
   monkeypatch.setattr(wire, "pictures_frame", lambda pictures: (sent.append(pictures.key), encode(pictures))[1])
   slots = np.zeros(1, np.int32)
   shown = [Pictures(b"%d" % i, np.zeros((1, 3), np.int32), slots, 1, features=np.full((1, 4, 1, 2), i, np.float32)) for i in range(3)]

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.apart import wire
-from jaxrl_llm.decoding.apart.lockstep import decode_news, encode_news
-from jaxrl_llm.decoding.apart.wire import Frame, WireError
+from jaxrl_llm.decoding.engine import frames
+from jaxrl_llm.decoding.engine.frames import Frame, WireError
 from jaxrl_llm.decoding.engine.in_hand import News
+from jaxrl_llm.decoding.engine.lockstep import decode_news, encode_news
 from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
 from jaxrl_llm.models.image_slots import Pictures
 from jaxrl_llm.types import Patches
@@ -29,14 +30,14 @@ def test_requests_and_answers_return_bit_for_bit():
   rng = np.random.default_rng(0)
   logprobs = [*rng.standard_normal(50).astype(np.float32).tolist(), -math.inf, -0.0, float(np.float32(1e-45))]
   tokens = rng.integers(0, 2**31 - 1, len(logprobs)).tolist()
-  assert wire.request_of(wire.decode(wire.encode(wire.request_frame(3, REQUEST, pieces=True)))) == REQUEST
+  assert frames.request_of(frames.decode(frames.encode(frames.request_frame(3, REQUEST, pieces=True)))) == REQUEST
   piece = Piece(tokens, logprobs)
-  got = wire.piece_of(wire.decode(wire.encode(wire.piece_frame(3, piece))))
+  got = frames.piece_of(frames.decode(frames.encode(frames.piece_frame(3, piece))))
   assert got == piece and [math.copysign(1, x) for x in got.logprobs] == [math.copysign(1, x) for x in logprobs]
   routes = rng.integers(-1, 60, (4, 2, 3)).astype(np.int16)
   for kept in (None, [], [[1, 2], [], [7]]):
     completion = Decoded(tokens, logprobs, "stop", 2, 3, 4, ((4, 50), (5, 3)), routes, kept)
-    got = wire.completion_of(wire.decode(wire.encode(wire.completion_frame(3, completion))))
+    got = frames.completion_of(frames.decode(frames.encode(frames.completion_frame(3, completion))))
     assert got._replace(routes=None) == completion._replace(routes=None)
     np.testing.assert_array_equal(got.routes, routes)
     assert got.routes.dtype == np.int16 and got.routes.flags.writeable
@@ -50,20 +51,20 @@ def test_pictures_return_bit_for_bit(kind):
   patches = patches._replace(pixels=shapes.pixels.astype(np.float32), shares=shapes.shares.astype(np.float32))
   own = dict(patches=patches) if kind == "patches" else dict(features=rng.normal(size=(2, 4, 1, 3)).astype(jnp.dtype(kind)))
   sent = Pictures(b"\0key", np.zeros((5, 3), np.int32), np.int32([-1, 0, 1, -1, 4]), 4, **own)
-  got = wire.pictures_of(wire.decode(wire.encode(wire.pictures_frame(sent))))
+  got = frames.pictures_of(frames.decode(frames.encode(frames.pictures_frame(sent))))
   assert (got.key, got.end) == (sent.key, sent.end)
   for one, other in zip(jax.tree.leaves(got[1:3] + got[4:]), jax.tree.leaves(sent[1:3] + sent[4:]), strict=True):
     assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
-  frame = wire.decode(wire.encode(wire.request_frame(3, REQUEST._replace(pictures=sent), pieces=False)))
-  assert wire.request_of(frame, {sent.key: got}).pictures is got
+  frame = frames.decode(frames.encode(frames.request_frame(3, REQUEST._replace(pictures=sent), pieces=False)))
+  assert frames.request_of(frame, {sent.key: got}).pictures is got
   news = decode_news(encode_news(News([REQUEST._replace(pictures=sent), REQUEST, REQUEST._replace(pictures=sent)])))
   assert [x.pictures and x.pictures.key for x in news.requests] == [sent.key, None, sent.key]
   with pytest.raises(WireError, match="that cannot be read"):
-    wire.request_of(frame)
+    frames.request_of(frame)
 
 
 def test_garbled_frames_are_one_clear_error():
-  data = wire.encode(wire.request_frame(3, REQUEST, pieces=False))
+  data = frames.encode(frames.request_frame(3, REQUEST, pieces=False))
   rng = random.Random(0)
   for _ in range(500):
     garbled = bytearray(data)
@@ -71,15 +72,15 @@ def test_garbled_frames_are_one_clear_error():
       garbled[rng.randrange(len(garbled))] = rng.randrange(256)
     garbled = bytes(garbled[: rng.choice([len(garbled), rng.randrange(len(garbled))])])
     try:
-      wire.request_of(wire.decode(garbled))
+      frames.request_of(frames.decode(garbled))
     except WireError as error:
       assert "\n" not in str(error)
-  whole = wire.encode(Frame("x", {}, {"a": np.int32([1])}))
+  whole = frames.encode(Frame("x", {}, {"a": np.int32([1])}))
   for wrong in (b"", b"\0", b"\xff" * 50, b"\2\0\0\0[]", whole[:-1], whole + b"x"):
     with pytest.raises(WireError, match="found a frame"):
-      wire.decode(wrong)
+      frames.decode(wrong)
   with pytest.raises(WireError, match=r"x\.a: found the dtype float64"):
-    wire.encode(Frame("x", {}, {"a": np.zeros(1)}))
+    frames.encode(Frame("x", {}, {"a": np.zeros(1)}))
 
 
 def pair(secret, other, seconds=5.0):

@@ -294,24 +294,6 @@ def test_stop_sequences_are_detected_across_calls():
   assert np.any(rollouts.reasons == StopReason.LENGTH)
 
 
-def test_what_precedes_a_turn_neither_stops_it_nor_counts_in_its_draws():
-  """Tokens of an earlier turn begin the stop sequences, and the draws of a turn begin anew."""
-  plain = sampled(stop_ids=(), temperature=0)
-  table = make_stop_table([None] * 264, sequences=[plain.tokens[row, 2:5].tolist() for row in range(0, N, 3)])
-  before, begins = to_partial(sampled(stop_ids=(), temperature=0, requests=Requests(max_steps=jnp.int32(4)))), jnp.full(N, 4)
-  crossing = sampled(stop_ids=(), temperature=0, table=table, requests=Requests(partial=before))
-  turn = sampled(stop_ids=(), temperature=0, table=table, requests=Requests(partial=before, begins=begins))
-  assert np.all(crossing.mask[::3].sum(axis=1) == 5) and np.all(turn.mask[::3].sum(axis=1) > 5)
-  np.testing.assert_array_equal(turn.tokens[turn.mask], plain.tokens[turn.mask])
-  drawn = sampled(stop_ids=(), requests=Requests(partial=before, begins=begins))
-  (model, params), (prompts, mask) = built(), map(np.asarray, prompts_of())
-  first = jax.vmap(lambda key: jax.random.fold_in(key, 0))(sequence_keys(seeds_of()))
-  for row in range(0, N, 5):
-    ids = jnp.asarray([*prompts[row // GROUP][mask[row // GROUP]], *plain.tokens[row, :4]])[None]
-    logits = model.logits(params, ids, jnp.arange(ids.shape[1])[None], jnp.ones(ids.shape, jnp.int32))[0, -1]
-    assert drawn.tokens[row, 4] == draw(logits[None], first[row][None])[0][0]
-
-
 def test_a_replayed_response_keeps_its_tokens():
   """20 partial responses, 4 rows and few steps: unfinished replays return them unchanged."""
   whole = sampled()

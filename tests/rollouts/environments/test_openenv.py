@@ -3,15 +3,15 @@
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import websockets.exceptions
 
 from jaxrl_llm.config import check
 from jaxrl_llm.messages import MissingPackageError
-from jaxrl_llm.rollouts import rounds
 from jaxrl_llm.rollouts.environments import check_environment, make
-from jaxrl_llm.rollouts.rules import Rules
+from jaxrl_llm.rollouts.rules import checked, raised, timed_out
 from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.text_types import Completion
 from tests.rollouts.environments.openenv_server import serving
@@ -107,18 +107,28 @@ FAILURES = [
 ]
 
 
+def failure(step, limit):
+  """Returns how a step failed, as a conversation takes it."""
+  try:
+    return checked(step.result(limit)[1])[1]
+  except TimeoutError:
+    return timed_out(limit)
+  except Exception as error:
+    return raised(error)
+
+
 @pytest.mark.parametrize(("said", "cause", "text"), FAILURES, ids=[str(i) for i in range(len(FAILURES))])
 def test_a_server_that_misbehaves_costs_one_sample(said, cause, text):
   with serving(capacity=2) as server:
     limit = 1.0 if said == "hang" else 10.0
     env = opened(server, reply_timeout_s=limit)
     states = [env.reset({"seed": i}) for i in range(3)]
-    rules = Rules(env, timeout_s=limit, num_threads=1)
-    replies = rounds._replies({0: turn(said), 1: turn("1"), 2: turn("2")}, states, rules)
-    assert [replies[i][0].text for i in (1, 2)] == ["now 2", "now 4"]
-    assert replies[0][1][0] == cause and text in replies[0][1][1]
-    assert "\n" not in replies[0][1][1]
-    server.hang.set()
+    with ThreadPoolExecutor() as threads:
+      steps = [threads.submit(env.step, state, turn(text)) for state, text in zip(states, (said, "1", "2"), strict=True)]
+      assert [step.result()[1].text for step in steps[1:]] == ["now 2", "now 4"]
+      failed = failure(steps[0], limit)
+      server.hang.set()
+    assert failed[0] == cause and text in failed[1] and "\n" not in failed[1]
 
 
 def test_a_session_that_was_cut_off_is_replaced_once_the_server_has_noticed():

@@ -9,8 +9,8 @@ the turn in which it is taken, and all else follows from counts, which are the s
 
 import itertools
 
-from jaxrl_llm.decoding.apart import wire
-from jaxrl_llm.decoding.apart.wire import Frame
+from jaxrl_llm.decoding.engine import frames
+from jaxrl_llm.decoding.engine.frames import Frame
 from jaxrl_llm.decoding.engine.in_hand import News
 from jaxrl_llm.devices import hosts
 
@@ -47,16 +47,16 @@ def encode_news(news: News) -> bytes:
     (None, 7)
   """
   fields = dict(aborted=news.aborted, version=news.update and news.update[1], is_closing=news.is_closing)
-  asked = (wire.request_frame(i, request, pieces=False) for i, request in enumerate(news.requests))
+  asked = (frames.request_frame(i, request, pieces=False) for i, request in enumerate(news.requests))
   shown = {request.pictures.key: request.pictures for request in news.requests if request.pictures is not None}
-  return wire.joined([Frame("news", fields), *map(wire.pictures_frame, shown.values()), *asked])
+  return frames.joined([Frame("news", fields), *map(frames.pictures_frame, shown.values()), *asked])
 
 
 def decode_news(message: bytes) -> News:
   """Inverts `encode_news`."""
-  first, *frames = wire.parted(message)
-  shown = {own.key: own for own in map(wire.pictures_of, (frame for frame in frames if frame.kind == "pictures"))}
-  asked = [wire.request_of(frame, shown) for frame in frames if frame.kind == "request"]
+  first, *others = frames.parted(message)
+  shown = {own.key: own for own in map(frames.pictures_of, (frame for frame in others if frame.kind == "pictures"))}
+  asked = [frames.request_of(frame, shown) for frame in others if frame.kind == "request"]
   fields = first.fields
   update = None if fields["version"] is None else (None, fields["version"])
   return News(asked, tuple(fields["aborted"]), update, fields["is_closing"])
