@@ -308,26 +308,3 @@ def refusals(config: ConfigDict) -> Iterator[str]:
   yield from map(str, unused(config, of_others, f"the estimator {estimator!r} does not read it"))
   if not chosen.reads_values:
     yield from map(str, unused(config, [f"critic.{name}" for name in config.critic], f"advantage.estimator={estimator!r} has no critic"))
-
-
-# Settings that need all devices in one process, which waits for them or moves data between them.
-_OF_ONE_PROCESS = {
-  "rollout.samplers": "hand requests to sampler processes, which `python -m jaxrl_llm.cli.join` starts",
-}
-
-
-def refuse_several_processes(config: ConfigDict, num_processes: int) -> None:
-  """Refuses settings that work in one process only.
-
-  Raises:
-    ValueError: If a run of several processes has such a setting. One line for each.
-  """
-  values = flatten(config)
-  lines = [
-    f"config.{path}: found {values[path]} in a run of {num_processes} processes, expected {type(values[path])()}: only a run of one "
-    f"process can {what}"
-    for path, what in _OF_ONE_PROCESS.items()
-    if values[path] != 0
-  ]
-  if num_processes > 1 and lines:
-    raise ValueError("\n".join(lines))

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from jaxrl_llm.config import check, command_line, fields
-from jaxrl_llm.config.refusals import REFUSALS, refusals, refuse_several_processes
+from jaxrl_llm.config.refusals import REFUSALS, refusals
+from jaxrl_llm.run.setup.drawing import check_processes
 from tests.runs import tiny_config
 
 IN_FLIGHT = {"rollout.update_in_flight": "wait", "rollout.staleness": 8}
@@ -247,16 +248,12 @@ def test_all_rows_that_apply_are_reported_at_once():
   assert len(lines) == 4
 
 
-def test_settings_that_work_in_one_process_only():
-  config = tiny_config("gspo", {"rollout.samplers": 2, "mesh.sampler": 4, "rollout.spare_prompts": 2})
-  refuse_several_processes(config, 1)
-  refuse_several_processes(tiny_config("gspo"), 2)
-  with pytest.raises(ValueError) as caught:
-    refuse_several_processes(config, 2)
-  lines = str(caught.value).splitlines()
-  assert [line.split(" in a run of 2 processes, expected 0: ")[0] for line in lines] == [
-    "config.mesh.sampler: found 4", "config.rollout.samplers: found 2"
-  ]  # fmt: skip
+def test_a_lag_of_the_engine_in_several_processes():
+  lag = {"rollout.staleness": 1, "rollout.driver": "loop"}
+  for changes, count in ((lag, 1), ({}, 2), (lag | {"rollout.driver": "drain"}, 2), (lag | {"rollout.samplers": 1}, 2)):
+    check_processes(tiny_config("gspo", changes), count)
+  with pytest.raises(ValueError, match="^config.rollout.staleness: found 1 in a run of 2 processes"):
+    check_processes(tiny_config("gspo", lag), 2)
 
 
 def test_every_field_with_a_condition_is_refused_without_it():

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from jaxrl_llm.decoding.apart.remote import RemoteEngine, SamplerLost
-from jaxrl_llm.decoding.apart.weights import Snapshot
+from jaxrl_llm.decoding.apart.weights import Snapshot, leaving
 from jaxrl_llm.decoding.engine.checks import check_request
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.types import Params
@@ -71,6 +71,31 @@ class _Member:
   engine: RemoteEngine
   open: int = 0
   seen: Pulse = _NO_PULSE
+
+
+class Bystander:
+  """The `Engine` of those processes of a learner that have no crew: all but process 0.
+
+  They take part in the move of weights from the devices to the host of process 0.
+
+  Args:
+    limits: Those of the crew.
+    dtype: That of the crew.
+  """
+
+  def __init__(self, limits: EngineLimits, dtype: str | None):
+    self.limits, self._dtype = limits, dtype
+
+  def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
+    """Refuses all requests, which are those of process 0."""
+    raise RuntimeError("requests are those of process 0")
+
+  def update(self, params: Params, version: int) -> None:
+    """Takes part in the move of new weights."""
+    leaving(params, self._dtype)
+
+  def close(self) -> None:
+    """Does nothing."""
 
 
 class Crew:

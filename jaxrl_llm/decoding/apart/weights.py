@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree, UInt8
 
+from jaxrl_llm.devices import hosts
 from jaxrl_llm.messages import shown
 from jaxrl_llm.models import lower_precision
 from jaxrl_llm.models.checksums import double_checksum
@@ -64,6 +65,15 @@ def copies_and_sums(params: Params, dtype: str | None) -> tuple[Params, list[Arr
   return jax.tree.map(jnp.copy, lowered), [double_checksum(x) for x in jax.tree.leaves(lowered)]
 
 
+def leaving(params: Params, dtype: str | None) -> tuple[Params, list[Any]]:
+  """Returns what leaves the devices: copies of weights and their checksums.
+
+  In a learner of several processes all call this, and process 0 gets the copies, on its host.
+  """
+  copies, sums = copies_and_sums(params, dtype)
+  return (copies, sums) if jax.process_count() == 1 else (jax.tree.map(hosts.to_main, copies), hosts.to_host(sums))
+
+
 class Snapshot:
   """Weights of one version, copied on the devices at once and to the host in the background.
 
@@ -79,7 +89,7 @@ class Snapshot:
 
   def __init__(self, params: Params, version: int, *, dtype: str | None = None, earlier: "Snapshot | None" = None):
     self.version = version
-    copies, sums = copies_and_sums(params, dtype)
+    copies, sums = leaving(params, dtype)
     self._leaves: dict[str, Array] = dict(zip(names_of(copies), jax.tree.leaves(copies), strict=True))
     self._host: dict[str, np.ndarray] = {}
     self._offer, self._error, self._changed = None, None, threading.Condition()

@@ -18,6 +18,7 @@ from jaxrl_llm.devices.hosts.exchange import (
   preempted,
   share,
   to_host,
+  to_main,
   told_to_end,
 )
 from jaxrl_llm.devices.hosts.interrupts import interrupted, interruptible
@@ -25,5 +26,5 @@ from jaxrl_llm.devices.hosts.startup import COLLECTIVES, HEARTBEAT, TIMEOUT, VAR
 
 __all__ = [
   "COLLECTIVES", "Channel", "HEARTBEAT", "TIMEOUT", "VARIABLES", "agree", "barrier", "forget", "gather_text", "gather_under", "interrupted",
-  "interruptible", "is_main", "join_processes", "on_main", "preempted", "share", "to_host", "told_to_end", "together",
+  "interruptible", "is_main", "join_processes", "on_main", "preempted", "share", "to_host", "to_main", "told_to_end", "together",
 ]  # fmt: skip

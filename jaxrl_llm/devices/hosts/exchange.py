@@ -10,12 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 WAIT_SECONDS = 300
 """Default number of seconds to wait for the other processes."""
 
 _BLOCK = 64  # Number of messages of a channel that are forgotten together.
+_AT_ONCE = 1 << 27  # Bytes of an array that is copied to the host in one piece.
 _NOTICE = "RECEIVED_PREEMPTION_NOTICE"  # Key of the notice in XLA's coordination service.
 _stopping = threading.Event()
 _asked = itertools.count()  # Number of calls of `preempted`.
@@ -53,6 +55,25 @@ def _whole(x: Any) -> np.ndarray:
   if isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated:
     return multihost_utils.process_allgather(x, tiled=True)
   return np.asarray(jax.device_get(x))
+
+
+def to_main(x: jax.Array) -> np.ndarray | None:
+  """Copies an array to a whole NumPy array in process 0, and returns None elsewhere.
+
+  It may be spread over the devices of all processes, so all processes must call this. What is large
+  passes the devices entry by entry of its first axis, such as layer by layer.
+  """
+  if x.is_fully_addressable or x.is_fully_replicated or x.nbytes <= _AT_ONCE:
+    whole = _whole(x)
+    return whole if is_main() else None
+  whole_on_each = NamedSharding(x.sharding.mesh, PartitionSpec())
+  entry = jax.jit(lambda x, i: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), out_shardings=whole_on_each)
+  whole = np.empty(x.shape, x.dtype) if is_main() else None
+  for i in range(len(x)):
+    part = entry(x, i)
+    if whole is not None:
+      whole[i] = part
+  return whole
 
 
 def share(values_of: Callable[[Sequence[int]], Float[np.ndarray, "m k"]], num_items: int) -> Float[np.ndarray, "n k"]:

@@ -83,6 +83,21 @@ def by_engine(config: ConfigDict) -> bool:
   return section.driver == "loop" or (section.driver == "auto" and needs)
 
 
+def check_processes(config: ConfigDict, num_processes: int) -> None:
+  """Refuses a lag for a run of several processes in which the engine and the learner would take turns.
+
+  Raises:
+    ValueError: If it has one. One line.
+  """
+  section = config.rollout
+  if num_processes > 1 and section.staleness and by_engine(config) and not section.samplers:
+    raise ValueError(
+      f"config.rollout.staleness: found {section.staleness} in a run of {num_processes} processes that draw by the decoding engine, "
+      "expected 0: programs must begin in the same order everywhere; set rollout.samplers, so that other processes draw, or "
+      "rollout.driver='drain'"
+    )
+
+
 def make_drawing(
   config: ConfigDict, learner: Programs, mesh: Mesh, tokenizer: Tokenizer, *, rules: Rules | None
 ) -> Drawing:

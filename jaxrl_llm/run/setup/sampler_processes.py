@@ -8,8 +8,10 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from jaxrl_llm.decoding.apart.crew import Bystander
 from jaxrl_llm.decoding.apart.gate import open_crew
 from jaxrl_llm.decoding.engine.requests import EngineLimits
+from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Model, ModelConfig, lower_precision, make_model
 from jaxrl_llm.models.decoding import serving_of
@@ -33,8 +35,11 @@ def use_samplers(config: ConfigDict, experiment: Experiment, workdir: Path, *, n
   """
   section, shape = config.rollout, experiment.learner.model.config
   options = engine_options(config, shape, experiment.task.tokenizer)
-  of_crew = dict(limits=EngineLimits(options["context"], options["max_requests"]), timeout_s=section.sampler_timeout_s)
-  of_crew |= dict(host=section.sampler_host, vocab_size=shape.vocab_size, dtype=config.model.sampler_dtype or shape.dtype)
+  limits, dtype = EngineLimits(options["context"], options["max_requests"]), config.model.sampler_dtype or shape.dtype
+  if not hosts.is_main():
+    experiment.drawing.queue.use(Bystander(limits, dtype), lambda: True)
+    return
+  of_crew = dict(limits=limits, timeout_s=section.sampler_timeout_s, host=section.sampler_host, vocab_size=shape.vocab_size, dtype=dtype)
   try:
     crew = open_crew(workdir, note=note, **of_crew)
   except OSError as error:

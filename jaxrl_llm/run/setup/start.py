@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from jaxrl_llm.advantages.estimators import first_baselines
 from jaxrl_llm.config import sizes
 from jaxrl_llm.config.fields import flatten, given
-from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compilation import CompileCounter
 from jaxrl_llm.learner.schedules import unfinished_warm_ups
@@ -23,6 +22,7 @@ from jaxrl_llm.run.observe.phases import Phases
 from jaxrl_llm.run.observe.profiling import Profiler
 from jaxrl_llm.run.observe.progress import Progress
 from jaxrl_llm.run.observe.trackers.followers import Followers
+from jaxrl_llm.run.setup.drawing import check_processes
 from jaxrl_llm.run.setup.experiment import Experiment, build_experiment, kl_coef_in_loss, make_grader
 from jaxrl_llm.run.setup.out_of_memory import explained, footprint, shortage
 from jaxrl_llm.run.setup.outputs import Opened, first_record, open_outputs, open_workdir, restore_iterator
@@ -110,7 +110,7 @@ def start_run(
       processes.
     OutOfMemoryError: If the devices are too small for the first state.
   """
-  refuse_several_processes(config, jax.process_count())
+  check_processes(config, jax.process_count())
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
   with explained(config, lambda: "start"):
     asked, experiment = config, build_experiment(config)
