@@ -75,8 +75,8 @@ class View(NamedTuple):
 class Spans(NamedTuple):
   """Consecutive tokens that are new to a cache in which each row has its own columns.
 
-  Several spans may be of one row. If a mesh splits the rows, it splits the spans into as many pieces,
-  each with the spans of the rows of its own devices.
+  Several spans may be of one row. If a mesh splits the rows, it splits the spans into as many
+  pieces, each with the spans of the rows of its own devices.
 
   Attributes:
     rows: Row of each span, counted within its piece; None if span i is of row i.

@@ -45,6 +45,7 @@ class SharedQueue:
 
   @schedule.setter
   def schedule(self, schedule: Any) -> None:
+    """Sets it."""
     self._queue.schedule = schedule
 
   def publish(self, params: Params, version: int, *, between: Callable[[], None] = lambda: None) -> None:
@@ -71,7 +72,7 @@ class SharedQueue:
     return gathered._replace(played=played), dict(frame.fields["metrics"])
 
   def told(self, playing: Playing | None) -> Iterator[list[Conversation]]:
-    """Yields the conversations of a batch as process 0 gets them, until no program runs any more."""
+    """Yields the conversations of a batch as process 0 gets them, until no program runs."""
     if playing is not None:
       for finished in playing:
         self._tell(Frame("finished"), finished)

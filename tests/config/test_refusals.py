@@ -97,7 +97,7 @@ CASES = [
   ("gspo", {"rollout.max_refills": 2, "rollout.spare_prompts": 2}, "rollout.max_refills"),
   ("gspo", {"rollout.max_refills": 2, "advantage.estimator": "returns"}, "rollout.max_refills"),
   ("gspo", {"rollout.driver": "drain", "rollout.samplers": 1}, "rollout.driver"),
-  ("tools", {"rollout.driver": "drain"}, "rollout.driver"),
+  ("gspo", {"rollout.driver": "drain", "environment.name": "calculator"}, "rollout.driver"),
   ("gspo", {"rollout.driver": "drain", "rollout.update_in_flight": "keep", "rollout.staleness": 1}, "rollout.driver"),
   ("gspo", {"profile.start": 5}, "profile.start"),
   ("gspo", {"profile.num_steps": 2}, "profile.num_steps"),

@@ -14,6 +14,7 @@ import pytest
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.run.setup import experiment, saved_state
 from jaxrl_llm.workdir import checkpoint
+from tests.marks import few
 from tests.runs import ROOT, VARIED, column, environment, flags, free_address, joined, lines_of, quick, reach, start, succeed, tiny_config
 
 OVERRIDES = VARIED | {
@@ -170,3 +171,63 @@ def test_groups_are_carried_by_two_processes_as_by_one(folder):
   assert_same(folder / "carrying", workdir)
   carried = column(workdir, "rollout/carried_tokens")
   assert carried[0] == 0 and min(carried[1:]) > 0, "the test would prove little"
+
+
+# Conversations of process 0, which the engines of both draw in lock step.
+TALKING = {
+  "warm_start.num_steps": 6, "warm_start.batch_size": 8, "num_steps": 2, "checkpoint.every": 2, "eval.every": 2, "mesh.fsdp": 4,
+  "mesh.tensor": 2, "eval.num_prompts": 8, "eval.batch_prompts": 8, "log.num_table_rows": 0, "log.tensorboard": False,
+}  # fmt: skip
+# Devices that only sample, half of them in each process.
+APART = OVERRIDES | {"warm_start.num_steps": 0, "num_steps": 4, "mesh.sampler": 4, "rollout.staleness": 1}
+# Groups that the engine cuts and carries, on routes that the learner replays.
+ROUTED = CARRYING | {
+  "model.preset": "nano-moe", "moe.replay": "R3", "mesh.expert": 4, "mesh.fsdp": 2, "rollout.driver": "loop", "num_steps": 3,
+  "checkpoint.every": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("name", "changes"), few([("tools", TALKING), ("gspo", APART), ("gspo", ROUTED)], 0, rest="exhaustive")
+)
+@pytest.mark.slow
+def test_two_processes_draw_what_one_draws(name, changes, tmp_path):
+  args = [f"--config=configs/{name}.py:tiny", *flags(changes)]
+  succeed(*args, f"--workdir={tmp_path / 'one'}", devices=8, **IN_ONE)
+  finish(tmp_path / "two", launch(tmp_path / "two", args=args))
+  assert lines_of(tmp_path / "one") == lines_of(tmp_path / "two")
+  assert len(set(column(tmp_path / "two", "rollout/tokens_sha256"))) == changes["num_steps"]
+
+
+QUEUED = OVERRIDES | {
+  "rollout.update_in_flight": "keep", "rollout.samplers": 1, "warm_start.num_steps": 0, "num_steps": 7, "checkpoint.every": 4,
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive
+def test_samplers_apart_draw_for_two_processes_and_one_repeats_it(tmp_path):
+  """The learner of two processes is killed and resumes; the sampler waits for it."""
+  args, samplers = ["--config=configs/gspo.py:tiny", *flags(QUEUED)], []
+
+  def join(workdir):
+    while not (workdir / "samplers.json").exists():
+      time.sleep(0.1)
+    line = [sys.executable, "-m", "jaxrl_llm.cli.join", str(workdir)]
+    samplers.append(subprocess.Popen(line, cwd=ROOT, env=environment(1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+  try:
+    processes = launch(tmp_path / "two", args=args, fault="rollout:6:kill@1", heartbeat="10")
+    join(tmp_path / "two")
+    assert processes[1].wait(timeout=600) == -signal.SIGKILL and processes[0].wait(timeout=60) != 0, log(tmp_path / "two", 0)
+    finish(tmp_path / "two", launch(tmp_path / "two", args=args))
+    one = start(*args, f"--workdir={tmp_path / 'one'}", f"--replay={tmp_path / 'two'}", devices=8, **IN_ONE)
+    join(tmp_path / "one")
+    _, errors = one.communicate(timeout=600)
+    assert one.returncode == 0, errors
+  finally:
+    for sampler in samplers:
+      sampler.kill()
+      sampler.wait()
+  assert "resumed" in log(tmp_path / "two", 0) and max(column(tmp_path / "two", "rollout/staleness")) >= 1
+  for metric in ("rollout/tokens_sha256", "actor/loss", "actor/grad_norm"):
+    assert column(tmp_path / "two", metric) == column(tmp_path / "one", metric), metric

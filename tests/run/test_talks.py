@@ -147,7 +147,7 @@ def test_conversations_go_on_in_the_next_step_whatever_the_delays(tmp_path, monk
 
 @pytest.mark.exhaustive
 def test_several_devices_draw_the_conversations_of_one(tmp_path):
-  """An engine over four devices that share the weights, that share the heads, and over two that only sample."""
+  """They share the weights, or the heads as well, or only sample."""
   changes = PARTIAL | {"rollout.spare_prompts": 4, "num_steps": 2, "eval.every": 2, "checkpoint.every": 2}
   one = tmp_path / "one"
   run_here(config_of(changes), one)

@@ -79,8 +79,8 @@ class Bystander:
   They take part in the move of weights from the devices to the host of process 0.
 
   Args:
-    limits: Those of the crew.
-    dtype: That of the crew.
+    limits: Limits of the crew.
+    dtype: Dtype to which weights are cast before they travel; None keeps theirs.
   """
 
   def __init__(self, limits: EngineLimits, dtype: str | None):

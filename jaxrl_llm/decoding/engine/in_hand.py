@@ -113,7 +113,7 @@ class Peers(Protocol):
     ...
 
   def hear(self) -> News | None:
-    """Waits for the news of a turn, with the number of the weights' version alone; None for a while."""
+    """Waits for the news of a turn, with the version alone of new weights; None for a while."""
     ...
 
 

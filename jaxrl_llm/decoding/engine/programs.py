@@ -93,8 +93,8 @@ class EnginePrograms(NamedTuple):
     prefills: Functions `(weights, cache, tokens [N C], starts [N], counts [N], rows [N]) -> (cache,
       routes [N C L K])`, by the number of spans N that they compute, the largest first; see
       `Model.extend`.
-    copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`. Spans and copies lie
-      in pieces, one for each of the devices that rows are split over, as in `cache.Spans`.
+    copy: Function `(cache, sources [N], targets [N]) -> cache`; see `copy_rows`. Spans and copies
+      lie in pieces, one for each of the devices that rows are split over, as in `cache.Spans`.
     stretches: Functions `(weights, cache, rows [w ...], places [w]) -> (cache, Drawn)`, by the
       number of rows w that they decode, the largest first. The places are rows of the cache, all
       different, and number B stands for none; for w = B they are all rows in their order.

@@ -84,7 +84,7 @@ def by_engine(config: ConfigDict) -> bool:
 
 
 def check_processes(config: ConfigDict, num_processes: int) -> None:
-  """Refuses a lag for a run of several processes in which the engine and the learner would take turns.
+  """Refuses a lag if the engine shares several processes with the learner.
 
   Raises:
     ValueError: If it has one. One line.

@@ -43,6 +43,16 @@ with hosts.together({ValueError: 2}):
     refused = str(error)
   rows = mesh.place_rows(mesh.make_mesh(), np.arange(8.0).reshape(4, 2))
   square = lambda own: np.array([[i, i * i] for i in own], np.float32).reshape(-1, 2)
+  hosts.exchange._AT_ONCE = 8  # So that the rows travel one by one.
+  whole = hosts.to_main(rows)
+  channel, heard = hosts.Channel("test"), []
+  if index == 0:
+    for number in range(300):  # More than are kept for those who have not read them.
+      channel.send(bytes([number % 256]) * 3)
+    kept = len(hosts.exchange.run_state().client.key_value_dir_get_bytes("jaxrl_llm/channel"))
+  else:
+    heard = [channel.receive(10.0) for _ in range(300)] + [channel.receive(0.01)]
+    heard = [None if x is None else list(x) for x in heard]
   squares = hosts.share(lambda own: asked.extend(own) or square(own), 5)
   facts = {
     "index": index, "main": hosts.is_main(), "devices": jax.device_count(),
@@ -50,11 +60,12 @@ with hosts.together({ValueError: 2}):
     "own": sorted(int(s.data[0, 0]) for s in rows.addressable_shards),
     "rows": hosts.to_host({"x": rows})["x"].tolist(),
     "texts": hosts.gather_text(f"from {index}"), "told": hosts.on_main(lambda: [index, "x"]),
-    "refused": refused,
+    "refused": refused, "on_main": None if whole is None else whole.tolist(), "heard": heard,
     "local": hosts.to_host(jax.numpy.ones(2)).tolist(),
   }
   hosts.barrier()
   if index == 0:
+    facts["kept_messages"] = kept
     facts["kept"] = len(hosts.exchange.run_state().client.key_value_dir_get("jaxrl_llm/text"))
     try:
       hosts.gather_under("alone", "", seconds=0.2)
@@ -131,6 +142,8 @@ def test_two_processes_exchange_what_they_have_and_end_together():
   assert (second["index"], second["main"], second["asked"], second["own"]) == (1, False, [1, 3], [4, 6])
   assert first["kept"] <= 4, "texts that all processes have read are removed"
   assert first["late"] == "process 1 of 2 has not answered within 0.2 s (waiting for its 'alone')"
+  assert first["on_main"] == np.arange(8.0).reshape(4, 2).tolist() and second["on_main"] is None
+  assert second["heard"] == [[number % 256] * 3 for number in range(300)] + [None] and first["kept_messages"] <= 3 * 64
   for name, expected in {
     "devices": 4,
     "squares": [[i, i * i] for i in range(5)],
