@@ -19,7 +19,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.programs import records_routes
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.rollouts.samplers import engine_sizes
-from jaxrl_llm.run.setup.sampler_processes import model_of_sampler
+from jaxrl_llm.run.setup.sampler_processes import mesh_of_sampler, model_of_sampler
 
 
 class EnginePlan(NamedTuple):
@@ -57,11 +57,9 @@ def make_plan(config: ConfigDict, slice_name: str, shape: ModelConfig, *, only_p
     ValueError: If there is no such slice, or its hosts do not fit the config.
   """
   host = topology.describe(topology.host_of(slice_name))
-  tensor, chips = config.mesh.sampler_tensor, len(host.devices)
-  if chips % tensor:
-    raise ValueError(f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of {chips}, the chips of a host of {slice_name}")
-  mesh = mesh_lib.make_mesh(data=chips // tensor, tensor=tensor, devices=host.devices)
-  rows = -(-engine_sizes(config)["slots"] // (chips // tensor)) * (chips // tensor)
+  mesh = mesh_of_sampler(config, host.devices)
+  shards = mesh_lib.num_row_shards(mesh)
+  rows = -(-engine_sizes(config)["slots"] // shards) * shards
   return EnginePlan(config, host, mesh, shape, rows, topology.num_hosts(slice_name), only_planned)
 
 

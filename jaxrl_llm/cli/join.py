@@ -148,14 +148,11 @@ def make_sampler(config: Any) -> Sampler:
   from jaxrl_llm.models import lower_precision
   from jaxrl_llm.run.setup.data import load_measured
   from jaxrl_llm.run.setup.drawing import engine_options
-  from jaxrl_llm.run.setup.sampler_processes import model_of_sampler
+  from jaxrl_llm.run.setup.sampler_processes import mesh_of_sampler, model_of_sampler
 
   if problems := config_problems(config):
     raise ValueError("\n".join(problems))
-  tensor = config.mesh.sampler_tensor
-  if (count := jax.device_count()) % tensor:
-    raise ValueError(f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of {count}, the number of devices here")
-  mesh = mesh_lib.make_mesh(data=count // tensor, tensor=tensor)
+  mesh = mesh_of_sampler(config, jax.devices()[: jax.device_count()])
   task, lengths, _ = load_measured(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   bounds = sizes.Bounds(1, 1, shape.d_model, 16 if mesh_lib.platform_of(mesh) == "cpu" else 128, shape.max_positions)

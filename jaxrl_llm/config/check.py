@@ -314,10 +314,9 @@ def size_problems(config: ConfigDict, *, longest_demonstration: int | None = Non
 
 def _device_relations(config: ConfigDict) -> Iterator[str]:
   mesh, sampler, expert, tensor = config.mesh, config.mesh.sampler, config.mesh.sampler_expert, config.mesh.sampler_tensor
-  if sampler == 0 and (expert > 1 or tensor > 1 and not config.rollout.samplers):
+  if sampler == 0 and not config.rollout.samplers and expert * tensor > 1:
     why = "mesh.sampler is 0: no devices are reserved for sampling"
-    of_others = {} if config.rollout.samplers else {"mesh.sampler_tensor": 1}
-    yield from map(str, unused(config, {"mesh.sampler_expert": 1, **of_others}, why))
+    yield from map(str, unused(config, {"mesh.sampler_expert": 1, "mesh.sampler_tensor": 1}, why))
     return
   if sampler % tensor:
     yield (

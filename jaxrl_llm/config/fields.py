@@ -413,7 +413,8 @@ FIELDS: dict[str, Field] = {
   "mesh.sampler": Field(0, NATURAL,
     "Devices that only sample, the last ones; the axes above describe the others. 0: all devices do both."),
   "mesh.sampler_expert": Field(1, COUNT,
-    "Expert parallelism of those devices: a mixture's experts and vocabulary are spread over so many, and prompts split."),
+    "Expert parallelism of those devices, or of those of sampler processes (rollout.samplers): a mixture's experts and vocabulary are "
+    "spread over so many, and prompts split."),
   "mesh.sampler_tensor": Field(1, COUNT,
     "Tensor parallelism of those devices, or of the devices of sampler processes (rollout.samplers): so many draw the same prompts. With "
     "sampler_expert, they share one copy of the weights."),

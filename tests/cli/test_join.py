@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.cli import join
+from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.decoding.apart import gate
 from jaxrl_llm.decoding.engine.requests import Request
@@ -140,6 +141,26 @@ def start(workdir, *options):
   return subprocess.Popen(
     [*COMMAND, str(workdir), *options], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
   )
+
+
+@pytest.mark.slow
+def test_a_sampler_shares_experts_and_heads_over_its_devices():
+  """It draws what one device draws."""
+  changes = {"model.preset": "nano-moe", "rollout.samplers": 1, "mesh.sampler_expert": 2, "mesh.sampler_tensor": 2}
+  config, drawn = tiny_config("gspo", changes), []
+  assert config_problems(config) == []
+  for own, devices in ((config, 8), (tiny_config("gspo", changes | {"mesh.sampler_expert": 1, "mesh.sampler_tensor": 1}), 1)):
+    with quick(devices=devices):
+      sampler = join.make_sampler(own)
+    handles = [sampler.engine.submit(Request([1, 2, 3 + i % 3], 12, seed=i, oldest=-1)) for i in range(12)]
+    drawn.append([handle.completion.result(WAIT) for handle in handles])
+    sampler.engine.close()
+  for several, one in zip(*drawn, strict=True):
+    assert several.tokens == one.tokens
+    np.testing.assert_allclose(several.logprobs, one.logprobs, atol=1e-5)
+  refusal = "^config.mesh.sampler_expert x sampler_tensor: found 2 x 2, expected a divisor of 2,"
+  with quick(devices=2), pytest.raises(ValueError, match=refusal):
+    join.make_sampler(config)
 
 
 @pytest.mark.exhaustive

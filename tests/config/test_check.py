@@ -192,10 +192,6 @@ RELATIONS = {
   "the slots of a row": ({"mesh.context": 7}, ["config.learner.row_tokens: ", "is not a multiple of 7 devices (mesh.context)"]),
   "a copy of the weights": ({"mesh.sampler": 4, "mesh.sampler_tensor": 3}, ["config.mesh.sampler_tensor: found 3", "mesh.sampler=4"]),
   "copies without a sampler": ({"mesh.sampler_tensor": 2}, ["config.mesh.sampler_tensor: found 2, expected 1", "mesh.sampler is 0"]),
-  "experts of sampler processes": (
-    {"model.preset": "nano-moe", "rollout.samplers": 1, "mesh.sampler_expert": 2, "mesh.sampler_tensor": 2},
-    ["config.mesh.sampler_expert: found 2, expected 1, because mesh.sampler is 0: no devices are reserved for sampling"],
-  ),
   "experts and tensor of a sampler": (
     {"model.preset": "nano-moe", "mesh.sampler": 4, "mesh.sampler_tensor": 2, "mesh.sampler_expert": 4},
     ["config.mesh.sampler_expert: found 4, expected a divisor of 2 (mesh.sampler / mesh.sampler_tensor)"],

@@ -1,6 +1,6 @@
 """Samplers of a run in processes of their own; see `jaxrl_llm.cli.join`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -58,17 +58,31 @@ def use_samplers(config: ConfigDict, experiment: Experiment, workdir: Path, *, n
   experiment.drawing.queue.use(crew, is_ready)
 
 
+def mesh_of_sampler(config: ConfigDict, devices: Sequence[jax.Device]) -> Mesh:
+  """Returns the mesh of a process of its own.
+
+  Raises:
+    ValueError: If the settings of the mesh do not divide the number of devices. One line.
+  """
+  expert, tensor = config.mesh.sampler_expert, config.mesh.sampler_tensor
+  if len(devices) % (expert * tensor):
+    raise ValueError(
+      f"config.mesh.sampler_expert x sampler_tensor: found {expert} x {tensor}, expected a divisor of {len(devices)}, the number of "
+      "devices here"
+    )
+  return mesh_lib.make_mesh(data=len(devices) // (expert * tensor), expert=expert, tensor=tensor, devices=devices)
+
+
 def model_of_sampler(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> tuple[Model, PyTree]:
   """Returns the model that a process of its own draws with, and its abstract weights.
 
   Args:
     config: The run's config.
     shape: Shape of the learner's model.
-    mesh: Devices of the process, or of one of its engines. Each group of devices that splits the
-      heads (`tensor`) has all weights.
+    mesh: Devices of the process; see `mesh_of_sampler`. Those that share the experts and the heads
+      (`expert` x `tensor`) have all weights together.
   """
   model = make_model(sampling_shape(config, shape), mesh=mesh, serving=serving_of(shape, mesh, layout=config.serving.layout))
   abstract = jax.eval_shape(lambda key: lower_precision(model.init(key), model.config.dtype), jax.random.key(0))
-  rules = {axis: "tensor" if over == "tensor" else None for axis, over in mesh_lib.RULES.items()}
-  shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract, rules=rules, fields=mesh_lib.SAMPLER_FIELDS)
+  shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract, fields=mesh_lib.SAMPLER_FIELDS)
   return model, jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract, shardings)
