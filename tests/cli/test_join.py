@@ -143,7 +143,7 @@ def start(workdir, *options):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sampler_shares_experts_and_heads_over_its_devices():
   """It draws what one device draws."""
   changes = {"model.preset": "nano-moe", "rollout.samplers": 1, "mesh.sampler_expert": 2, "mesh.sampler_tensor": 2}

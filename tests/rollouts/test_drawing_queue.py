@@ -2,12 +2,18 @@
 
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Request
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.rollouts.arrivals import Gathered
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
-from jaxrl_llm.rollouts.jobs import Draws, Job, turn_seed
+from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job, turn_seed
 from jaxrl_llm.rollouts.schedule import Batch
+from jaxrl_llm.rollouts.shared_queue import SharedQueue
+from jaxrl_llm.text_types import Turn
+from jaxrl_llm.types import StopReason
 
 
 class Engine:
@@ -89,3 +95,60 @@ def test_what_is_held_back_can_be_given_up(repeated):
   queue.close()
   assert [handle.completion.result(0).reason for handle in handles[:2]] == ["aborted"] * 2
   assert list(engine.open) == [whole]
+
+
+def test_what_is_raised_between_stays_what_it_is():
+  """Such as SIGTERM while samplers are missing, which is no error of the engine."""
+  queue, asked = DrawingQueue(lambda params, version: pytest.fail("no engine is made")), []
+  queue.use(Engine(), lambda: bool(asked))
+
+  def between():
+    raise KeyError("stopped")
+
+  with pytest.raises(KeyError, match="stopped"):
+    queue.publish({}, 0, between=between)
+
+
+class Spoken:
+  """A channel within one process."""
+
+  def __init__(self):
+    self.messages = []
+
+  def send(self, message):
+    self.messages.append(message)
+
+  def receive(self, seconds):
+    return self.messages.pop(0) if self.messages else None
+
+
+def test_all_processes_get_the_portions_of_process_0(monkeypatch):
+  """Also versions and measures, which only that process notes."""
+  turns = (Turn("a", (9,), 0.5, 0),)
+  talk = lambda i, versions=(), **own: Conversation(
+    i, [1, 2], [3, 4], [-0.5, 0.0], [True, False], turns, StopReason.TOKEN, versions=list(versions), **own
+  )
+  portions = [[], [talk(1, (3, -1))], [], [talk(0, failed=("raised", "one line"), routes=np.zeros((3, 1, 1), np.int16)), talk(2)]]
+  job = Job([{}], 3, [5, 6, 7], "", Draws(8, 8))
+  queues, channel = [SharedQueue(DrawingQueue(lambda params, version: Engine(), waits=True)) for _ in range(2)], Spoken()
+  heard = []
+  for index, queue in enumerate(queues):
+    monkeypatch.setattr(hosts, "is_main", lambda index=index: index == 0)
+    queue._channel = channel
+    queue.publish({}, 0)
+    playing = queue.begin(lambda engine, job: Portions(portions), job, step=0)
+    heard.append(list(playing))
+    gathered, metrics = queue.take(Gathered([x for part in heard[-1] for x in part], None, 0.0), 0)
+    assert metrics == {} and len(gathered.played) == 3
+    playing.close()
+  assert str(heard[0]) == str(heard[1]) == str(portions)
+
+
+class Portions(Playing):
+  """Hands over portions."""
+
+  def __init__(self, portions):
+    self.handles, self.portions = [], portions
+
+  def __iter__(self):
+    return iter(self.portions)
