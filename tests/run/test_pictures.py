@@ -11,7 +11,6 @@ from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.pretrained import png
 from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.tasks.sets import figures
 from jaxrl_llm.workdir import claim
@@ -114,14 +113,6 @@ def test_conversations_about_pictures(train_tower, tmp_path, monkeypatch):
 def test_settings_that_do_nothing_for_pictures_are_refused(changes, message):
   problems = config_problems(tiny_config("sapo", SETTINGS | {"model.train_tower": True} | changes))
   assert any(message in str(problem) for problem in problems), problems
-
-
-def test_conversations_about_pictures_need_the_engine(tmp_path, monkeypatch):
-  monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
-  changes = {"environment.name": "tests.run.test_pictures:talk", "rollout.driver": "drain", "task.data_dir": str(tmp_path)}
-  expected = "^config.environment.name: conversations about pictures need the decoding engine, but rollout.driver is 'drain'$"
-  with quick(), pytest.raises(ValueError, match=expected):
-    experiment.build_experiment(tiny_config("gspo", SETTINGS | changes))
 
 
 def test_a_language_model_refuses_problems_with_pictures(tmp_path):
