@@ -45,9 +45,9 @@ def test_completions_and_pieces_are_those_of_the_engine(link_of):
 
 
 def test_pictures_travel_once_while_requests_show_them(link_of, monkeypatch):
-  monkeypatch.setattr(wire, "_PICTURES_KEPT", 2)
+  monkeypatch.setattr(frames, "_PICTURES_KEPT", 2)
   sent, encode = [], frames.pictures_frame
-  monkeypatch.setattr(wire, "pictures_frame", lambda pictures: (sent.append(pictures.key), encode(pictures))[1])
+  monkeypatch.setattr(frames, "pictures_frame", lambda pictures: (sent.append(pictures.key), encode(pictures))[1])
   slots = np.zeros(1, np.int32)
   shown = [Pictures(b"%d" % i, np.zeros((1, 3), np.int32), slots, 1, features=np.full((1, 4, 1, 2), i, np.float32)) for i in range(3)]
   link, order = link_of(), [0, 0, 1, 0, 2, 0, 1, 0]

@@ -324,10 +324,13 @@ def test_slices_that_do_not_fit_are_refused(sizes, slices, words):
   assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
-def test_devices_that_only_sample_need_a_run_of_one_process(monkeypatch):
+def test_each_process_has_as_many_devices_that_only_sample(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
-  with pytest.raises(ValueError, match="mesh.sampler: found 2 in a run of 2 processes, expected 0"):
-    mesh_lib.make_meshes(sampler=2)
+  with pytest.raises(ValueError, match="mesh.sampler: found 3 in a run of 2 processes, expected a multiple of 2: as many in each"):
+    mesh_lib.make_meshes(sampler=3)
+  devices = [dataclasses.replace(chip, process_index=i // 4) for i, chip in enumerate(chips(*[0] * 8))]
+  learner, sampler = mesh_lib.make_meshes(sampler=4, sampler_expert=4, devices=devices)
+  assert [chip.id for chip in learner.devices.flat] == [0, 1, 4, 5] and [chip.id for chip in sampler.devices.flat] == [2, 3, 6, 7]
 
 
 def test_slots_are_split_over_context(rng):
