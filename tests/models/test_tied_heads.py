@@ -82,7 +82,8 @@ def test_the_other_head_is_used_trained_and_exported(changed, loaded, tmp_path):
   expected = -np.asarray(logits(*loaded("qwen3"), tokens))
   folder = changed("qwen3", negative)
   model, params = load(folder)
-  np.testing.assert_array_equal(logits(model, params, tokens), expected)
+  # A head of its own is multiplied in another order on some CPUs.
+  np.testing.assert_allclose(logits(model, params, tokens), expected, atol=1e-5)
   assert "head" in load_params(folder, make_model(read_config(folder)))
   save_hf(tmp_path / "out", model, params)
   assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
