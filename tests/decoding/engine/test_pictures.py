@@ -145,11 +145,12 @@ def test_new_weights_compute_features_anew(engine_of, in_flight):
   result = engine.submit(request, note).completion.result(WAIT)
   (_, before), (version, after) = result.parts
   assert version == 1 and after
+  # The log-probabilities of this tower differ by 1.2e-5 with JAX 0.12.
   old, new = (logprobs_of(model, own, request, result.tokens) for own in (params, others))
-  np.testing.assert_allclose(result.logprobs[:before], old[:before], atol=1e-5)
-  assert (np.abs(result.logprobs - new)[before:].max() < 1e-5) == (in_flight == "recompute")
+  np.testing.assert_allclose(result.logprobs[:before], old[:before], atol=3e-5)
+  assert (np.abs(result.logprobs - new)[before:].max() < 3e-5) == (in_flight == "recompute")
   (fresh,) = complete(engine, request)
-  np.testing.assert_allclose(fresh.logprobs, logprobs_of(model, others, request, fresh.tokens), atol=1e-5)
+  np.testing.assert_allclose(fresh.logprobs, logprobs_of(model, others, request, fresh.tokens), atol=3e-5)
 
 
 def test_pictures_are_seen_once_by_all_that_show_them(engine_of):
