@@ -52,10 +52,10 @@ class SharedQueue:
     """Gives the engine new weights, in all processes at once; see `DrawingQueue`."""
     if version == self._queue.version:
       return
-    for _ in self._told(([] for _ in self._queue.approach()), Frame("approached")):
+    for _ in self._told(self._queue.approach(), Frame("approached")):
       between()
     self._queue.give(params, version)
-    for _ in self._told(([] for _ in self._queue.joining()), Frame("joined")):
+    for _ in self._told(self._queue.joining(), Frame("joined")):
       between()
 
   def begin(self, play: PlayFn, job: Job, step: int | None = None, draw: int = 0) -> Playing:
@@ -83,16 +83,16 @@ class SharedQueue:
       yield heard[1]
     self._queue.rest(heard[0].fields["turn"])
 
-  def _told(self, items: Iterator[list], end: Frame) -> Iterator[list]:
-    """Yields the items of process 0, without what they hold, in all processes."""
+  def _told(self, waiting: Iterator[None], end: Frame) -> Iterator[None]:
+    """Yields in all processes as often as process 0 does while it waits."""
     if hosts.is_main():
-      for _ in items:
+      for _ in waiting:
         self._tell(Frame("waits"))
-        yield []
+        yield
       self._tell(end)
       return
     while self._hear()[0].kind != end.kind:
-      yield []
+      yield
 
   def _tell(self, frame: Frame, conversations: Sequence[Conversation] = ()) -> None:
     self._channel.send(frames.joined([frame, *map(conversation_frame, conversations)]))

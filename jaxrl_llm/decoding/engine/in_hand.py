@@ -92,12 +92,14 @@ class News(NamedTuple):
     requests: New requests, in their order.
     aborted: Numbers of open requests that are to end.
     update: New weights with their version; None if there are none. In a message, the version alone.
+    holds: Whether no request begins, because new weights wait for those that run.
     is_closing: Whether the loop ends.
   """
 
   requests: Sequence[Request]
   aborted: Sequence[int] = ()
   update: tuple[Any, int] | None = None
+  holds: bool = False
   is_closing: bool = False
 
 

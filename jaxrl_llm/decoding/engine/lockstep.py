@@ -46,7 +46,7 @@ def encode_news(news: News) -> bytes:
     >>> decode_news(encode_news(News([Request([5, 6], 3)], aborted=(1,), update=("weights", 7)))).update
     (None, 7)
   """
-  fields = dict(aborted=news.aborted, version=news.update and news.update[1], is_closing=news.is_closing)
+  fields = dict(aborted=news.aborted, version=news.update and news.update[1], holds=news.holds, is_closing=news.is_closing)
   asked = (frames.request_frame(i, request, pieces=False) for i, request in enumerate(news.requests))
   shown = {request.pictures.key: request.pictures for request in news.requests if request.pictures is not None}
   return frames.joined([Frame("news", fields), *map(frames.pictures_frame, shown.values()), *asked])
@@ -59,4 +59,4 @@ def decode_news(message: bytes) -> News:
   asked = [frames.request_of(frame, shown) for frame in others if frame.kind == "request"]
   fields = first.fields
   update = None if fields["version"] is None else (None, fields["version"])
-  return News(asked, tuple(fields["aborted"]), update, fields["is_closing"])
+  return News(asked, tuple(fields["aborted"]), update, fields["holds"], fields["is_closing"])

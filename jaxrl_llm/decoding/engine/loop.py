@@ -76,6 +76,7 @@ class DecodingEngine:
     self._waiting: deque[OpenRequest] = deque()
     self._running: dict[int, OpenRequest] = {}
     self._flying: Stretch | None = None
+    self._holds = False  # Whether no request begins, because new weights wait for those that run.
     # What other threads change, under the lock of `_changed`.
     self._changed = threading.Condition()
     self._arrived: list[OpenRequest] = []
@@ -235,6 +236,7 @@ class DecodingEngine:
     for opened in (*self._running.values(), *self._waiting):
       if ends(opened):
         self._finish(opened, "aborted")
+    self._holds = news.holds
     if news.update is not None:
       self._take_weights(*news.update)
     self._waiting = deque(opened for opened in self._waiting if not opened.future.done())
@@ -255,11 +257,10 @@ class DecodingEngine:
         time.sleep(_PAUSE_S)
     with self._changed:
       arrived, self._arrived = self._arrived, []
-      update = None if self._in_flight == "wait" and self._running else self._update
-      if update is not None:
-        self._update = None
+      holds = self._in_flight == "wait" and bool(self._running) and self._update is not None
+      update, self._update = (None, self._update) if holds else (self._update, None)
       aborted = tuple(opened.number for opened in (*self._running.values(), *self._waiting, *arrived) if opened.aborted)
-      news = News([opened.request for opened in arrived], aborted, update, self._is_closing)
+      news = News([opened.request for opened in arrived], aborted, update, holds, self._is_closing)
     if self._peers is not None:
       self._peers.tell(news)
     return arrived, news
@@ -289,9 +290,7 @@ class DecodingEngine:
 
   def _take_weights(self, weights: Params, version: int) -> None:
     """Goes over to new weights."""
-    with self._changed:
-      self._weights, self._version = weights, version
-      self._changed.notify_all()
+    self._weights, self._version = weights, version
     self._features.clear()
     # Of prompts that nothing was drawn from yet, all keys and values are those of one version.
     again = [opened for opened in self._running.values() if self._in_flight == "recompute" or not opened.tokens]
@@ -321,7 +320,7 @@ class DecodingEngine:
 
   def _admit(self) -> None:
     """Gives waiting requests rows, in their order."""
-    if self._in_flight == "wait" and self._update is not None:
+    if self._holds:
       return  # Until those that run have ended.
     later: list[OpenRequest] = []
     num_admitted = 0
