@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.provenance import record
-from experiments.reliability.attempts import ROOT, Job, environment, last_step, mismatches, resumed, rows, saving, stepping
+from experiments.reliability.attempts import Job, environment, last_step, launch, mismatches, resumed, rows, saving, stepping
 from experiments.results import to_json
 from jaxrl_llm.decoding.apart import gate
 from jaxrl_llm.rollouts import schedule
@@ -30,20 +30,27 @@ from jaxrl_llm.workdir import logs
 
 STALENESS = 4
 SAMPLERS = 2
+JOBS = {
+  "text": ["--config=configs/gspo.py:tiny"],
+  "calculator": ["--config=configs/tools.py:tiny", "--config.model.preset=nano-moe", "--config.moe.replay=R3"],
+  "pictures": [
+    "--config=configs/gspo.py:tiny", "--config.model.preset=nano-vl", "--config.task.name=figures", "--config.task.levels=(1,)",
+    "--config.rollout.prompt_buckets=None",
+  ],
+}  # fmt: skip
+"""First flags of each job: responses of one turn, conversations on replayed routes, pictures."""
 FLAGS = (
-  "--config=configs/gspo.py:tiny",
   "--config.warm_start.num_steps=0",
   "--config.reward.at_random=0.5",  # Random weights are never right.
   f"--config.rollout.staleness={STALENESS}",
-  f"--config.rollout.samplers={SAMPLERS}",
   "--config.rollout.update_in_flight=keep",
   # Few rows and long responses, so that new weights come while responses are in progress.
   "--config.rollout.slots=2",
   "--config.rollout.max_new_tokens=64",
-  "--config.learner.row_tokens=160",
+  "--config.learner.row_tokens=None",
+  "--config.learner.row_buckets=None",
   "--config.learner.learning_rate=1e-3",
   "--config.eval.every=40",
-  "--config.checkpoint.every=8",
   "--config.log.num_table_rows=0",
   "--config.log.tensorboard=False",
 )
@@ -57,12 +64,14 @@ KINDS = {
 }
 RESTARTS = "the learner's own restarts, after a sampler was lost"
 
-_EVERY = 8
-_STEPS_EACH = 8  # Upper bound on the RL steps between two strikes.
+# RL steps between checkpoints, and an upper bound on those between two strikes. Several processes
+# on few cores take longer for a step.
+_EVERY, _EVERY_OF_SEVERAL = 8, 2
 _MOST_KILLS_OF_REPLAY = 10
 _MARK = "JAXRL_STORM"
 _LOOK_S, _LEAVE_S, _PATIENCE_S = 0.005, 90.0, 300.0
 _AGAIN = (-signal.SIGKILL, 42)  # Statuses after which the same command continues.
+_BEREFT = (*_AGAIN, -signal.SIGABRT, 1)  # Of a process whose companion was killed.
 
 
 class Death(NamedTuple):
@@ -79,23 +88,74 @@ class Death(NamedTuple):
   redone: int = 0
 
 
+class Company:
+  """Processes that are one learner or one sampler, and end together.
+
+  Args:
+    processes: The processes.
+    output: Path of what each prints, without its number.
+  """
+
+  def __init__(self, processes: Sequence[subprocess.Popen], output: Path):
+    self._processes, self._output = processes, output
+
+  def poll(self) -> int | None:
+    """Returns None while one lives, then 0, or the status with which the company has failed.
+
+    Raises:
+      RuntimeError: If a process ended in another way than it may.
+    """
+    statuses = [process.poll() for process in self._processes]
+    if None in statuses or not any(statuses):
+      return None if None in statuses else 0
+    allowed = _BEREFT if -signal.SIGKILL in statuses else _AGAIN
+    if wrong := [status for status in statuses if status not in allowed]:
+      name = self._output.suffix[1:]
+      raise RuntimeError(f"the {name} ended with status {wrong[0]} of {statuses}, expected some of {allowed}; see {self._output}.*")
+    return -signal.SIGKILL if -signal.SIGKILL in statuses else 42
+
+  def is_whole(self) -> bool:
+    """Returns whether all live."""
+    return all(process.poll() is None for process in self._processes)
+
+  def wait(self, seconds: float) -> int:
+    """Waits for the end of all; see `poll`."""
+    until = time.monotonic() + seconds
+    for process in self._processes:
+      process.wait(max(until - time.monotonic(), 0.0))
+    return self.poll()
+
+  def strike(self, lots: random.Random) -> None:
+    """Kills one of them; the others are to end by themselves."""
+    victim = lots.choice(self._processes)
+    victim.kill()
+    victim.wait()
+
+  def kill(self) -> None:
+    """Kills all."""
+    for process in self._processes:
+      process.kill()
+      process.wait()
+
+
 class Cast:
   """The processes of a run: a learner and its samplers, which are started again when they end.
 
   Args:
     job: Run, not yet begun.
     replay: Workdir of the run to repeat; None for a run of its own.
+    samplers: Number of samplers, each of as many processes as the learner.
 
   Attributes:
     deaths: What has ended before the run did.
     schedules: Schedule of the run at each end of its learner.
   """
 
-  def __init__(self, job: Job, replay: Path | None = None):
+  def __init__(self, job: Job, replay: Path | None = None, *, samplers: int = SAMPLERS):
     self.job, self.deaths, self.schedules = job, [], []
     self._replay = [] if replay is None else [f"--replay={replay}"]
-    self._samplers: list[subprocess.Popen | None] = [None] * SAMPLERS
-    self._starts = [0] * SAMPLERS
+    self._samplers: list[Company | None] = [None] * samplers
+    self._starts = [0] * samplers
     self._struck: str | None = None
     self._died: int | None = None  # Index of the learner's last death.
     self.begun = time.monotonic()
@@ -107,76 +167,69 @@ class Cast:
 
   def __exit__(self, *error: Any) -> None:
     """Ends all processes."""
-    for process in [self._learner, *self._samplers]:
-      if process is not None and process.poll() is None:
-        process.kill()
-        process.wait()
+    for company in [self._learner, *self._samplers]:
+      if company is not None:
+        company.kill()
 
   def _output(self, name: str) -> Path:
     return self.job.workdir.with_name(f"{self.job.workdir.name}.{name}")
 
-  def _start(self, command: Sequence[str], name: str) -> subprocess.Popen:
+  def _start(self, command: Sequence[str], name: str) -> Company:
     settings = environment(self.job) | {_MARK: str(self.job.workdir)}
-    with open(self._output(name), "a") as file:
-      return subprocess.Popen(command, cwd=ROOT, env=settings, stdout=file, stderr=subprocess.STDOUT)
+    return Company(launch(command, self.job.processes, settings, self._output(name)), self._output(name))
 
-  def _start_learner(self) -> subprocess.Popen:
+  def _start_learner(self) -> Company:
     self.begun, self._number = time.monotonic(), logs.number(self.job.workdir / "logs")
     return self._start(learner_command(self.job, self._replay), "learner")
 
-  def _start_sampler(self, index: int) -> subprocess.Popen:
-    path = self._output(f"sampler-{index}")
+  def _start_sampler(self, index: int) -> Company:
+    path = self._output(f"sampler-{index}.0")
     self._starts[index] = path.stat().st_size if path.exists() else 0
     return self._start(sampler_command(self.job), f"sampler-{index}")
 
   def has_joined(self, index: int) -> bool:
     """Returns whether a sampler draws for the learner now, as far as its output tells."""
-    path = self._output(f"sampler-{index}")
+    path = self._output(f"sampler-{index}.0")
     lines = path.read_bytes()[self._starts[index] :].decode(errors="replace").splitlines() if path.exists() else []
     known = [line for line in lines if line == "joined" or line.startswith("the learner ")]
     return known[-1:] == ["joined"]
 
+  def is_whole(self) -> bool:
+    """Returns whether all processes live."""
+    return all(company is not None and company.is_whole() for company in [self._learner, *self._samplers])
+
   def strike(self, kind: str, lots: random.Random) -> None:
     """Kills the learner, or one of the samplers that draw; any of them if none does."""
     if kind == "sampler":
-      living = [i for i, process in enumerate(self._samplers) if process is not None and process.poll() is None]
-      victims = [i for i in living if self.has_joined(i)] or living
+      victims = [i for i in range(len(self._samplers)) if self.has_joined(i)] or range(len(self._samplers))
       victim = self._samplers[lots.choice(victims)]
       self.deaths.append(Death(kind, last_step(self.job.workdir)))
     else:
       victim, self._struck = self._learner, kind
-    victim.kill()
-    victim.wait()
+    victim.strike(lots)
 
   def look(self) -> bool:
     """Starts what has ended again; returns True once the run is finished.
 
     Raises:
-      RuntimeError: If a process ended in another way than by a kill or by asking for a new start.
+      RuntimeError: If a process ended in another way than it may.
     """
     if (status := self._learner.poll()) is not None:
       self._note_resumed()
       if status == 0:
         return True
-      self._require(status, "learner")
       self._died = len(self.deaths)
       self.deaths.append(Death(self._struck or str(status), last_step(self.job.workdir)))
       self.schedules.append(schedule.read(self.job.workdir))
       self._struck, self._learner = None, self._start_learner()
     if (self.job.workdir / "config.json").exists():
-      for i, process in enumerate(self._samplers):
-        if process is None or (process.poll() is not None and not self._is_finished()):
-          if process is not None:
-            self._require(process.returncode, f"sampler-{i}")
+      for i, company in enumerate(self._samplers):
+        if company is None or (company.poll() is not None and not self._is_finished()):
           self._samplers[i] = self._start_sampler(i)
     return False
 
   def _is_finished(self) -> bool:
-    return self._learner.poll() == 0 or any(process is not None and process.poll() == 0 for process in self._samplers)
-
-  def _require(self, status: int, name: str) -> None:
-    if status not in _AGAIN:
-      raise RuntimeError(f"the {name} ended with status {status}, expected one of {_AGAIN}; see {self._output(name)}")
+    return self._learner.poll() == 0 or any(company is not None and company.poll() == 0 for company in self._samplers)
 
   def _note_resumed(self) -> None:
     """Counts what the learner that has just ended had repeated, if it had come so far."""
@@ -192,9 +245,9 @@ class Cast:
     Raises:
       RuntimeError: If one does not, or with another status than 0.
     """
-    for i, process in enumerate(self._samplers):
+    for i, company in enumerate(self._samplers):
       try:
-        status = None if process is None else process.wait(_LEAVE_S)
+        status = None if company is None else company.wait(_LEAVE_S)
       except subprocess.TimeoutExpired:
         raise RuntimeError(f"sampler-{i} is still there {_LEAVE_S:.0f} s after the end of the run") from None
       if status == -signal.SIGKILL:  # It was killed at the very end, and need not come back.
@@ -213,7 +266,7 @@ def sampler_command(job: Job) -> list[str]:
   return [sys.executable, "-m", "jaxrl_llm.cli.join", str(job.workdir)]
 
 
-def storm(job: Job, lots: random.Random, *, kills: int, replay: Path | None = None) -> Cast:
+def storm(job: Job, lots: random.Random, *, kills: int, replay: Path | None = None, samplers: int = SAMPLERS) -> Cast:
   """Runs to the end, with kills on the way: about half of the learner, half of the samplers.
 
   Args:
@@ -221,6 +274,7 @@ def storm(job: Job, lots: random.Random, *, kills: int, replay: Path | None = No
     lots: Source of the random choices of times and victims.
     kills: Number of kills.
     replay: Workdir of the run to repeat; None for a run of its own.
+    samplers: Number of samplers.
 
   Raises:
     RuntimeError: If a process ended in a wrong way, or the run before all kills.
@@ -230,7 +284,7 @@ def storm(job: Job, lots: random.Random, *, kills: int, replay: Path | None = No
   planned = ["learner"] * (of_learner - of_learner // 2) + ["learner while saving"] * (of_learner // 2) + ["sampler"] * (kills // 2)
   lots.shuffle(planned)
   moment = lambda: None if not planned else saving(lots) if planned[0] == "learner while saving" else stepping(lots)
-  with Cast(job, replay) as cast:
+  with Cast(job, replay, samplers=samplers) as cast:
     when, changed, size = moment(), time.monotonic(), -1
     while not cast.look():
       path = job.workdir / "metrics.jsonl"
@@ -238,7 +292,7 @@ def storm(job: Job, lots: random.Random, *, kills: int, replay: Path | None = No
         changed, size = time.monotonic(), path.stat().st_size
       if time.monotonic() - changed > _PATIENCE_S:
         raise TimeoutError(f"{job.workdir}: no new RL step for {_PATIENCE_S:.0f} s; see its logs")
-      if when is not None and when(job, (), cast.begun):
+      if when is not None and cast.is_whole() and when(job, (), cast.begun):
         cast.strike(kind := planned.pop(0), lots)
         print(f"{job.workdir.name}: {kind}, after RL step {last_step(job.workdir)}", flush=True)
         when, changed = moment(), time.monotonic()
@@ -312,11 +366,13 @@ def differences(one: Path, other: Path) -> int:
   return count + mismatches(one, other, varies=VARIES)
 
 
-def run(out: Path, *, kills: int, seed: int, flags: Sequence[str]) -> int:
+def run(out: Path, *, job_name: str, processes: int, kills: int, seed: int, flags: Sequence[str]) -> int:
   """Runs a storm and both repetitions; prints a table and writes `asynchronous.json`.
 
   Args:
     out: Folder for all runs.
+    job_name: Key of `JOBS`.
+    processes: Number of processes of the learner and of each sampler; above 1, one sampler.
     kills: Number of kills.
     seed: Seed of the random choices.
     flags: Further flags of the run.
@@ -324,15 +380,18 @@ def run(out: Path, *, kills: int, seed: int, flags: Sequence[str]) -> int:
   Returns:
     0 if all promises hold, 1 if not.
   """
-  num_steps, lots, begun = _STEPS_EACH * (kills + 1), random.Random(seed), time.monotonic()
+  every = _EVERY if processes == 1 else _EVERY_OF_SEVERAL
+  num_steps, lots, begun = every * (kills + 1), random.Random(seed), time.monotonic()
   own = record(sys.modules[__name__])
-  flags = (*FLAGS, f"--config.num_steps={num_steps}", *flags)
-  job = lambda name: Job(flags, out / name, 1, 1, _EVERY, out / "programs")
+  samplers = SAMPLERS if processes == 1 else 1
+  sizes = {"rollout.samplers": samplers, "num_steps": num_steps, "checkpoint.every": every}
+  flags = (*JOBS[job_name], *FLAGS, *(f"--config.{name}={value}" for name, value in sizes.items()), *flags)
+  job = lambda name: Job(flags, out / name, processes, 1, every, out / "programs")
   broken, deaths, seconds = [], {}, {}
   plan = (("storm", kills, None), ("repeated", 0, out / "storm"), ("repeated in a storm", min(kills, _MOST_KILLS_OF_REPLAY), out / "storm"))
   for name, count, replay in plan:
     begun_one = time.monotonic()
-    cast = storm(job(name.replace(" ", "-")), lots, kills=count, replay=replay)
+    cast = storm(job(name.replace(" ", "-")), lots, kills=count, replay=replay, samplers=samplers)
     deaths[name], seconds[name] = cast.deaths, time.monotonic() - begun_one
     broken += (lines := [f"{name}: {line}" for line in failures(cast.job.workdir, num_steps, cast.schedules)])
     print(*lines, f"{name}: {len(cast.deaths)} ends of processes, {seconds[name]:.0f} s", sep="\n", flush=True)
@@ -345,7 +404,7 @@ def run(out: Path, *, kills: int, seed: int, flags: Sequence[str]) -> int:
     "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     "code": {name: own[name] for name in ("commit", "changed", "started")},
     "machine": {"machine": platform.machine(), "cores": own["cores"], "processor": processor(), "jax": jax.__version__},
-    "options": {"kills": kills, "seed": seed, "num_steps": num_steps, "flags": list(flags)},
+    "options": {"job": job_name, "processes": processes, "kills": kills, "seed": seed, "num_steps": num_steps, "flags": list(flags)},
     "seconds": {name: round(x) for name, x in seconds.items()} | {"all": round(time.monotonic() - begun)},
     "tokens_by_age": {str(age): count for age, count in sorted(ages(batches).items())},
     "responses": {"all": len(turns), "of_several_weights": sum(len(turn) > 1 for turn in turns)},

@@ -180,15 +180,24 @@ def environment(job: Job, fault: str = "") -> dict[str, str]:
 
 
 def _launch(job: Job, fault: str, output: Path) -> list[subprocess.Popen]:
-  address = f"127.0.0.1:{_free_port()}"
   command = [sys.executable, "-m", "jaxrl_llm.main", *job.flags, f"--workdir={job.url or job.workdir}"]
-  processes = []
-  for index in range(job.processes):
-    settings = environment(job, fault)
-    if job.processes > 1:
-      settings |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(job.processes), "JAX_PROCESS_ID": str(index)}
+  return launch(command, job.processes, environment(job, fault), output)
+
+
+def launch(command: Sequence[str], count: int, settings: Mapping[str, str], output: Path) -> list[subprocess.Popen]:
+  """Starts processes that belong together.
+
+  Args:
+    command: Command of each.
+    count: Number of processes.
+    settings: Their environment.
+    output: Path of what each prints, without its number.
+  """
+  address, processes = f"127.0.0.1:{_free_port()}", []
+  for index in range(count):
+    joined = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(index)} if count > 1 else {}
     with open(f"{output}.{index}", "a") as file:
-      processes.append(subprocess.Popen(command, cwd=ROOT, env=settings, stdout=file, stderr=subprocess.STDOUT))
+      processes.append(subprocess.Popen(command, cwd=ROOT, env={**settings, **joined}, stdout=file, stderr=subprocess.STDOUT))
   return processes
 
 

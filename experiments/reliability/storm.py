@@ -23,12 +23,14 @@ strike have an empty mirror, as on a new machine. Both the last mirror and what 
 the bucket must have the bits of the undisturbed run.
 
 With `--asynchronous` the run has a queue of rollouts, responses that go on with new weights, and
-two samplers in processes of their own. Half of the kills strike the learner, half a sampler. The
+two samplers in processes of their own; with `--processes=2` a learner of two processes and one
+sampler of two. `--job=calculator` has conversations and replayed routes, `--job=pictures` pictures.
+Half of the kills strike the learner, half a sampler, and the others of the struck one end, too. The
 run is then repeated by its schedule twice: undisturbed, and with up to 10 kills. The schedules, the
 numbers, the samples and the last weights of all three must be the same bits. Besides, each step has
 learned from one batch, no token is older than `rollout.staleness` allows, what a learner had
-written before its end is done again as it was, and no process is left. Takes --kills, --seed, --out
-and --config.*, and writes `asynchronous.json`.
+written before its end is done again as it was, and no process is left. Takes --kills, --seed,
+--out, --processes, --job and --config.*, and writes `asynchronous.json`.
 """
 
 import json
@@ -60,7 +62,7 @@ FLAGS = (
   "--config.log.num_table_rows=0",
   "--config.log.tensorboard=False",
 )
-_ALONE = ("phases", "minutes", "processes", "bucket")  # Not for asynchronous runs.
+_ALONE = ("phases", "minutes", "bucket")  # Not for asynchronous runs.
 _TERMS = 3
 # Upper bound on the RL steps between two strikes: on an idle machine 4, and 6 to 15 for a SIGTERM.
 _STEPS_EACH = 8
@@ -83,6 +85,7 @@ class Options(NamedTuple):
   flags: tuple[str, ...]
   asynchronous: bool = False
   bucket: str = ""
+  job: str = "text"
 
 
 class Strike(NamedTuple):
@@ -114,7 +117,9 @@ def main(argv: Sequence[str]) -> int:
   logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of files that it can do without.
   options.out.mkdir(parents=True, exist_ok=True)
   if options.asynchronous:
-    return asynchronous.run(options.out, kills=options.kills, seed=options.seed, flags=options.flags)
+    return asynchronous.run(
+      options.out, job_name=options.job, processes=options.processes, kills=options.kills, seed=options.seed, flags=options.flags
+    )
   golden, differing, strikes = job_of(options, "golden"), 0, []
   begun = time.monotonic()
   done = attempt(golden)
@@ -155,7 +160,7 @@ def read(arguments: Sequence[str]) -> Options:
     ValueError: If a flag is unknown or a value is invalid.
   """
   values, flags = {
-    "kills": "25", "phases": ",".join(PHASES), "minutes": "", "processes": "1", "seed": "0", "out": "", "bucket": "",
+    "kills": "25", "phases": ",".join(PHASES), "minutes": "", "processes": "1", "seed": "0", "out": "", "bucket": "", "job": "",
   }, []  # fmt: skip
   is_asynchronous = "--asynchronous" in arguments
   for argument in arguments:
@@ -168,6 +173,8 @@ def read(arguments: Sequence[str]) -> Options:
     elif name in values and argument.startswith("--") and value:
       if is_asynchronous and name in _ALONE:
         raise ValueError(f"found {argument!r} with --asynchronous, which has no effect there")
+      if name == "job" and not is_asynchronous:
+        raise ValueError(f"found {argument!r} without --asynchronous, where it has no effect")
       values[name] = value
     else:
       raise ValueError(
@@ -178,6 +185,8 @@ def read(arguments: Sequence[str]) -> Options:
       raise ValueError(f"--{name}: found {values[name]!r}, expected a whole number")
   if values["bucket"] not in ("", "s3", "gs") or (values["bucket"] and values["processes"] != "1"):
     raise ValueError(f"--bucket: found {values['bucket']!r}, expected s3 or gs, and one process")
+  if (job := values["job"] or "text") not in asynchronous.JOBS:
+    raise ValueError(f"--job: found {job!r}, expected one of {', '.join(asynchronous.JOBS)}")
   phases = tuple(values["phases"].split(","))
   if unknown := [phase for phase in phases if phase not in PHASES]:
     raise ValueError(f"--phases: found {unknown[0]!r}, expected some of {', '.join(PHASES)}")
@@ -190,7 +199,7 @@ def read(arguments: Sequence[str]) -> Options:
     raise ValueError(f"--out: found {out}, which exists; choose another")
   return Options(
     int(values["kills"]), phases, minutes, int(values["processes"]), int(values["seed"]), out, tuple(flags), is_asynchronous,
-    values["bucket"],
+    values["bucket"], job,
   )  # fmt: skip
 
 

@@ -9,6 +9,10 @@ The process draws with the devices that it has. It compiles, joins the run, gets
 draws until the learner ends. It may come at any time and be killed at any time: its requests are
 then drawn by others. SIGTERM lets it leave.
 
+Several processes are one sampler, with one engine over the devices of all, if they find each other
+as those of a run do: by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or as a job
+of a cluster. If one of them ends, so do the others, and all are to be started again.
+
 It ends with status 0 after a finished run or SIGTERM, 2 for bad input, 42 if no learner came, and 1
 if its engine failed.
 """
@@ -24,8 +28,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_llm import __version__
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.messages import INTERRUPTED, RESTART, MissingPackageError, one_line, refuse
+from jaxrl_llm.messages import INTERRUPTED, RESTART, USAGE_ERROR, MissingPackageError, one_line, refuse
 from jaxrl_llm.run.setup import source as source_lib
 from jaxrl_llm.workdir import claim
 
@@ -37,7 +42,7 @@ class Sampler(NamedTuple):
 
   Attributes:
     engine: The engine, with random weights.
-    weights: What it has of the run's weights.
+    weights: What it has of the run's weights, for `serve`.
     slots: Number of its rows.
     vocab_size: Number of ids of its model.
   """
@@ -113,19 +118,44 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _join(args: argparse.Namespace, leave: threading.Event, is_ready: threading.Event) -> int:
   # Late: bad input is refused before JAX starts.
+  import jax
+
   from jaxrl_llm.decoding.apart import gate
-  from jaxrl_llm.devices import compilation_cache, xla_flags
+  from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
 
   config, fingerprint = source_lib.run_config(args.workdir), gate.fingerprint_of(args.workdir)
   compilation_cache.cache_compilations()
   xla_flags.set_flags()
-  sampler = make_sampler(config)
-  is_ready.set()
-  print(f"ready to draw for {args.workdir}, with {sampler.slots} rows", flush=True)
-  try:
-    return _draw(args, sampler, fingerprint, leave)
-  finally:
-    sampler.engine.close()
+  hosts.join_processes()
+  if (count := jax.process_count()) == 1:
+    # In place of JAX's handler, which tells other processes.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+  else:
+    threading.Thread(target=_leave_if_told, args=[leave], daemon=True).start()
+  plain = {UsageError: USAGE_ERROR, ValueError: USAGE_ERROR, MissingPackageError: USAGE_ERROR, KeyboardInterrupt: INTERRUPTED}
+  with hosts.together(plain):
+    hosts.agree({"the config's fingerprint": fingerprint, "package": __version__})
+    sampler, status = make_sampler(config), 0
+    is_ready.set()
+    if hosts.is_main():
+      of_several = f" of {count} processes" if count > 1 else ""
+      print(f"ready to draw for {args.workdir}, with {sampler.slots} rows{of_several}", flush=True)
+      try:
+        status = _draw(args, sampler, fingerprint, leave)
+      finally:
+        sampler.engine.close()
+    else:
+      sampler.engine.follow()
+    return hosts.on_main(lambda: status)
+
+
+def _leave_if_told(leave: threading.Event) -> None:
+  """Lets the sampler leave once a process of it was sent SIGTERM."""
+  from jaxrl_llm.devices import hosts
+
+  while not hosts.told_to_end():
+    time.sleep(_LOOK_S)
+  leave.set()
 
 
 def make_sampler(config: Any) -> Sampler:
@@ -142,8 +172,11 @@ def make_sampler(config: Any) -> Sampler:
 
   from jaxrl_llm.config import policy, sizes
   from jaxrl_llm.config.check import config_problems
+  from jaxrl_llm.decoding.apart.shared_weights import SharedWeights
   from jaxrl_llm.decoding.apart.weights import HeldWeights
   from jaxrl_llm.decoding.engine.fleet import make_engines
+  from jaxrl_llm.decoding.engine.lockstep import LockStep
+  from jaxrl_llm.devices import hosts
   from jaxrl_llm.devices import mesh as mesh_lib
   from jaxrl_llm.models import lower_precision
   from jaxrl_llm.run.setup.data import load_measured
@@ -152,7 +185,7 @@ def make_sampler(config: Any) -> Sampler:
 
   if problems := config_problems(config):
     raise ValueError("\n".join(problems))
-  mesh = mesh_of_sampler(config, jax.devices()[: jax.device_count()])
+  mesh = mesh_of_sampler(config, jax.devices())
   task, lengths, _ = load_measured(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   bounds = sizes.Bounds(1, 1, shape.d_model, 16 if mesh_lib.platform_of(mesh) == "cpu" else 128, shape.max_positions)
@@ -162,12 +195,17 @@ def make_sampler(config: Any) -> Sampler:
   # Random weights, because an engine compares what its programs draw.
   shardings = jax.tree.map(lambda x: x.sharding, template)
   params = jax.jit(lambda key: lower_precision(model.init(key), model.config.dtype), out_shardings=shardings)(jax.random.key(0))
-  engine = make_engines(model, params, version=-1, **options)
-  return Sampler(engine, HeldWeights(template), options["slots"], shape.vocab_size)
+  peers = LockStep() if jax.process_count() > 1 else None
+  engine, held = make_engines(model, params, version=-1, peers=peers, **options), HeldWeights(template)
+  weights = held if peers is None else SharedWeights(held, engine, peers)
+  hosts.barrier()  # The first call may come now.
+  return Sampler(engine, weights, options["slots"], shape.vocab_size)
 
 
 def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: threading.Event) -> int:
   """Draws for one learner after the other until the run is finished, or none comes."""
+  import jax
+
   from jaxrl_llm.decoding.apart import gate
   from jaxrl_llm.decoding.apart.served import serve
   from jaxrl_llm.decoding.apart.weights import WeightsRefused
@@ -207,6 +245,8 @@ def _draw(args: argparse.Namespace, sampler: Sampler, fingerprint: str, leave: t
       except WeightsRefused as error:
         return refuse(error, 1)
       except Exception as error:  # Of the engine.
+        if jax.process_count() > 1:
+          raise  # Perhaps because another process is gone.
         return refuse(f"the engine has failed: {one_line(error)}", 1)
     if time.monotonic() > until:
       return refuse(f"no learner within {args.timeout_s:g} s", RESTART)

@@ -2,7 +2,9 @@
 
 import json
 import random
+import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -131,6 +133,27 @@ def test_an_asynchronous_storm_ends_with_a_process_that_fails(monkeypatch, tmp_p
   assert not asynchronous.left(tmp_path / "broken" / "run", 0)
 
 
+@pytest.mark.parametrize(
+  ("companion", "status"), [("time.sleep(9)", None), ("sys.exit(1)", -9), ("os.abort()", -9), ("sys.exit(0)", "ended with status 0")]
+)
+def test_who_loses_a_companion_must_end_by_itself(companion, status, tmp_path):
+  lines = f"import os, sys, time; number = os.environ['JAX_PROCESS_ID'] == '0'; time.sleep(9) if number else None; {companion}"
+  company = asynchronous.Company(attempts.launch([sys.executable, "-S", "-c", lines], 2, {}, tmp_path / "a.run"), tmp_path / "a.run")
+  assert company.is_whole() and company.poll() is None
+  company.strike(types.SimpleNamespace(choice=lambda processes: processes[0]))
+  try:
+    if isinstance(status, str):
+      with pytest.raises(RuntimeError, match=status):
+        company.wait(5)
+    elif status is None:
+      with pytest.raises(subprocess.TimeoutExpired):
+        company.wait(0.5)
+    else:
+      assert company.wait(5) == status
+  finally:
+    company.kill()
+
+
 def schedule_of(folder, *batches):
   """Makes a folder with a schedule, and metrics that agree: responses of 3 and 5 tokens."""
   folder.mkdir()
@@ -170,7 +193,9 @@ def test_a_repetition_differs_by_batches_but_not_by_how_busy_samplers_were(tmp_p
 
 
 def test_a_storm_of_asynchronous_runs_takes_no_flag_that_has_no_effect(capsys):
-  assert storm.main(["storm", "--asynchronous", "--processes=2"]) == 2 and "no effect" in capsys.readouterr().err
+  assert storm.main(["storm", "--asynchronous", "--minutes=2"]) == 2 and "no effect" in capsys.readouterr().err
+  assert storm.main(["storm", "--job=text"]) == 2 and "no effect" in capsys.readouterr().err
+  assert storm.main(["storm", "--asynchronous", "--job=song"]) == 2 and "expected one of text" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

@@ -201,27 +201,35 @@ def test_two_processes_draw_what_one_draws(name, changes, tmp_path):
 
 QUEUED = OVERRIDES | {
   "rollout.update_in_flight": "keep", "rollout.samplers": 1, "warm_start.num_steps": 0, "num_steps": 7, "checkpoint.every": 4,
+  "mesh.sampler_tensor": 2,
 }  # fmt: skip
 
 
 @pytest.mark.exhaustive
 def test_samplers_apart_draw_for_two_processes_and_one_repeats_it(tmp_path):
-  """The learner of two processes is killed and resumes; the sampler waits for it."""
+  """Learner and sampler are two processes each; of both one is killed, which ends the other."""
   args, samplers = ["--config=configs/gspo.py:tiny", *flags(QUEUED)], []
 
-  def join(workdir):
+  def join(workdir, count):
     while not (workdir / "samplers.json").exists():
       time.sleep(0.1)
-    line = [sys.executable, "-m", "jaxrl_llm.cli.join", str(workdir)]
-    samplers.append(subprocess.Popen(line, cwd=ROOT, env=environment(1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    line, address = [sys.executable, "-m", "jaxrl_llm.cli.join", str(workdir)], free_address()
+    of = lambda index: environment(4 // count) | (joined(address, index) if count > 1 else {hosts.COLLECTIVES: "gloo"})
+    silent = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    samplers.extend(subprocess.Popen(line, cwd=ROOT, env=of(index), **silent) for index in range(count))
 
   try:
     processes = launch(tmp_path / "two", args=args, fault="rollout:6:kill@1", heartbeat="10")
-    join(tmp_path / "two")
+    join(tmp_path / "two", 2)
     assert processes[1].wait(timeout=600) == -signal.SIGKILL and processes[0].wait(timeout=60) != 0, log(tmp_path / "two", 0)
-    finish(tmp_path / "two", launch(tmp_path / "two", args=args))
+    samplers[1].kill()
+    assert samplers[0].wait(timeout=60) != 0
+    processes = launch(tmp_path / "two", args=args)
+    join(tmp_path / "two", 2)
+    finish(tmp_path / "two", processes)
+    assert [sampler.wait(timeout=60) for sampler in samplers[2:]] == [0, 0]
     one = start(*args, f"--workdir={tmp_path / 'one'}", f"--replay={tmp_path / 'two'}", devices=8, **IN_ONE)
-    join(tmp_path / "one")
+    join(tmp_path / "one", 1)
     _, errors = one.communicate(timeout=600)
     assert one.returncode == 0, errors
   finally:

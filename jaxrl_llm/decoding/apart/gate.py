@@ -51,9 +51,7 @@ def fingerprint_of(workdir: Path) -> str:
 class _Gate:
   """A port on which samplers join a crew; see `open_crew` for its arguments."""
 
-  def __init__(
-    self, crew: Crew, secret: bytes, *, fingerprint: str, timeout_s: float, host: str, note: Callable[[str], None]
-  ):
+  def __init__(self, crew: Crew, secret: bytes, *, fingerprint: str, timeout_s: float, host: str, note: Callable[[str], None]):
     self._crew, self._secret, self._fingerprint, self._timeout_s, self._note = crew, secret, fingerprint, timeout_s, note
     self._listener = socket.create_server((host, 0), backlog=64)
     self.address: tuple[str, int] = self._listener.getsockname()[:2]

@@ -11,7 +11,8 @@ from typing import Any
 
 from jaxrl_llm.decoding.apart import wire
 from jaxrl_llm.decoding.apart.remote import BEAT_S, ERRORS
-from jaxrl_llm.decoding.apart.weights import HeldWeights, Offer, WeightsRefused
+from jaxrl_llm.decoding.apart.shared_weights import SharedWeights
+from jaxrl_llm.decoding.apart.weights import HeldWeights, WeightsRefused, offers_of
 from jaxrl_llm.decoding.engine import frames
 from jaxrl_llm.decoding.engine.frames import Frame, WireError
 from jaxrl_llm.decoding.engine.requests import Engine, Handle
@@ -25,7 +26,7 @@ _ABORT_S = 60.0  # Time for an engine to end aborted requests.
 def serve(
   engine: Engine,
   connection: Connection,
-  weights: HeldWeights,
+  weights: HeldWeights | SharedWeights,
   *,
   timeout_s: float,
   leave: threading.Event | None = None,
@@ -55,7 +56,7 @@ def serve(
 
 class _Serving:
   def __init__(
-    self, engine: Engine, connection: Connection, weights: HeldWeights, timeout_s: float, leave: threading.Event,
+    self, engine: Engine, connection: Connection, weights: HeldWeights | SharedWeights, timeout_s: float, leave: threading.Event,
     note: Callable[[str], None],
   ):  # fmt: skip
     self._engine, self._connection, self._weights, self._timeout_s = engine, connection, weights, timeout_s
@@ -122,8 +123,7 @@ class _Serving:
         if handle is not None:
           handle.abort()
       elif frame.kind == "offer":
-        offered = [Offer(name, dtype, tuple(shape), tuple(sums)) for name, dtype, shape, sums in fields["leaves"]]
-        self._lacked, self._is_second = self._weights.lacking(offered), False
+        self._lacked, self._is_second = self._weights.lacking(offers_of(fields["leaves"])), False
         self._outbox.put(Frame("lacks", {"names": self._lacked}))
       elif frame.kind == "weights":
         self._weights.add(fields["name"], fields["start"], frame.arrays["data"])
@@ -139,7 +139,7 @@ class _Serving:
     wrong = self._weights.wrong(self._lacked)
     if not wrong:
       try:
-        self._engine.update(self._weights.take(), version)
+        self._weights.give(self._engine, version)
       except Exception as error:
         self._broken = error
         return

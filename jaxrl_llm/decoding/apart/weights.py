@@ -5,6 +5,8 @@ pieces. It puts them on its devices beside the weights that it draws with, and t
 its own checksums agree:
 
   Snapshot (learner) -> offer -> lacking -> pieces -> HeldWeights (sampler) -> engine.update
+
+Process 0 of a sampler of several processes does so for all of them; see `shared_weights`.
 """
 
 import threading
@@ -17,7 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree, UInt8
 
+from jaxrl_llm.decoding.apart.blocks import BlockWriter
+from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.devices import hosts
+from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.messages import shown
 from jaxrl_llm.models import lower_precision
 from jaxrl_llm.models.checksums import double_checksum
@@ -45,6 +50,11 @@ class Offer(NamedTuple):
   dtype: str
   shape: tuple[int, ...]
   sums: tuple[int, ...]
+
+
+def offers_of(leaves: Sequence[Sequence[Any]]) -> list[Offer]:
+  """Returns what a message offers."""
+  return [Offer(name, dtype, tuple(shape), tuple(sums)) for name, dtype, shape, sums in leaves]
 
 
 def names_of(params: Params) -> list[str]:
@@ -162,12 +172,13 @@ class HeldWeights:
     self._staged: dict[str, tuple[tuple[int, ...], Array]] = {}
     self._buffers: dict[str, tuple[np.ndarray, int]] = {}
     # Nothing compiles while samplers draw.
-    compiled = {}
+    sums, writers, key = {}, {}, lambda x: (x.shape, x.dtype, x.sharding)
     for x in leaves.values():
-      key = x.shape, x.dtype, x.sharding
-      if key not in compiled:
-        compiled[key] = jax.jit(double_checksum).lower(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)).compile()
-    self._sums = {name: compiled[x.shape, x.dtype, x.sharding] for name, x in leaves.items()}
+      if key(x) not in sums:
+        kind, is_here = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), x.sharding is None or x.sharding.is_fully_addressable
+        summed = jax.jit(double_checksum) if is_here else jax.jit(double_checksum, out_shardings=mesh_lib.replicated(x.sharding.mesh))
+        sums[key(x)], writers[key(x)] = summed.lower(kind).compile(), None if is_here else BlockWriter(kind)
+    self._sums, self._writers = ({name: of[key(x)] for name, x in leaves.items()} for of in (sums, writers))
 
   def lacking(self, offered: Sequence[Offer]) -> list[str]:
     """Returns the names of weights that this sampler does not hold, and expects them from now on.
@@ -196,20 +207,45 @@ class HeldWeights:
     Raises:
       WeightsRefused: If it is not the next one.
     """
+    filled, x = self.receive(name, start, data), self._template[name]
+    if filled == x.size * x.dtype.itemsize:
+      self._staged[name] = (), jax.device_put(self._received(name), x.sharding)
+      del self._buffers[name]
+
+  def receive(self, name: str, start: int, data: UInt8[np.ndarray, " n"]) -> int:
+    """Keeps the next piece of a weight on the host, and returns how many bytes are there.
+
+    Raises:
+      WeightsRefused: If it is not the next one.
+    """
     if name not in self._offered:
       raise WeightsRefused(f"{shown(name)}: found a piece, expected none: it was not offered")
-    x = self._template[name]
-    buffer, filled = self._buffers.pop(name, (None, 0))
-    if buffer is None:
-      buffer = np.empty(x.size * x.dtype.itemsize, np.uint8)
+    if name not in self._buffers:
+      x = self._template[name]
+      self._buffers[name] = np.empty(x.size * x.dtype.itemsize, np.uint8), 0
+    buffer, filled = self._buffers[name]
     if start != filled or start + len(data) > len(buffer):
       raise WeightsRefused(f"{shown(name)}: found a piece at byte {start} of {len(data)}, expected one at {filled} of {len(buffer)} bytes")
     buffer[start : start + len(data)] = data
-    if start + len(data) < len(buffer):
-      self._buffers[name] = buffer, start + len(data)
-      return
-    placed = jax.device_put(buffer.view(x.dtype).reshape(x.shape), x.sharding)
-    self._staged[name] = (), placed
+    self._buffers[name] = buffer, start + len(data)
+    return start + len(data)
+
+  def _received(self, name: str) -> np.ndarray:
+    x = self._template[name]
+    return self._buffers[name][0].view(x.dtype).reshape(x.shape)
+
+  def blocks(self, name: str, before: int, after: int) -> list[int]:
+    """Returns the blocks of a weight that the bytes from `before` to `after` have completed."""
+    return self._writers[name].whole(before, after)
+
+  def place(self, name: str, start: int) -> None:
+    """Puts a block of a weight, which process 0 has received, on the devices of all processes."""
+    writer = self._writers[name]
+    whole = self._staged[name][1] if name in self._staged else writer.begin()
+    block = writer.block(self._received(name), start) if name in self._buffers else None
+    self._staged[name] = (), writer.write(whole, start, block)
+    if start == writer.starts()[-1]:
+      self._buffers.pop(name, None)
 
   def wrong(self, lacked: Sequence[str]) -> dict[str, str]:
     """Returns a line for each weight that has not arrived as it was offered, by name."""
@@ -228,8 +264,8 @@ class HeldWeights:
         del self._staged[name]
     return lines
 
-  def take(self) -> Params:
-    """Returns the whole tree with what has arrived; its numbers are those that were offered."""
+  def give(self, engine: Engine, version: int) -> None:
+    """Gives an engine the whole tree with what has arrived, whose numbers are those offered."""
     self._held |= self._staged
     self._staged, self._buffers = {}, {}
-    return jax.tree.unflatten(self._tree, [self._held[name][1] for name in self._template])
+    engine.update(jax.tree.unflatten(self._tree, [self._held[name][1] for name in self._template]), version)

@@ -92,6 +92,7 @@ class News(NamedTuple):
     requests: New requests, in their order.
     aborted: Numbers of open requests that are to end.
     update: New weights with their version; None if there are none. In a message, the version alone.
+    calls: Names of functions that each process runs now, with their arguments.
     holds: Whether no request begins, because new weights wait for those that run.
     is_closing: Whether the loop ends.
   """
@@ -99,6 +100,7 @@ class News(NamedTuple):
   requests: Sequence[Request]
   aborted: Sequence[int] = ()
   update: tuple[Any, int] | None = None
+  calls: Sequence[tuple[str, Sequence[Any]]] = ()
   holds: bool = False
   is_closing: bool = False
 
@@ -109,6 +111,9 @@ class Peers(Protocol):
 
   leads: bool
   """Whether the callers of this process bring the news."""
+
+  calls: dict[str, Callable[..., Any]]
+  """Functions of `DecodingEngine.call` by name, with programs of all processes' devices."""
 
   def tell(self, news: News) -> None:
     """Sends the news of a turn to all others."""

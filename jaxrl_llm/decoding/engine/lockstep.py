@@ -8,6 +8,8 @@ the turn in which it is taken, and all else follows from counts, which are the s
 """
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 from jaxrl_llm.decoding.engine import frames
 from jaxrl_llm.decoding.engine.frames import Frame
@@ -23,9 +25,11 @@ class LockStep:
 
   Attributes:
     leads: Whether this is process 0.
+    calls: Functions of `DecodingEngine.call` by name; each process adds its own.
   """
 
   def __init__(self):
+    self.calls: dict[str, Callable[..., Any]] = {}
     self.leads, self._channel = hosts.is_main(), hosts.Channel(f"engine/{next(_engines)}")
 
   def tell(self, news: News) -> None:
@@ -46,7 +50,8 @@ def encode_news(news: News) -> bytes:
     >>> decode_news(encode_news(News([Request([5, 6], 3)], aborted=(1,), update=("weights", 7)))).update
     (None, 7)
   """
-  fields = dict(aborted=news.aborted, version=news.update and news.update[1], holds=news.holds, is_closing=news.is_closing)
+  fields = dict(aborted=news.aborted, version=news.update and news.update[1], calls=news.calls)
+  fields |= dict(holds=news.holds, is_closing=news.is_closing)
   asked = (frames.request_frame(i, request, pieces=False) for i, request in enumerate(news.requests))
   shown = {request.pictures.key: request.pictures for request in news.requests if request.pictures is not None}
   return frames.joined([Frame("news", fields), *map(frames.pictures_frame, shown.values()), *asked])
@@ -59,4 +64,4 @@ def decode_news(message: bytes) -> News:
   asked = [frames.request_of(frame, shown) for frame in others if frame.kind == "request"]
   fields = first.fields
   update = None if fields["version"] is None else (None, fields["version"])
-  return News(asked, tuple(fields["aborted"]), update, fields["holds"], fields["is_closing"])
+  return News(asked, tuple(fields["aborted"]), update, fields["calls"], fields["holds"], fields["is_closing"])

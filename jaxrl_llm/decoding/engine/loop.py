@@ -14,6 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import jax
 import numpy as np
@@ -80,6 +82,8 @@ class DecodingEngine:
     # What other threads change, under the lock of `_changed`.
     self._changed = threading.Condition()
     self._arrived: list[OpenRequest] = []
+    self._calls: list[tuple[str, Sequence[Any]]] = []
+    self._called: deque[Future[Any]] = deque()  # Of the calls here that have not run yet.
     self._num_open, self._update, self._is_closing = 0, None, False
     self.error: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name="decoding engine", daemon=True)
@@ -168,6 +172,27 @@ class DecodingEngine:
       self._update = (weights, version)
       self._changed.notify_all()
 
+  def call(self, name: str, *args: Any) -> "Future[Any]":
+    """Has a function of the `Peers` run by the loop, in all processes at the same turn.
+
+    An exception of the function breaks the engine, because others may not have had it.
+
+    Args:
+      name: Name in `Peers.calls`.
+      *args: Arguments, which JSON can hold.
+
+    Returns:
+      Future of what the function returns here.
+    """
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    with self._changed:
+      self._refuse_if_ended()
+      self._calls.append((name, args))
+      self._called.append(future)
+      self._changed.notify_all()
+    return future
+
   def rest(self, turn: int = 0) -> int:
     """Waits until nothing is open and no program follows, so that others may use the devices.
 
@@ -185,6 +210,16 @@ class DecodingEngine:
       if self.error is not None:
         raise self.error
       return self._turns
+
+  def follow(self) -> None:
+    """Waits until the callers of another process close the engine.
+
+    Raises:
+      Exception: What broke the engine.
+    """
+    self._thread.join()
+    if self.error is not None:
+      raise self.error
 
   def pulse(self) -> Pulse:
     """Returns what the engine has done so far."""
@@ -217,6 +252,8 @@ class DecodingEngine:
         self.error, arrived = error, self._arrived
         self._arrived, self._num_open = [], 0
         self._changed.notify_all()
+      for future in self._called:
+        future.set_exception(error)
       for opened in (*self._running.values(), *self._waiting, *arrived):
         if not opened.future.done():
           opened.future.set_exception(error)
@@ -227,6 +264,10 @@ class DecodingEngine:
   def _take(self) -> bool:
     """Takes what callers have brought, the same in all processes; False if the engine is closed."""
     arrived, news = self._gathered() if self._peers is None or self._peers.leads else self._heard()
+    for name, args in news.calls:
+      outcome = self._peers.calls[name](*args)
+      if self._peers.leads:
+        self._called.popleft().set_result(outcome)
     if arrived:
       self._waiting = deque(sorted((*self._waiting, *arrived), key=lambda opened: opened.request.order))
     ends = lambda opened: news.is_closing or opened.number in news.aborted
@@ -246,9 +287,9 @@ class DecodingEngine:
     """Waits for work; returns what the callers here have brought, and tells other processes."""
     with self._changed:
       began = time.monotonic()
-      while not (self._arrived or self._flying or self._can_go_on() or self._update or self._is_closing):
+      while not (self._arrived or self._flying or self._can_go_on() or self._update or self._calls or self._is_closing):
         self._changed.wait()
-      if self._turns and self._turns == self._idled and not (self._arrived or self._is_closing):
+      if self._turns and self._turns == self._idled and not (self._arrived or self._calls or self._is_closing):
         self._changed.wait(_PAUSE_S)  # What has rows waits for new weights, and the rest for rows.
       self._idle += time.monotonic() - began
     if not (self._running or self._waiting):
@@ -256,11 +297,11 @@ class DecodingEngine:
       while count < (count := len(self._arrived)) < self._widths[-1]:
         time.sleep(_PAUSE_S)
     with self._changed:
-      arrived, self._arrived = self._arrived, []
+      arrived, calls, self._arrived, self._calls = self._arrived, self._calls, [], []
       holds = self._in_flight == "wait" and bool(self._running) and self._update is not None
       update, self._update = (None, self._update) if holds else (self._update, None)
       aborted = tuple(opened.number for opened in (*self._running.values(), *self._waiting, *arrived) if opened.aborted)
-      news = News([opened.request for opened in arrived], aborted, update, holds, self._is_closing)
+      news = News([opened.request for opened in arrived], aborted, update, calls, holds, self._is_closing)
     if self._peers is not None:
       self._peers.tell(news)
     return arrived, news

@@ -70,8 +70,10 @@ def _watch() -> None:
 
 def _failure() -> str | None:
   """Returns the message of the first process that failed, or None if none has."""
+  client = run_state().client
   try:
-    return run_state().client.key_value_try_get(_FAILED)
+    # None at the end of the process.
+    return None if client is None else client.key_value_try_get(_FAILED)
   except jax.errors.JaxRuntimeError:
     return None
 
