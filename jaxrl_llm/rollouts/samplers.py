@@ -1,4 +1,4 @@
-"""The samplers of a run: settings from the config, a memory check, and compilation per shape."""
+"""The samplers of a run: settings from the config, and compilation per shape."""
 
 import contextlib
 import os
@@ -24,11 +24,9 @@ from jaxrl_llm.decoding.sampler import (
   make_stop_table,
   no_partial,
 )
-from jaxrl_llm.decoding.sampler.begin import num_rows
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.models import Model, ModelConfig, lower_precision, ragged
-from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.rollouts.gallery import abstract_shown
 from jaxrl_llm.text_types import Tokenizer
@@ -48,15 +46,7 @@ class Samplers(NamedTuple):
   eval_sample: SampleFn
 
 
-def make_samplers(
-  config: ConfigDict,
-  model: Model,
-  tokenizer: Tokenizer,
-  params: PyTree,
-  *,
-  records_routes: bool,
-  on_engine: bool = False,
-) -> Samplers:
+def make_samplers(config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool) -> Samplers:
   """Makes the samplers of training rollouts and of evaluations.
 
   They are compiled at their first call for every bucket of prompts. If both draw as many responses
@@ -68,12 +58,10 @@ def make_samplers(
     tokenizer: The task's tokenizer.
     params: Abstract weights of the policy, as the samplers are given them.
     records_routes: Whether rollouts record the experts that their tokens visit.
-    on_engine: Whether the decoding engine draws everything instead, so that these programs never
-      compile.
 
   Raises:
-    ValueError: If there is neither a stop token nor a stop string, the vocabulary cannot write a
-      stop string, or the cache does not fit the devices.
+    ValueError: If there is neither a stop token nor a stop string, or the vocabulary cannot write a
+      stop string.
   """
   section = config.rollout
   common = dict(
@@ -87,7 +75,6 @@ def make_samplers(
   )
   check_stops(tokenizer, common["stop_table"])
   check_attention(config, model)
-  (check_engine_fits if on_engine else check_fits)(config, model)
   training = common | dict(
     group_size=section.group_size,
     temperature=section.temperature,
@@ -118,9 +105,7 @@ def in_dtype(model: Model) -> Model:
   return model._replace(prefill=cast(model.prefill), resume=cast(model.resume), decoding_weights=cast(model.decoding_weights))
 
 
-def _signatures(
-  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, requests: Requests
-) -> list[tuple[Any, ...]]:
+def _signatures(config: ConfigDict, model: Model, params: PyTree, num_prompts: int, requests: Requests) -> list[tuple[Any, ...]]:
   """Returns a sampler's abstract arguments for all buckets of prompts.
 
   All are needed at once, because a batch of short prompts may first occur late in a run.
@@ -173,68 +158,6 @@ def check_attention(config: ConfigDict, model: Model) -> None:
   platform, shape = mesh_lib.platform_of(model.mesh), model.config
   for columns in config.rollout.cache_blocks or default_blocks(config.rollout.max_new_tokens):
     ragged.is_used(shape.decode_attention, platform, shape.head_dim, columns)
-
-
-def check_engine_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:
-  """Checks that the decoding engine's devices can hold its cache, before anything is compiled.
-
-  Args:
-    config: The experiment's config.
-    model: Model on the sampler's mesh.
-    limit: Memory of each device in bytes; None asks the device.
-
-  Raises:
-    ValueError: If the cache does not fit. The message is like that of `check_fits`.
-  """
-  rows, dtype = engine_sizes(config)["slots"], config.rollout.cache_dtype or model.config.dtype
-  rows = -(-rows // mesh_lib.num_row_shards(model.mesh))
-  columns = engine_columns(config, model.mesh)
-  needed = num_bytes(model.config, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=columns, dtype=dtype)
-  needed //= min(model.mesh.shape["tensor"], model.config.num_kv_heads)
-  limit = limit_of(config, model.mesh) if limit is None else limit
-  if limit is not None and needed > limit:
-    raise ValueError(
-      f"config.rollout.slots={config.rollout.slots}: the {dtype} cache of {rows} conversations of {columns} tokens needs "
-      f"{needed / 1e9:,.2f} GB on a device that has {limit / 1e9:,.2f} GB; lower config.rollout.slots, lower "
-      "config.rollout.max_new_tokens, or set config.rollout.cache_dtype='int8'"
-    )
-
-
-def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:
-  """Checks that the sampler's devices can hold its cache, before anything is compiled.
-
-  Args:
-    config: The experiment's config.
-    model: Model on the sampler's mesh.
-    limit: Memory of each device in bytes; None asks the device.
-
-  Raises:
-    ValueError: If the cache does not fit. The message names the memory needed, the memory
-      available, and the settings that shrink the cache.
-  """
-  section, mesh, sizes = config.rollout, model.mesh, {}
-  shards = mesh_lib.num_row_shards(mesh) * mesh.shape["tensor"]
-  for name, prompts, group in (
-    ("rollout.num_prompts", section.num_prompts + section.spare_prompts, section.group_size),
-    ("eval.batch_prompts", config.eval.batch_prompts, config.eval.samples),
-  ):
-    rows = num_rows(mesh, prompts * group, section.slots)
-    tokens = dict(prompt_tokens=max(section.prompt_buckets), new_tokens=section.max_new_tokens)
-    dtype = section.cache_dtype or model.config.dtype
-    sizes[name] = (
-      num_bytes(model.config, num_prompts=prompts, num_rows=rows, dtype=dtype, **tokens) // shards,
-      prompts,
-      rows,
-      dtype,
-    )
-  name, (needed, prompts, rows, dtype) = max(sizes.items(), key=lambda item: item[1][0])
-  limit = limit_of(config, mesh) if limit is None else limit
-  if limit is not None and needed > limit:
-    raise ValueError(
-      f"config.{name}={prompts}: the {dtype} cache of {prompts} prompts of {max(section.prompt_buckets)} tokens and "
-      f"{rows} rows of {section.max_new_tokens} new tokens needs {needed / 1e9:,.2f} GB on each device, which has "
-      f"{limit / 1e9:,.2f} GB; lower config.rollout.slots, lower config.rollout.max_new_tokens, or set config.rollout.cache_dtype='int8'"
-    )
 
 
 def engine_sizes(config: ConfigDict) -> dict[str, int]:

@@ -23,26 +23,6 @@ def model_of(name="tiny", **axes):
   return make_model(preset(name, vocab_size=264), mesh=mesh)
 
 
-def test_a_cache_that_does_not_fit_is_refused_with_its_sizes_and_settings():
-  config = config_of(max_new_tokens=1024, prompt_buckets=(512,), num_prompts=64, group_size=8, slots=512)
-  model = model_of("qwen3-0.6b", data=8)
-  with pytest.raises(ValueError, match="cache of 64 prompts") as error:
-    samplers.check_fits(config, model, limit=10**9)
-  message = str(error.value)
-  # A token has 2 · 28 layers · 8 heads · 128 · 4 bytes; 64·512 + 512·1024 tokens are on 8 devices.
-  assert (
-    "config.rollout.num_prompts=64: the float32 cache of 64 prompts of 512 tokens and 512 rows of 1024 new tokens"
-    in message
-  )
-  assert "needs 15.97 GB on each device, which has 1.00 GB" in message
-  for setting in ("config.rollout.slots", "config.rollout.max_new_tokens", "config.rollout.cache_dtype='int8'"):
-    assert setting in message
-  samplers.check_fits(config, model, limit=16 * 10**9)
-  with config.unlocked():
-    config.rollout.slots, config.rollout.cache_dtype = 64, "int8"
-  samplers.check_fits(config, model, limit=10**9)
-
-
 def test_a_cpu_device_has_its_share_of_the_machines_memory():
   device = jax.devices()[0]
   alone, shared = samplers.memory_limit(device, 1), samplers.memory_limit(device, 8)

@@ -119,8 +119,8 @@ def make_drawing(
     sync = make_weight_sync(params, learner.model.logical_axes, learner=learner.model.mesh, sampler=mesh, **options)
     params = sync.arrived
   records = records_routes(config, shape)
-  options = dict(records_routes=records, on_engine=by_engine(config))
-  programs, gallery = make_samplers(config, model, tokenizer, params, **options), make_gallery(config, tokenizer, learner, shape)
+  programs = make_samplers(config, model, tokenizer, params, records_routes=records)
+  gallery = make_gallery(config, tokenizer, learner, shape)
   section = config.rollout
   common = dict(
     max_new_tokens=section.max_new_tokens,
