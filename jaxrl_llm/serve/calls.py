@@ -18,7 +18,7 @@ from jaxrl_llm.text_types import Tokenizer
 
 MAX_CHOICES = 128
 MAX_STOPS, LONGEST_STOP, MAX_STOP_IDS, LONGEST_SALT = 32, 128, 64, 256
-MAX_SEED = 2**63 - 1
+MAX_SEED = 2**64 - 1  # Any seed of a run's own requests.
 _DEFAULT_COMPLETION_TOKENS = 16
 _CHARACTERS_PER_TOKEN = 16
 
@@ -282,7 +282,7 @@ def _seed_of(seed: int, choice: int) -> int:
   """Returns the seed of a choice: the client's own for the first, unrelated ones for the others."""
   if not choice:
     return seed
-  return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") & MAX_SEED
+  return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") & (2**63 - 1)
 
 
 def _prompts(value: Any, served: Served) -> list[list[int]]:

@@ -43,7 +43,7 @@ def test_models_and_health(service):
 def test_token_ids_in_and_out(service, engine):
   """The wire of verifiers' and renderers' training clients."""
   sampling = {"stop_token_ids": [44], "logprobs": 1, "skip_special_tokens": False, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9}
-  value = {"model": "toy", "token_ids": [1, 2, 3], "sampling_params": {**sampling, "seed": 7, "top_k": -1}}
+  value = {"model": "toy", "token_ids": [1, 2, 3], "sampling_params": {**sampling, "seed": 2**64 - 1, "top_k": -1}}
   value |= {"cache_salt": "v1", "priority": 0}
   status, _, answer = ask(service, GENERATE, value)
   (choice,) = answer["choices"]
@@ -52,7 +52,7 @@ def test_token_ids_in_and_out(service, engine):
   assert choice["token_ids"] == ids and choice["finish_reason"] == "stop"
   assert choice["logprobs"]["content"] == [{"token": f"token_id:{x}", "logprob": -(i + 1) / 8} for i, x in enumerate(ids)]
   request = engine.requests[-1]
-  asked = dict(tokens=[1, 2, 3], max_tokens=9, temperature=0.5, top_k=0, top_p=0.9, stop_ids=(EOS, 44), stops=(), seed=7, salt="v1")
+  asked = dict(tokens=[1, 2, 3], max_tokens=9, temperature=0.5, top_k=0, top_p=0.9, stop_ids=(EOS, 44), stops=(), seed=2**64 - 1, salt="v1")
   assert request == Request(**asked)
 
 
