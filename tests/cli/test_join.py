@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.cli import join
-from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.decoding.apart import gate
 from jaxrl_llm.decoding.engine.requests import Request
 from jaxrl_llm.messages import RESTART, USAGE_ERROR
 from jaxrl_llm.models import lower_precision
 from jaxrl_llm.run.setup import experiment
+from jaxrl_llm.run.setup.sampler_processes import mesh_of_sampler
 from jaxrl_llm.workdir import claim
 from tests.decoding.apart.links import LIMITS, PARAMS, VOCAB, Link, Steady, drawn, threads
 from tests.runs import ROOT, column, environment, quick, run_here, tiny_config
@@ -143,24 +143,11 @@ def start(workdir, *options):
   )
 
 
-@pytest.mark.exhaustive
-def test_a_sampler_shares_experts_and_heads_over_its_devices():
-  """It draws what one device draws."""
-  changes = {"model.preset": "nano-moe", "rollout.samplers": 1, "mesh.sampler_expert": 2, "mesh.sampler_tensor": 2}
-  config, drawn = tiny_config("gspo", changes), []
-  assert config_problems(config) == []
-  for own, devices in ((config, 8), (tiny_config("gspo", changes | {"mesh.sampler_expert": 1, "mesh.sampler_tensor": 1}), 1)):
-    with quick(devices=devices):
-      sampler = join.make_sampler(own)
-    handles = [sampler.engine.submit(Request([1, 2, 3 + i % 3], 12, seed=i, oldest=-1)) for i in range(12)]
-    drawn.append([handle.completion.result(WAIT) for handle in handles])
-    sampler.engine.close()
-  for several, one in zip(*drawn, strict=True):
-    assert several.tokens == one.tokens
-    np.testing.assert_allclose(several.logprobs, one.logprobs, atol=1e-5)
+def test_devices_that_the_mesh_does_not_divide_are_refused():
+  config = tiny_config("gspo", {"model.preset": "nano-moe", "rollout.samplers": 1, "mesh.sampler_expert": 2, "mesh.sampler_tensor": 2})
   refusal = "^config.mesh.sampler_expert x sampler_tensor: found 2 x 2, expected a divisor of 2,"
-  with quick(devices=2), pytest.raises(ValueError, match=refusal):
-    join.make_sampler(config)
+  with pytest.raises(ValueError, match=refusal):
+    mesh_of_sampler(config, jax.devices()[:2])
 
 
 @pytest.mark.exhaustive

@@ -22,7 +22,6 @@ from tests.marks import few
 SIZES = dict(context=96, max_requests=24, chunk=8, spans=4, steps=4, tokenizer=ByteTokenizer())
 MESHES = {
   "rows": dict(data=2, fsdp=2),
-  "all": dict(data=1, fsdp=4, tensor=2),
   "experts": dict(data=1, fsdp=2, expert=4),
   "heads": dict(data=1, tensor=2),
   "context": dict(data=2, context=2),
@@ -73,9 +72,7 @@ def assert_draws_as_one(several, kind, later):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ("kind", "axes"), few([("nano-moe", "experts"), ("nano", "all"), ("nano", "rows"), ("nano", "heads"), ("nano", "context")], 0)
-)
+@pytest.mark.parametrize(("kind", "axes"), few([("nano-moe", "experts"), ("nano", "rows"), ("nano", "heads"), ("nano", "context")], 0))
 def test_several_devices_draw_the_tokens_of_one(kind, axes):
   several = make_engines(*on_mesh(kind, 0, MESHES[axes]), slots=48, **SIZES)
   assert_draws_as_one(several, kind, on_mesh(kind, 1, MESHES[axes])[1])

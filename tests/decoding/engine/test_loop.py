@@ -16,7 +16,6 @@ from jaxrl_llm.decoding.engine.make import make_engine, vocabulary_of
 from jaxrl_llm.decoding.engine.programs import no_rows
 from jaxrl_llm.decoding.engine.requests import QueueFull, Request
 from jaxrl_llm.decoding.filters import REMOVED, make_filter
-from jaxrl_llm.decoding.sampler import Requests, make_sampler
 from jaxrl_llm.decoding.stops import MAX_BYTES, MAX_IDS, NO_ID
 from jaxrl_llm.devices.compilation import CompileCounter
 from jaxrl_llm.models import make_model, preset
@@ -34,24 +33,6 @@ from tests.decoding.engine.engines import (
   programs_of,
   prompt,
 )
-from tests.marks import few
-
-
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}])
-@pytest.mark.parametrize("kind", few(PRESETS, 0))
-def test_completions_are_those_of_the_batch_sampler(engine_of, kind, settings):
-  model, params, _ = built(kind)
-  prompts, budget = [prompt(i, 3 + 5 * i) for i in range(6)], 12
-  sample = make_sampler(model, group_size=1, max_new_tokens=budget, stop_ids=(7,), pad_id=0, **settings)
-  width = max(map(len, prompts))
-  rows = np.array([[0] * (width - len(x)) + x for x in prompts], np.int32)
-  mask = np.array([[0] * (width - len(x)) + [1] * len(x) for x in prompts], bool)
-  rollouts = jax.jit(sample)(params, rows, mask, Requests(np.stack([np.arange(6), np.zeros(6)], axis=1).astype(np.uint32)))
-  results = complete(engine_of(kind), *(Request(x, budget, stop_ids=(7,), seed=i, **settings) for i, x in enumerate(prompts)))
-  for i, result in enumerate(results):
-    length = int(rollouts.mask[i].sum())
-    assert result.tokens == rollouts.tokens[i, :length].tolist()
-    np.testing.assert_allclose(result.logprobs, rollouts.logprobs[i, :length], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", PRESETS)

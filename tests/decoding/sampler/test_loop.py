@@ -9,7 +9,6 @@ import pytest
 
 from jaxrl_llm.decoding.draw import draw, sequence_keys
 from jaxrl_llm.decoding.sampler import Requests, make_filter, make_sampler, make_stop_table, seeded, to_partial
-from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.types import Rollouts, StopReason
 from tests.decoding.sampler.nano import LENGTHS, PAD, built, prompts_of
 from tests.marks import few
@@ -103,21 +102,6 @@ def test_tokens_and_logprobs_are_those_of_one_sequence_at_a_time(kind, settings)
   # Ends are early and late, so rows are refilled at many steps.
   assert len({len(tokens) for tokens, _, _ in reference}) > 5
   assert_equals_reference(sampled(kind, **settings), reference)
-
-
-@pytest.mark.parametrize(
-  ("kind", "axes", "slots"),
-  few([
-    ("dense", {"data": 2, "fsdp": 2, "tensor": 2}, 8),
-    ("moe", {"data": 2, "expert": 2, "tensor": 2}, None),
-    ("dense", {"data": 8}, 16),
-  ], 1, by_hand=(0,)),
-)
-def test_eight_devices_draw_what_one_sequence_at_a_time_draws(kind, axes, slots):
-  model, params = built(kind, **axes)
-  sample = jax.jit(make_sampler(model, slots=slots, **SETTINGS))
-  rollouts = sample(params, *mesh_lib.place_rows(model.mesh, prompts_of()), Requests(seeds_of()))
-  assert_equals_reference(jax.device_get(rollouts), one_by_one(kind))
 
 
 def test_a_prompt_is_prefilled_and_kept_once():

@@ -65,12 +65,6 @@ def test_packing_keeps_each_route_with_its_token():
   assert np.all(np.asarray(batch.routing)[np.asarray(batch.segments) == 0] == -1)
 
 
-def test_in_float32_the_learner_routes_as_the_sampler_did():
-  _, params, _, batch = drawn()
-  live = learner()(params, batch._replace(routing=None)).live_routing
-  assert float(routing.comparison(live, batch.routing, batch.segments)) == 0
-
-
 @pytest.mark.slow
 def test_replaying_the_samplers_routes_makes_the_overlap_exactly_one():
   """With a sampler in bfloat16 some routes differ. With replay none does.

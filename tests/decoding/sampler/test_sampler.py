@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
-from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.rollouts.trajectories import trajectories
 from tests.batches import logprobs_of, pack_rows
 from tests.decoding.sampler.nano import LENGTHS, PAD, Chain, built, prompts_of
-from tests.marks import few
 
 BUDGET, GROUP = 8, 2
 # About one token in six ends a response, so that lengths differ.
@@ -42,20 +40,13 @@ def same_rollouts(a, b):
   np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", few([{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}], 0))
-def test_logprobs_are_the_learners(settings):
+def test_logprobs_are_the_learners():
   model, params = built()
-  rollouts = rollouts_of(**settings)
-  batch = jax.tree.map(jnp.asarray, pack_rows(trajectories(rollouts), row_tokens=16, row_buckets=(16,)))
-  logprobs = logprobs_of(jax.jit(model.logits))
-  outputs = policy_outputs(logprobs, make_filter(**settings), params, batch)
+  batch = jax.tree.map(jnp.asarray, pack_rows(trajectories(rollouts_of()), row_tokens=16, row_buckets=(16,)))
+  outputs = policy_outputs(logprobs_of(jax.jit(model.logits)), make_filter(), params, batch)
   drawn = np.asarray(batch.mask) > 0
   assert drawn.sum() > 40
   np.testing.assert_allclose(np.asarray(outputs.logprobs)[drawn], batch.sampler_logprobs[drawn], atol=1e-5)
-  if settings:  # The filters have an effect here: under the plain model the tokens are less likely.
-    plain = policy_outputs(logprobs, make_filter(), params, batch)
-    assert np.mean(np.asarray(outputs.logprobs - plain.logprobs)[drawn]) > 0.1
-    assert np.all(np.asarray(outputs.logprobs)[drawn] > -20)  # Only kept tokens were drawn.
 
 
 def test_a_response_ends_with_its_first_stop_token_or_at_the_budget():
@@ -103,14 +94,6 @@ def test_a_row_does_not_depend_on_its_neighbours():
 def test_the_prompt_bucket_changes_nothing():
   (prompts, mask), pad = prompts_of(), ((0, 0), (5, 0))
   same_rollouts(sampled(jnp.pad(prompts, pad, constant_values=PAD), jnp.pad(mask, pad)), rollouts_of())
-
-
-@pytest.mark.slow
-def test_eight_devices_draw_what_one_draws():
-  model, params = built(data=2, fsdp=2, tensor=2)
-  rollouts = sampler_of()(params, *mesh_lib.place_rows(model.mesh, prompts_of()), seeded(jax.random.key(0), GROUP * len(LENGTHS)))
-  assert len(rollouts.tokens.sharding.device_set) == 8
-  same_rollouts(jax.device_get(rollouts), rollouts_of())
 
 
 # A fully known model: the logits after a token are that token's row of a table.
