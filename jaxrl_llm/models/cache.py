@@ -4,7 +4,7 @@ Prompts are kept once for all of their samples, and responses column by column.
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
+from jaxrl_llm.kernels import columns_tpu
 from jaxrl_llm.kernels.precision import in_parts, precision_of
 from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
 from jaxrl_llm.kernels.visibility import MASKED
@@ -212,24 +213,64 @@ def write_spans(
   Numbers that are not finite become 0. Masked columns have a weight of exactly 0, and what a row
   has left in its columns must not turn that into NaN for the next sequence there.
   """
+  written = partial(_write_local, platform=platform_of(mesh))
   if mesh is not None and mesh.size > 1:
     held = _spec(blocks[0], mesh)
     specs = held, held, PartitionSpec(held[0])
-    return jax.shard_map(write_spans, mesh=mesh, in_specs=specs, out_specs=held, check_vma=False)(tuple(blocks), new, spans)
-  rows = _rows(spans)[:, None]
+    written = jax.shard_map(written, mesh=mesh, in_specs=specs, out_specs=held, check_vma=False)
+  is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  new = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0) if is_float(x) else x, new)
+  return written(tuple(blocks), new, spans)
+
+
+def _write_local(blocks: Sequence[KeyValues], new: KeyValues, spans: Spans, *, platform: str) -> tuple[KeyValues, ...]:
+  """Writes the tokens of spans on one device."""
 
   def written(block: KeyValues, start: int, size: int) -> KeyValues:
     inside = (spans.columns >= start) & (spans.columns < start + size)
     columns = jnp.where(inside, spans.columns - start, size)  # Out-of-bounds writes are dropped.
+    if platform == "tpu" and spans.rows is None and columns.shape[1] == 1 and columns_tpu.fits(block):
+      return columns_tpu.put(block, new, columns[:, 0])
+    return (put_windows if platform == "tpu" else put_tokens)(block, new, _rows(spans), columns)
+
+  return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
+
+
+def put_tokens(block: KeyValues, new: KeyValues, rows: Int[Array, " N"], columns: Int[Array, "N T"]) -> KeyValues:
+  """Writes each token of a span to its column of a block, by a scatter."""
+
+  def put(x, value, axis):
+    where = (rows[:, None], *[slice(None)] * (axis - 1), columns)
+    return x.at[where].set(jnp.moveaxis(value, axis, 1), mode="drop", unique_indices=True)
+
+  return _map(put, block, new)
+
+
+def put_windows(block: KeyValues, new: KeyValues, rows: Int[Array, " N"], columns: Int[Array, "N T"]) -> KeyValues:
+  """Does what `put_tokens` does, one span after the other, by slices of consecutive columns.
+
+  For a scatter, XLA for TPUs would lay the whole block out anew, before and after it.
+  """
+  size, length = block.v.shape[2], columns.shape[1]
+  width = min(length, size)
+  starts = jnp.clip(jnp.min(columns, axis=1), 0, size - width)
+
+  def write_span(i: Int[Array, ""], block: KeyValues) -> KeyValues:
+    is_here = columns[i] == (starts[i] + jnp.arange(width))[:, None]
 
     def put(x, value, axis):
-      value = jnp.moveaxis(value, axis, 1)
-      value = jnp.where(jnp.isfinite(value), value, 0) if jnp.issubdtype(value.dtype, jnp.floating) else value
-      return x.at[(rows, *[slice(None)] * (axis - 1), columns)].set(value, mode="drop", unique_indices=True)
+      where = [rows[i], *[0] * (x.ndim - 1)]
+      where[axis] = starts[i]
+      sizes = (1, *x.shape[1:axis], width, *x.shape[axis + 1 :])
+      value = jnp.take(jax.lax.dynamic_index_in_dim(value, i), jnp.argmax(is_here, axis=1), axis)
+      along = [1] * x.ndim
+      along[axis] = width
+      value = jnp.where(jnp.any(is_here, axis=1).reshape(along), value, jax.lax.dynamic_slice(x, where, sizes))
+      return jax.lax.dynamic_update_slice(x, value, where)
 
     return _map(put, block, new)
 
-  return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
+  return jax.lax.fori_loop(0, len(rows), write_span, block)
 
 
 def copy_rows(cache: Cache, sources: Int[Array, " N"], targets: Int[Array, " N"], *, mesh: Mesh | None = None) -> Cache:

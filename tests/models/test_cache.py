@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.kernels import columns_tpu
 from jaxrl_llm.models import cache, make_model, preset
 
 ROWS, KV, GROUP, WIDTH = 6, 2, 3, 8
@@ -75,6 +76,20 @@ def test_a_token_is_written_to_its_column_only(rng, dtype):
       before, after = whole(blocks, name), whole(written, name)
       np.testing.assert_array_equal(np.delete(after, column, axis), np.delete(before, column, axis))
       np.testing.assert_array_equal(np.take(after, [column], axis), whole([new], name))
+
+
+@pytest.mark.parametrize("dtype", cache.CACHE_DTYPES)
+def test_tpus_write_what_a_scatter_writes(rng, dtype):
+  """Spans one after the other, some of one row, beyond the block, or empty; and a token per row."""
+  drawn = lambda rows, tokens: [jnp.asarray(rng.standard_normal((rows, tokens, 2, 128)), jnp.float32) for _ in range(2)]
+  block = cache.key_values(*drawn(4, 256), dtype)
+  columns = jnp.asarray([[5, 6, 7], [126, 127, 128], [129, 130, 256], [256, 0, 1], [255, 256, 256], [256] * 3])
+  spans = cache.key_values(*drawn(6, 3), dtype), jnp.asarray([2, 0, 0, 1, 3, 3]), columns
+  jax.tree.map(np.testing.assert_array_equal, cache.put_windows(block, *spans), cache.put_tokens(block, *spans))
+  new, columns = cache.key_values(*drawn(4, 1), dtype), jnp.asarray([0, 255, cache.NOWHERE, 130])
+  expected = cache.put_tokens(block, new, jnp.arange(4), jnp.minimum(columns, 256)[:, None])
+  jax.tree.map(np.testing.assert_array_equal, columns_tpu.put(block, new, columns, interpret=True), expected)
+  assert np.any(np.asarray(expected.v != block.v), axis=(1, 3)).sum() == 3
 
 
 def test_int8_is_exact_to_half_a_step(rng):
