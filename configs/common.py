@@ -249,11 +249,11 @@ def published(config: ConfigDict, name: str) -> None:
 
 
 def draw_apart(config: ConfigDict) -> None:
-  """Has processes on other slices draw for a published model, while the learner learns.
+  """Has a sampler on another slice draw for a published model, while the learner learns.
 
   A response may lag by four RL steps. New weights come in flight: responses in progress keep their
-  keys and values. An engine has four chips, a host of v5p: they hold three copies of the weights
-  while new ones arrive, and 64 rows.
+  keys and values. The sampler is one engine over all 64 chips of a slice, with a process on each
+  host. Experts and vocabulary are spread over the chips, and each response of a batch has a row.
 
   Command: python -m experiments.compile_for_pod --config=configs/gspo.py:NAME-apart
   --topology=v5p:4x4x4 --sampler=v5p:4x4x4
@@ -265,8 +265,8 @@ def draw_apart(config: ConfigDict) -> None:
   config.rollout.update_in_flight = "keep"
   config.rollout.samplers = 1
   config.rollout.sampler_host = "0.0.0.0"
-  config.rollout.slots = 64
-  config.mesh.sampler_tensor = 4
+  config.rollout.slots = 2048
+  config.mesh.sampler_expert = 64
   # The ratio to the weights that drew a token includes the lag.
   config.learner.old_logprobs = "sampler"
 

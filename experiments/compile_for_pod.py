@@ -8,16 +8,20 @@ operations and bytes as needed and as compiled, collectives, and what bounds the
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
   --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16 ...
   --sampler        slice of the samplers, as in v5p:4x4x4, if config.rollout.samplers is above 0:
-                   each of its hosts runs `jaxrl_llm.cli.join`; the time of a move of weights, too
+                   each of its hosts runs `jaxrl_llm.cli.join`. Each has an engine if its chips hold
+                   the weights, else they have one together; the time of a move of weights, too
   --slices         number of slices joined by a network; the data axis crosses them
   --programs       some of update, score, tower, prefill, decode; with --sampler also snapshot (the
-                   learner copies the weights) and take (an engine does). Default: all of the run
+                   learner copies the weights), take (an engine does), copy (an engine copies rows)
+                   and drain (the sampler draws a batch at a time in the place of the engine).
+                   Default: all of the run, which does not drain there
   --only_plan      stop each program at the compiler's plan of memory and collectives, which saves
                    minutes of generating machine code
   --sweep          try mesh shapes and numbers of rows per device for the update, and recommend the
                    best; with --topology=v6e, of the smallest slice of that generation that fits
   --lengths        mean lengths of responses, as in 2048,8192: least time of an RL step with
-                   log-normal lengths; needs the program decode
+                   log-normal lengths; needs the program decode. With --sampler, the rates of both
+                   sides, and the lag at which none waits for the other
   --prompt_tokens  tokens of each prompt in the packed rows, for --lengths. Default: as many as the
                    largest of rollout.prompt_buckets
   --json           file for the numbers
@@ -43,8 +47,11 @@ from jaxrl_llm.config.fields import flatten
 DOES_NOT_FIT = 1
 USAGE_ERROR = 2
 PROGRAMS = ("update", "score", "tower", "prefill", "decode")
-OF_MOVE = ("snapshot", "take")
+APART = ("snapshot", "take", "copy")
 """Further programs of a run with samplers in processes of their own."""
+
+DRAIN = "drain"
+"""Program that draws a batch on the samplers' slice as a learner that draws by itself does."""
 
 FLAGS = {"topology": "", "slices": "1", "sampler": ""}
 FLAGS |= dict.fromkeys(("programs", "only_plan", "sweep", "lengths", "prompt_tokens", "json"), "")
@@ -93,10 +100,11 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   if not flags["slices"].isdigit() or int(flags["slices"]) < 1:
     raise UsageError(f"--slices: found {flags['slices']!r}, expected 1 or more")
   flags["slices"], flags["sampler"] = int(flags["slices"]), flags["sampler"].lower()
-  known = PROGRAMS + (OF_MOVE if flags["sampler"] else ())
+  known = PROGRAMS + (APART if flags["sampler"] else ())
   flags["programs"] = tuple(flags["programs"].split(",")) if flags["programs"] else known
-  if unknown := set(flags["programs"]) - set(known):
-    raise UsageError(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(known)}")
+  named = (*known, *([DRAIN] if flags["sampler"] else []))
+  if unknown := set(flags["programs"]) - set(named):
+    raise UsageError(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(named)}")
   if flags["sampler"]:
     _check_sampler(flags)
   if not re.fullmatch(r"(\d+(,\d+)*)?", flags["lengths"]):
@@ -156,9 +164,8 @@ def _check_sampler(flags: dict[str, Any]) -> None:
     topologies.parse(flags["sampler"])
   except ValueError as error:
     raise ValueError(str(error).replace("--topology", "--sampler")) from None
-  for name in ("sweep", "lengths"):
-    if flags[name]:
-      raise UsageError(f"--{name}: found it together with --sampler, expected none: it is about a learner that draws")
+  if flags["sweep"]:
+    raise UsageError("--sweep: found it together with --sampler, expected none: it is about a learner that draws")
 
 
 def run(config, flags: dict[str, Any]) -> int:
@@ -190,32 +197,38 @@ def run(config, flags: dict[str, Any]) -> int:
 
 def _with_samplers(config, flags: dict[str, Any], plan: Any, learned: dict[str, Any]) -> int:
   """Compiles and reports a learner and samplers apart, and returns the exit code."""
-  from experiments.pod import engine_proof, report, weight_move
-  from jaxrl_llm.devices.mesh import num_row_shards
+  from experiments.pod import engine_proof, report, sampler_proof, two_sides, weight_move
 
   own = engine_proof.make_plan(config, flags["sampler"], plan.model, only_planned=plan.only_planned)
-  drawn = {"take": engine_proof.take, "prefill": engine_proof.prefill, "decode": engine_proof.decode}
+  engine = {name: getattr(engine_proof, name) for name in ("take", "prefill", "copy", "decode")}
   hosts = plan.topology.slices * topologies.num_hosts(plan.topology.name)
-  sizes = f"an engine of {own.mesh.size} chips and {own.rows} rows"
-  refused = ", more than a run can have: its learner is one process" if hosts > 1 else ""
-  print(f"{own.num_processes} sampler process(es) on {flags['sampler']}, each with {sizes}", flush=True)
-  print(f"{hosts} host(s) of the learner{refused}", flush=True)
+  sizes = f"{own.mesh.size} chips, {own.num_hosts} host(s) and {own.rows} rows each"
+  print(f"{own.num_engines} engine(s) on {flags['sampler']}, of {sizes}; {hosts} host(s) of the learner", flush=True)
+  drained = plan._replace(config=plan.config.copy_and_resolve_references(), topology=own.topology, sampler_mesh=own.mesh)
+  drained.config.rollout.slots = own.rows
   # The sampler's first: once a plan is known, the compiler still generates machine code.
-  of_sampler = [prove(own) for name, prove in drawn.items() if name in flags["programs"]]
+  of_sampler = [prove(own) for name, prove in engine.items() if name in flags["programs"]]
+  of_drain = [prove(drained) for prove in (sampler_proof.prefill, sampler_proof.decode) if DRAIN in flags["programs"]]
   proofs = [prove(plan) for name, prove in learned.items() if name in flags["programs"]]
-  for title, side, compiled in (("learner", plan, proofs), ("sampler", own, of_sampler)):
+  sides = (("learner", plan, proofs), ("sampler", own, of_sampler), ("sampler, a batch at a time", drained, of_drain))
+  for title, side, compiled in sides:
     if compiled:
       print(f"\n{title}:", flush=True)
       report.show(report.tables(side, compiled))
   num_bytes, chip = engine_proof.weight_bytes(own), plan.topology.chip
-  sides = weight_move.Sides(hosts, 1, own.num_processes, chips=len(own.topology.devices), copies=num_row_shards(own.mesh))
-  ways = weight_move.ways(num_bytes, sides, wire=chip.wire_bytes_per_s, network=chip.network_bytes_per_s)
+  receivers, chips = own.num_engines * own.num_hosts, own.mesh.size // own.num_hosts
+  between = weight_move.Sides(hosts, 1, receivers, chips=chips, copies=own.copies, spread=own.num_hosts)
+  ways = weight_move.ways(num_bytes, between, wire=chip.wire_bytes_per_s, network=chip.network_bytes_per_s)
   report.show(report.moves(num_bytes, ways))
+  both = [*proofs, *of_sampler]
+  balances = [two_sides.balance(plan, own, both, ways, mean, prompt_tokens=flags["prompt_tokens"]) for mean in flags["lengths"]]
+  if balances:
+    report.show(report.balances(own, balances))
   if flags["json"]:
     numbers = report.as_json(plan, proofs) | report.samplers_as_json(own, of_sampler, num_bytes, ways)
+    numbers |= {DRAIN: report.proofs_as_json(drained, of_drain), "balances": [x._asdict() for x in balances]}
     Path(flags["json"]).write_text(json.dumps(numbers, indent=1))
-  fits = [x.fits(side.topology) and not x.is_wasteful for side, each in ((plan, proofs), (own, of_sampler)) for x in each]
-  return 0 if all(fits) else DOES_NOT_FIT
+  return 0 if all(x.fits(side.topology) and not x.is_wasteful for _, side, each in sides for x in each) else DOES_NOT_FIT
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The programs of a sampler process (`jaxrl_llm.cli.join`) compiled for remote chips."""
+"""The programs of an engine in processes of its own (`jaxrl_llm.cli.join`), for remote chips."""
 
 import math
 from collections.abc import Callable
@@ -27,11 +27,12 @@ class EnginePlan(NamedTuple):
 
   Attributes:
     config: Checked config.
-    topology: Chips of the host of a process.
-    mesh: Chips of the engine of a process.
+    topology: Chips of the engine: those of a host, or the whole slice.
+    mesh: Mesh of the engine.
     model: Shape of the learner's model.
     rows: Number of rows of an engine.
-    num_processes: Number of processes, one for each host of the slice.
+    spans: Number of spans of a prefill, and of pairs of rows of a copy.
+    num_engines: Number of engines on the slice.
     only_planned: Whether to stop before machine code.
   """
 
@@ -40,12 +41,28 @@ class EnginePlan(NamedTuple):
   mesh: Mesh
   model: ModelConfig
   rows: int
-  num_processes: int
+  spans: int
+  num_engines: int
   only_planned: bool
+
+  @property
+  def num_hosts(self) -> int:
+    """Number of hosts of an engine, which run a process each."""
+    return topology.num_hosts(self.topology.name)
+
+  @property
+  def copies(self) -> float:
+    """Copies of the weights on the chips of a host, less than 1 if it holds a part of them."""
+    _, params = model_of_sampler(self.config, self.model, self.mesh)
+    return costs.bytes_on_chip(params) * self.mesh.size / self.num_hosts / weight_bytes(self)
 
 
 def make_plan(config: ConfigDict, slice_name: str, shape: ModelConfig, *, only_planned: bool = False) -> EnginePlan:
-  """Makes the plan of the engines on a slice whose hosts run a process each.
+  """Makes the plan of the engines on a slice.
+
+  A host of the slice has an engine of its own if its chips hold a copy of the weights, that is if
+  `mesh.sampler_expert` x `mesh.sampler_tensor` divides their number. Otherwise one engine has all
+  chips of the slice, and a process on each host.
 
   Args:
     config: Checked config with samplers in processes of their own.
@@ -54,13 +71,16 @@ def make_plan(config: ConfigDict, slice_name: str, shape: ModelConfig, *, only_p
     only_planned: Whether to stop before machine code.
 
   Raises:
-    ValueError: If there is no such slice, or its hosts do not fit the config.
+    ValueError: If there is no such slice, or its chips do not fit the config.
   """
-  host = topology.describe(topology.host_of(slice_name))
-  mesh = mesh_of_sampler(config, host.devices)
+  of_host = topology.host_of(slice_name)
+  chips_of_host, of_copy = math.prod(topology.parse(of_host)[1]), config.mesh.sampler_expert * config.mesh.sampler_tensor
+  chips = topology.describe(of_host if chips_of_host % of_copy == 0 else slice_name)
+  mesh, sizes = mesh_of_sampler(config, chips.devices), engine_sizes(config)
   shards = mesh_lib.num_row_shards(mesh)
-  rows = -(-engine_sizes(config)["slots"] // shards) * shards
-  return EnginePlan(config, host, mesh, shape, rows, topology.num_hosts(slice_name), only_planned)
+  rows, spans = (-(-sizes[name] // shards) * shards for name in ("slots", "spans"))
+  num_engines = topology.num_hosts(slice_name) // topology.num_hosts(chips.name)
+  return EnginePlan(config, chips, mesh, shape, rows, spans, num_engines, only_planned)
 
 
 def weight_bytes(plan: EnginePlan) -> float:
@@ -90,19 +110,35 @@ def take(plan: EnginePlan) -> Proof:
 
 def prefill(plan: EnginePlan) -> Proof:
   """Compiles the prefill of some tokens of some prompts."""
-  sizes = engine_sizes(plan.config)
-  tokens = sizes["spans"] * sizes["chunk"]
+  chunk = engine_sizes(plan.config)["chunk"]
+  tokens = plan.spans * chunk
 
   def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
     programs = _programs(plan, num_layers)
-    return _compiled(plan, programs.prefills[sizes["spans"]], only_planned, load=_load(plan, tokens)), _parts(programs)
+    return _compiled(plan, programs.prefills[plan.spans], only_planned, load=_load(plan, tokens)), _parts(programs)
 
   compiled, parts, note = _extrapolated(plan, of_layers)
   met, _ = costs.layer_weights(plan.model)
   flops = tokens * 2 * plan.model.num_layers * met / plan.mesh.size
   work = costs.Work(flops, flops, parts["weights"])
-  remark = f"{sizes['spans']} spans of {sizes['chunk']} tokens; attention over earlier tokens is not counted as needed"
+  remark = f"{plan.spans} spans of {chunk} tokens; attention over earlier tokens is not counted as needed"
   return Proof("prefill", compiled, parts, parts["weights"] + parts.pop("held"), work, note="; ".join(x for x in (note, remark) if x))
+
+
+def copy(plan: EnginePlan) -> Proof:
+  """Compiles the copy of rows, by which the samples of a group share the prefill of its prompt."""
+
+  def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
+    programs = _programs(plan, num_layers)
+    return _compiled(plan, programs.copy, only_planned), _parts(programs)
+
+  compiled, parts, note = _extrapolated(plan, of_layers)
+  pairs = plan.spans // mesh_lib.num_row_shards(plan.mesh)
+  of_row = parts["cache"] * mesh_lib.num_row_shards(plan.mesh) / plan.rows
+  beside = 2 * parts.pop("weights") + parts.pop("held")
+  remark = f"{plan.spans} whole rows, {pairs} on a chip"
+  note = "; ".join(x for x in (note, remark) if x)
+  return Proof("copy", compiled, parts, beside, costs.Work(0.0, 0.0, 2 * pairs * of_row), note=note)
 
 
 def decode(plan: EnginePlan) -> Proof:
@@ -150,8 +186,8 @@ def copied_bytes(text: str, cache: PyTree) -> float:
 def _programs(plan: EnginePlan, num_layers: int) -> Uncompiled:
   config, sizes = plan.config, engine_sizes(plan.config)
   model, params = model_of_sampler(config, plan.model._replace(num_layers=num_layers), plan.mesh)
-  options: dict[str, Any] = {name: sizes[name] for name in ("context", "chunk", "spans", "steps")}
-  options |= dict(slots=plan.rows, cache_dtype=config.rollout.cache_dtype or model.config.dtype)
+  options: dict[str, Any] = {name: sizes[name] for name in ("context", "chunk", "steps")}
+  options |= dict(slots=plan.rows, spans=plan.spans, cache_dtype=config.rollout.cache_dtype or model.config.dtype)
   return uncompiled_programs(model, params, records_routes=records_routes(config, model.config), **options)
 
 
@@ -170,5 +206,6 @@ def _extrapolated(plan: EnginePlan, of_layers: Callable) -> tuple[Compiled, dict
 
 
 def _load(plan: EnginePlan, tokens: int) -> Load:
+  """Returns an even load of the experts by the tokens of all chips."""
   experts = plan.model.experts
-  return Load(tokens * experts.top_k if experts else None)
+  return Load(tokens * experts.top_k // mesh_lib.num_row_shards(plan.mesh) if experts else None)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.kernels import flash, grouped_tpu
+from jaxrl_llm.kernels import columns_tpu, flash, grouped_tpu
 from jaxrl_llm.models.copies import ROWS_PER_TILE
 
 
@@ -57,9 +57,11 @@ def operations_of(name: str, scope: str, operands: Sequence[Array], load: Load) 
 def bytes_of(
   name: str, scope: str, attributes: str, operands: Sequence[Array], result: Array, load: Load
 ) -> float | None:
-  """Counts the bytes that a grouped product reads and writes; returns None for other kernels.
+  """Counts the bytes that a kernel reads and writes if these are a part of its operands.
 
-  A kernel reads its rows once for each tile of columns, and no rows after the last group.
+  A grouped product reads its rows once for each tile of columns, and no rows after the last group.
+  The kernel that writes columns of a cache reads and writes the tiles that hold them. Returns None
+  for other kernels.
 
   Args:
     name: Name of the instruction.
@@ -75,6 +77,9 @@ def bytes_of(
     1600.0
   """
   kind = next((x for x in _KERNELS if x in f"{name} {scope}"), None)
+  if kind == "write_columns":
+    arrays = [x for x in operands[1 + len(operands) // 2 :] if x.is_here]
+    return 2.0 * sum(x.num_bytes / max(x.sizes) * columns_tpu.LANES for x in arrays)
   if kind not in ("ragged-dot", "token_sums", "tgmm"):
     return None
   if kind == "ragged-dot":
@@ -145,5 +150,6 @@ _KERNELS: dict[str, Callable[[Sequence[Array], Load], float]] = {
   "flash_forward": _flash(2),
   "flash_backward": _flash(5),
   "ragged_decode_attention": _decoding,
+  "write_columns": lambda operands, load: 0.0,
 }
 """Operations of kernels by a part of their names."""

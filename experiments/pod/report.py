@@ -12,6 +12,7 @@ from experiments.pod import proof as limits
 from experiments.pod.engine_proof import EnginePlan
 from experiments.pod.proof import Plan, Proof
 from experiments.pod.rl_step import Estimate
+from experiments.pod.two_sides import MOST_LAG, Balance
 from experiments.pod.weight_move import Move, Way
 
 SETTINGS = (
@@ -38,7 +39,7 @@ SAMPLING_SETTINGS = (
 ENGINE_SETTINGS = (
   "lower config.rollout.slots",
   "set config.rollout.cache_dtype='int8'",
-  "raise config.mesh.sampler_tensor",
+  "raise config.mesh.sampler_expert or sampler_tensor",
 )
 """Settings that lower the memory of an engine in a process of its own."""
 
@@ -128,6 +129,21 @@ def moves(num_bytes: float, ways: Sequence[Way]) -> Table:
     move = way.move
     table.add_row(way.name, way.limits, *(f"{x:.3g}" for x in (*move, move.seconds, move.one_by_one)), move.bound_by.replace("_", " "))
   return table
+
+
+def balances(own: EnginePlan, balances: Sequence[Balance]) -> Group:
+  """Builds tables of the rates of a learner and engines apart, and of the lag at which none waits."""
+  rates = _table(
+    "mean length", "ms a decoding step", "a batch is drawn in s", "learned in s", "longest response s", "tokens/s drawn", "learned",
+    title="least times of the batch of an RL step, all rows busy; lengths are log-normal, cut at the budget",
+  )  # fmt: skip
+  lags = _table("what", *(f"{x.mean:,.0f}" for x in balances), title="least lag at which an RL step takes as long as the slower side")
+  for x in balances:
+    seconds = (f"{x.step_s * 1e3:.2f}", *(f"{each:,.1f}" for each in (x.drawing_s, x.learning_s, x.longest_s)))
+    rates.add_row(f"{x.mean:,.0f}", *seconds, *(f"{x.tokens / each:,.0f}" if each else "" for each in (x.drawing_s, x.learning_s)))
+  for name in balances[0].lags:
+    lags.add_row(name, *(str(x.lags[name] if x.lags[name] is not None else f"above {MOST_LAG}") for x in balances))
+  return Group(rates, lags, Text(f"{own.rows * own.num_engines} rows of {own.num_engines} engine(s)"))
 
 
 def _table(*columns: str, title: str = "") -> Table:
@@ -254,7 +270,7 @@ def proofs_as_json(plan: Plan | EnginePlan, proofs: Sequence[Proof]) -> dict[str
 
 def samplers_as_json(plan: EnginePlan, proofs: Sequence[Proof], num_bytes: float, ways: Sequence[Way]) -> dict[str, Any]:
   """Returns the numbers of the samplers' programs, and of the moves of weights to them."""
-  sizes = {"rows": plan.rows, "processes": plan.num_processes, "chips_of_process": plan.mesh.size}
+  sizes = {"rows": plan.rows, "engines": plan.num_engines, "hosts_of_engine": plan.num_hosts, "chips_of_engine": plan.mesh.size}
   listed = [{"name": x.name, "limits": x.limits, **x.move._asdict(), "seconds": x.move.seconds} for x in ways]
   return {"sampler": sizes | proofs_as_json(plan, proofs), "weight_bytes": num_bytes, "weight_moves": listed}
 

@@ -74,19 +74,22 @@ def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, prompt_tokens:
   num_bytes = decode.work.num_bytes - decode.parts["cache"] + cache
   bounds = decode.seconds(plan.topology) | {"memory": num_bytes / plan.topology.chip.bytes_per_s}
   step_s = max(bounds.values())
-  needed = packed.updates_of(plan.config, drawn[: section.num_prompts], prompt_tokens=prompt_tokens)
+  needed, learned = learning(plan, proofs, drawn, prompt_tokens=prompt_tokens)
+  prefill_s = max(by_name["prefill"].seconds(plan.topology).values()) if "prefill" in by_name else 0.0
+  return Estimate(mean, rollouts, step_s, needed, {"rollouts": rollouts.steps * step_s + prefill_s} | learned)
+
+
+def learning(
+  plan: Plan, proofs: Sequence[Proof], drawn: np.ndarray, *, prompt_tokens: int | None = None
+) -> tuple[tuple[packed.Update, ...], dict[str, float]]:
+  """Returns the updates of responses of some lengths, and the least time of their parts."""
+  needed = packed.updates_of(plan.config, drawn[: plan.config.rollout.num_prompts], prompt_tokens=prompt_tokens)
 
   def of_rows(name: str, work_of: Callable[[Plan, int], Work]) -> float:
-    proof = by_name.get(name)
+    proof = next((proof for proof in proofs if proof.name == name), None)
     return 0.0 if proof is None else sum(_seconds(plan, proof, work_of(plan, update.bucket), update.bucket) for update in needed)
 
-  prefill_s = max(by_name["prefill"].seconds(plan.topology).values()) if "prefill" in by_name else 0.0
-  parts = {
-    "rollouts": rollouts.steps * step_s + prefill_s,
-    "scores": of_rows("score", score_work),
-    "updates": of_rows("update", update_work),
-  }
-  return Estimate(mean, rollouts, step_s, needed, parts)
+  return needed, {"scores": of_rows("score", score_work), "updates": of_rows("update", update_work)}
 
 
 def _seconds(plan: Plan, proof: Proof, work: Work, rows: int) -> float:

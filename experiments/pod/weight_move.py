@@ -64,6 +64,8 @@ class Sides(NamedTuple):
     copies: Number of copies of the weights on the chips of a host that receives.
     shares: Whether each host receives a part only, and all exchange their parts over the wires of
       their slice.
+    spread: Number of hosts that get their weights over these wires from one that receives, itself
+      included.
   """
 
   hosts: int
@@ -72,6 +74,7 @@ class Sides(NamedTuple):
   chips: int = 4
   copies: int = 1
   shares: bool = False
+  spread: int = 1
 
 
 class Move(NamedTuple):
@@ -120,8 +123,9 @@ def time_of(num_bytes: float, sides: Sides, links: Links) -> Move:
     to_host  = B / S / min(c·p, m)
     send     = R·b / S / min(n, R·k, s)        b = B/R if each host receives a part, else B
     receive  = b / min(n, S·k, r)
-    to_chips = copies·b / (c·p)                copies = 1 if each host receives a part
-    exchange = (1 - 1/R)·copies·B / (c·w)      0 unless each host receives a part
+    to_chips = copies·b / (c·p)                copies = 1 if hosts of the samplers exchange weights
+    exchange = (1 - 1/R)·copies·B / (c·w)      if each host receives a part
+             = (1 - 1/h)·B / (c·w)             if one of h hosts receives all and the others a part
 
   Args:
     num_bytes: Number of bytes of the weights in the sampler's dtype.
@@ -143,8 +147,8 @@ def time_of(num_bytes: float, sides: Sides, links: Links) -> Move:
     to_host=num_bytes / senders / min(over_pcie, links.copy),
     send=receivers * of_each / senders / min(links.network, receivers * links.connection, links.sending),
     receive=of_each / min(links.network, senders * links.connection, links.receiving),
-    to_chips=(1 if sides.shares else sides.copies) * of_each / over_pcie,
-    exchange=(1 - 1 / receivers) * sides.copies * num_bytes / over_wires if sides.shares else 0.0,
+    to_chips=(1 if sides.shares or sides.spread > 1 else sides.copies) * of_each / over_pcie,
+    exchange=((1 - 1 / receivers) * sides.copies if sides.shares else 1 - 1 / sides.spread) * num_bytes / over_wires,
   )
 
 
@@ -163,21 +167,24 @@ class Way(NamedTuple):
 
 
 def ways(num_bytes: float, sides: Sides, *, wire: float, network: float) -> list[Way]:
-  """Times a move as it is done today, by one process to each host of the samplers, and other ways.
+  """Times a move by one process to each host of the samplers, and other ways.
 
   Args:
     num_bytes: Number of bytes of the weights in the sampler's dtype.
-    sides: Hosts and chips; senders and shares are chosen here.
+    sides: Hosts and chips, with the number of hosts of an engine as `spread`; senders and shares
+      are chosen here.
     wire: Bandwidth of a wire between chips in one direction, in bytes/s.
     network: Bandwidth between a chip and other slices, in bytes/s.
   """
   fast = Links(wire, PCIE_BYTES_PER_S, sides.chips * network)
   of_process = dict(connection=CONNECTION_BYTES_PER_S, sending=SENDING_BYTES_PER_S, receiving=RECEIVING_BYTES_PER_S)
   slow = fast._replace(copy=COPY_BYTES_PER_S, **of_process)
+  of_engine = {"one process, all to a host of each engine": dict(senders=1, receivers=sides.receivers // sides.spread)}
   chosen = {
-    "one process, all to each host (today)": dict(senders=1, shares=False),
-    "all hosts, all to each host": dict(senders=sides.hosts, shares=False),
-    "all hosts, a part to each host": dict(senders=sides.hosts, shares=True),
+    "one process, all to each host": dict(senders=1, spread=1),
+    **(of_engine if sides.spread > 1 else {}),
+    "all hosts, all to each host": dict(senders=sides.hosts, spread=1),
+    "all hosts, a part to each host": dict(senders=sides.hosts, shares=True, spread=1),
   }
   limits = {"hosts": slow, "links": fast}
   every = [(name, sides._replace(**fields)) for name, fields in chosen.items()]

@@ -12,7 +12,9 @@ from jaxtyping import Array, Int
 
 from jaxrl_llm.kernels.types import KeyValues
 
-_LANES = 128
+LANES = 128
+"""Tokens per tile of the keys and of all scales."""
+
 _ROWS = 32
 """Tokens per tile of the values: the tile of 8-bit numbers, a multiple of those of all others."""
 
@@ -20,7 +22,7 @@ _ROWS = 32
 def fits(held: KeyValues) -> bool:
   """Returns whether tiles divide the tokens and the width of the heads."""
   *_, columns, width = held.v.shape
-  return columns % _LANES == 0 and width % _LANES == 0
+  return columns % LANES == 0 and width % LANES == 0
 
 
 def put(held: KeyValues, new: KeyValues, columns: Int[Array, " B"], *, interpret: bool = False) -> KeyValues:
@@ -37,7 +39,7 @@ def put(held: KeyValues, new: KeyValues, columns: Int[Array, " B"], *, interpret
   last = held.v.shape[2] - 1
 
   def tile(i: int, x: Array) -> pl.BlockSpec:
-    axis, size = ((3, _LANES), (2, _ROWS), (2, _LANES), (2, _LANES))[i]
+    axis, size = ((3, LANES), (2, _ROWS), (2, LANES), (2, LANES))[i]
     shape = (1, *x.shape[1:axis], size, *x.shape[axis + 1 :])
     return pl.BlockSpec(shape, lambda row, at: (row, *(jnp.minimum(at[row], last) // size if j == axis else 0 for j in range(1, x.ndim))))
 

@@ -19,6 +19,7 @@ from experiments.pod import costs, engine_proof, hlo, sweep, topology
 from jaxrl_llm.config import check, sizes
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
+from tests.marks import few
 from tests.runs import ROOT
 
 CONFIG = "--config=configs/gspo.py:qwen3-0.6b"
@@ -322,7 +323,8 @@ def test_an_unknown_topology_is_one_line(topology_name, message, capsys):
     ([APART, "--topology=v5p:4x4x4"], "error: --sampler: found none, expected the slice of the samplers, as in v5p:4x4x4, because"),
     ([CONFIG, "--topology=v5p:4x4x4", "--sampler=v5p:2x2x1"], "error: --sampler: found v5p:2x2x1, expected none, because config.rollout"),
     ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4"], "error: --sampler: found no slice 'v5p:4x4', expected one such as v5p:4x4x4"),
-    ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4x4", "--lengths=9"], "error: --lengths: found it together with --sampler, expected"),
+    ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4x4", "--sweep"], "error: --sweep: found it together with --sampler, expected none"),
+    ([CONFIG, "--topology=v5p:4x4x4", "--programs=drain"], "error: --programs: found 'drain', expected some of update,score,tower"),
     ([CONFIG, "--topology=v5p:4x4x4", "--programs=take"], "error: --programs: found 'take', expected some of update,score,tower"),
     ([CONFIG, "--topology=v5e:4x4", "--config.learner.row_tokens=None"], "error: config.learner.row_tokens: found None, expected a size"),
   ],
@@ -485,7 +487,7 @@ def test_a_sampler_apart_is_planned_beside_its_learner(tmp_path):
   arguments = ("--sampler=v5e:2x4", "--only_plan", "--programs=snapshot,take,prefill,decode", *(f"--config.{x}" for x in settings))
   numbers, output = compiled(tmp_path, "--topology=v5e:2x2", *arguments)
   sampler, num_bytes = numbers["sampler"], numbers["weight_bytes"]
-  assert "2 sampler process(es) on v5e:2x4, each with 2 engine(s) of 2 chips and 8 rows\n1 host(s) of the learner\n" in output
+  assert "2 engine(s) on v5e:2x4, of 4 chips, 1 host(s) and 16 rows each; 1 host(s) of the learner\n" in output
   num_params = make_model(preset("nano", vocab_size=264)).num_params
   assert 2 * num_params < num_bytes < 2.02 * num_params  # All in bfloat16 but for norms.
   take, decode = sampler["take"], sampler["decode"]
@@ -499,6 +501,45 @@ def test_a_sampler_apart_is_planned_beside_its_learner(tmp_path):
   assert decode["aliased"] >= decode["parts"]["cache"] and decode["bounds"]["memory"] > 0
   today = numbers["weight_moves"][0]
   assert today["limits"] == "hosts" and today["seconds"] == today["receive"] > num_bytes / 1e9
+
+
+STRETCH = """
+import os, sys
+from experiments.pod import topology
+topology.prepare()
+import jax
+from experiments.pod import engine_proof, hlo
+from experiments.pod.compiled import compile_for
+from jaxrl_llm.decoding.engine.programs import uncompiled_programs
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.models.decoding import serving_of
+sizes = dict(num_layers=1, d_model=384, num_heads=8, num_kv_heads=2, head_dim=128, experts=Experts(8, 2, 256))
+shape = preset("nano-moe", vocab_size=264)._replace(**sizes, dtype="bfloat16", param_dtype="bfloat16")
+chips = topology.describe("v5e:2x4")
+mesh = mesh_lib.make_mesh(data=1, expert=8, devices=chips.devices)
+model = make_model(shape, mesh=mesh, serving=serving_of(shape, mesh, layout=None))
+params = jax.eval_shape(model.init, jax.random.key(0))
+shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params, fields=mesh_lib.SAMPLER_FIELDS)
+placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+params = jax.tree.map(placed, params, shardings)
+sizes = dict(slots=16, context=1000, chunk=16, spans=8, steps=4, cache_dtype=sys.argv[1])
+programs = uncompiled_programs(model, params, **sizes)
+for program in (programs.stretches[16], programs.prefills[8]):
+  text = compile_for(program.jitted, program.arguments, mesh, chips, only_planned=True).text
+  print(engine_proof.copied_bytes(text, programs.weights_and_cache[1]), len(hlo.copies(text, ["bf16[384,1024]"])))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@needs_libtpu
+@pytest.mark.parametrize("dtype", few(["bfloat16", "int8"], 0))
+def test_an_engine_copies_neither_its_cache_nor_the_weights_of_its_queries(dtype):
+  """With a scatter of a token per row, 8 copies of arrays of the cache were in the stretch."""
+  result = subprocess.run([sys.executable, "-c", STRETCH, dtype], cwd=ROOT, env=environment(), capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr[-2000:]
+  assert result.stdout.splitlines() == ["0.0 0"] * 2
 
 
 @pytest.mark.slow

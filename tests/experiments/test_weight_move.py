@@ -22,6 +22,8 @@ HOSTS = LINKS._replace(copy=4e9, connection=0.5e9, sending=3e9, receiving=2e9)
     (Sides(hosts=16, senders=16, receivers=16), HOSTS, (0, 0.9375, 20.0, 30.0, 0.9375, 0)),
     # Four engines of a chip each have a copy each.
     (Sides(hosts=1, senders=1, receivers=1, copies=4), LINKS, (0, 0.9375, 2.4, 2.4, 3.75, 0)),
+    # One of 16 hosts of an engine receives all, and the others get their parts from it.
+    (Sides(hosts=16, senders=1, receivers=1, copies=0.25, spread=16), LINKS, (0.140625, 0.9375, 2.4, 2.4, 0.9375, 0.140625)),
     # A sixteenth to each host, and the rest over four wires.
     (Sides(hosts=16, senders=16, receivers=16, shares=True), LINKS, (0, 0.05859375, 0.15, 0.15, 0.05859375, 0.140625)),
   ],
@@ -40,3 +42,9 @@ def test_today_one_process_sends_to_each_host():
   sides = Sides(hosts=16, senders=1, receivers=4, copies=2)
   assert of_links.move == weight_move.time_of(60e9, sides, LINKS) and today.limits == "hosts"
   assert len(others) == 4 and all(way.move.seconds < today.move.seconds for way in others)
+
+
+def test_an_engine_of_several_hosts_may_get_its_weights_through_one():
+  sides = Sides(hosts=16, senders=1, receivers=16, copies=0.25, spread=16)
+  of_each, _, of_one, *_ = weight_move.ways(60e9, sides, wire=100e9, network=6.25e9)
+  assert of_each.move.send == 320 and of_one.move.send == of_one.move.receive == 100 and of_one.move.exchange > 0
