@@ -132,7 +132,7 @@ def moves(num_bytes: float, ways: Sequence[Way]) -> Table:
 
 
 def balances(own: EnginePlan, balances: Sequence[Balance]) -> Group:
-  """Builds tables of the rates of a learner and engines apart, and of the lag at which none waits."""
+  """Builds tables of the rates of a learner and engines apart, and of the least lags."""
   rates = _table(
     "mean length", "ms a decoding step", "a batch is drawn in s", "learned in s", "longest response s", "tokens/s drawn", "learned",
     title="least times of the batch of an RL step, all rows busy; lengths are log-normal, cut at the budget",

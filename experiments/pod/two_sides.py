@@ -1,4 +1,4 @@
-"""A learner and an engine on slices of their own: rates of both, and the lag at which none waits."""
+"""Rates of a learner and engines on slices of their own, and the lag at which no side waits."""
 
 import heapq
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def balance(
 
   def lag_of(move_s: float) -> int | None:
     takes = lambda lag: rl_step_s(drawn.reshape(-1), rows=rows, token_s=of_token, learning_s=learning_s, move_s=move_s, lag=lag)
-    return next((lag for lag in range(MOST_LAG + 1) if takes(lag) <= _SLACK * slower), None)
+    return next((lag for lag in range(int(move_s / slower), MOST_LAG + 1) if takes(lag) <= _SLACK * slower), None)
 
   lags = {f"{way.name}, {way.limits}: {way.move.seconds:.3g} s": lag_of(way.move.seconds) for way in ways}
   return Balance(mean, tokens, step_s, drawing_s, learning_s, int(drawn.max()) * of_token, lags)

@@ -514,20 +514,23 @@ from jaxrl_llm.decoding.engine.programs import uncompiled_programs
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.models.decoding import serving_of
-sizes = dict(num_layers=1, d_model=384, num_heads=8, num_kv_heads=2, head_dim=128, experts=Experts(8, 2, 256))
-shape = preset("nano-moe", vocab_size=264)._replace(**sizes, dtype="bfloat16", param_dtype="bfloat16")
+sizes = dict(num_layers=1, d_model=384, num_heads=8, num_kv_heads=2, head_dim=128)
+dtypes = dict.fromkeys(("dtype", "param_dtype"), "bfloat16")
+shape = preset("nano-moe", vocab_size=264)._replace(**sizes, **dtypes, experts=Experts(8, 2, 256))
 chips = topology.describe("v5e:2x4")
 mesh = mesh_lib.make_mesh(data=1, expert=8, devices=chips.devices)
 model = make_model(shape, mesh=mesh, serving=serving_of(shape, mesh, layout=None))
 params = jax.eval_shape(model.init, jax.random.key(0))
-shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params, fields=mesh_lib.SAMPLER_FIELDS)
+fields = mesh_lib.SAMPLER_FIELDS
+shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params, fields=fields)
 placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 params = jax.tree.map(placed, params, shardings)
 sizes = dict(slots=16, context=1000, chunk=16, spans=8, steps=4, cache_dtype=sys.argv[1])
 programs = uncompiled_programs(model, params, **sizes)
 for program in (programs.stretches[16], programs.prefills[8]):
   text = compile_for(program.jitted, program.arguments, mesh, chips, only_planned=True).text
-  print(engine_proof.copied_bytes(text, programs.weights_and_cache[1]), len(hlo.copies(text, ["bf16[384,1024]"])))
+  copied = engine_proof.copied_bytes(text, programs.weights_and_cache[1])
+  print(copied, len(hlo.copies(text, ["bf16[384,1024]"])))
 sys.stdout.flush()
 os._exit(0)
 """
