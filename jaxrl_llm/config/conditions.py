@@ -26,6 +26,7 @@ CONTAINER = Condition("sandbox.backend is 'docker'", lambda x: x["sandbox.backen
 DIVERGENCE = Condition("teacher.gkd_coef is above 0", lambda x: x["teacher.gkd_coef"] > 0)
 ENVIRONMENT = Condition("environment.name is set", lambda x: x["environment.name"] is not None)
 FILE_OF_PAIRS = Condition("task.name is 'file'", lambda x: x["task.name"] == "file")
+IN_FLIGHT = Condition("rollout.update_in_flight is set", lambda x: x["rollout.update_in_flight"] is not None)
 KEPT_WARM_START = Condition(
   "warm_start.cache is True and warm_start.num_steps is above 0",
   lambda x: x["warm_start.cache"] and x["warm_start.num_steps"] > 0,

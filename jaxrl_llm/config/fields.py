@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 
 from jaxrl_llm.config.conditions import (  # isort: skip
-  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CHECKPOINT_TEACHER, CONTAINER, DIVERGENCE, ENVIRONMENT, FILE_OF_PAIRS, KEPT_WARM_START, KL_IN_REWARD,
-  LAG, PRESET, PRIVILEGED, PROGRAMS, REWARD_MODEL, SAMPLERS, SELF_TEACHER, SERVICE, SHOTS, SPIKES, TEACHER, TEACHERS, TRACE, Condition,
+  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CHECKPOINT_TEACHER, CONTAINER, DIVERGENCE, ENVIRONMENT, FILE_OF_PAIRS, IN_FLIGHT, KEPT_WARM_START,
+  KL_IN_REWARD, LAG, PRESET, PRIVILEGED, PROGRAMS, REWARD_MODEL, SAMPLERS, SELF_TEACHER, SERVICE, SHOTS, SPIKES, TEACHER, TEACHERS, TRACE,
+  Condition,
 )  # fmt: skip
 from jaxrl_llm.config.values import (  # isort: skip
   ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
@@ -360,6 +361,9 @@ FIELDS: dict[str, Field] = {
   "rollout.update_in_flight": Field(None, one_of("wait", "keep", "recompute"),
     "What new weights do to responses in progress: wait for their end, or go on with their keys and values, kept or recomputed. None: they "
     "wait for whole batches, so that each is drawn by the weights that it was begun with.", LAG),
+  "rollout.window": Field(0.0, FRACTION,
+    "Part f of the (staleness + 1) * num_prompts groups of a lag, as 0.3: a step learns from the first that finish among so many "
+    "consecutive ones, however late the oldest is. 0: each step learns from its own groups.", IN_FLIGHT),
   "rollout.samplers": Field(0, NATURAL,
     "Processes that draw (python -m jaxrl_llm.cli.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
     "0: this process draws."),

@@ -11,6 +11,7 @@ from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator
 from jaxrl_llm.config.fields import flatten, given, unread_problems, unused
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.rewards.terms import parse_terms
+from jaxrl_llm.rollouts.window import steps_ahead, window_size
 from jaxrl_llm.types import Objective
 
 SEQUENCE_BAND = 0.05
@@ -63,6 +64,20 @@ class Chosen(NamedTuple):
 def _lags(c: ConfigDict) -> bool:
   """Returns whether rollouts, or parts of them, are drawn with older weights than the learner's."""
   return c.rollout.staleness > 0 or c.rollout.spare_prompts > 0
+
+
+def _window(c: ConfigDict) -> int:
+  """Returns the number of groups in the window; 0 without one, or if other rows refuse it."""
+  section = c.rollout
+  is_read = section.window > 0 and section.update_in_flight is not None and section.staleness > 0
+  return window_size(section.window, staleness=section.staleness, num_prompts=section.num_prompts) if is_read else 0
+
+
+def _exceeds_what_is_open(c: ConfigDict) -> bool:
+  """Returns whether a window is larger than all that is drawn ahead beside it."""
+  window, prompts = _window(c), c.rollout.num_prompts
+  ahead = steps_ahead(window, staleness=c.rollout.staleness, num_prompts=prompts) if window > 1 else 1
+  return ahead < 1 or window > (ahead + 1) * prompts
 
 
 def _interpolates(c: ConfigDict) -> bool:
@@ -236,6 +251,11 @@ REFUSALS: tuple[Refusal, ...] = (
     "(rollout.samplers) or takes new weights in flight (rollout.update_in_flight)"),
   Refusal("mesh.sampler", lambda c, x: c.rollout.samplers > 0 and c.mesh.sampler > 0,
     "0, because with rollout.samplers above 0 other processes draw, with devices of their own"),
+  Refusal("rollout.window", lambda c, x: _window(c) == 1,
+    "0, or at least 2 / ((rollout.staleness + 1) * rollout.num_prompts), because with a window of one group each step learns from its own"),
+  Refusal("rollout.window", lambda c, x: _exceeds_what_is_open(c),
+    "less, such as 0.3 with a rollout.staleness of 2 or more, because a window of W groups takes (W - 1) / rollout.num_prompts steps of "
+    "the lag, rounded up, and what is left must draw a step and the whole window ahead"),
   Refusal("rollout.spare_prompts",
     lambda c, x: c.rollout.spare_prompts > 0 and (c.rollout.update_in_flight is not None or c.rollout.staleness > 1),
     "0, because with rollout.update_in_flight or a rollout.staleness above 1 later steps' groups are drawn beside the longest of "

@@ -1,7 +1,7 @@
 """Conversations as they finish, gathered to a batch, and graded while others are still talking."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,8 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped, pending, put
 from jaxrl_llm.rollouts.jobs import Conversation, Examples, Job, Playing, to_completion, to_rollouts
 from jaxrl_llm.rollouts.rules import metrics as metrics_of_conversations
+from jaxrl_llm.rollouts.schedule import ReplayDiffersError
+from jaxrl_llm.rollouts.window import choose
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Rollouts, StopReason
 
@@ -35,7 +37,7 @@ class DrawnBatch(NamedTuple):
 
 
 class Gathered(NamedTuple):
-  """All conversations of a batch.
+  """The conversations of a batch, or of some of its groups.
 
   Attributes:
     played: The conversations, in the order of their sequences.
@@ -94,15 +96,8 @@ def drawn_of(
   return DrawnBatch(rollouts, responses, examples, graded), own
 
 
-def wait_for(
-  playing: Playing,
-  job: Job,
-  *,
-  rewards: Sequence[WeightedReward] | None = None,
-  call: CallFn = call_here,
-  between: Callable[[], None] = lambda: None,
-) -> Gathered:
-  """Waits for the conversations of a batch, those that are cut included.
+class Arrivals:
+  """Conversations of a batch as they finish, graded while others are still talking.
 
   Args:
     playing: Conversations that are being played.
@@ -112,35 +107,150 @@ def wait_for(
       one response and its own example, so this changes none. The last ones are never graded here,
       since nothing is drawn meanwhile.
     call: Function that calls the reward terms.
+
+  Attributes:
+    job: What they are.
+    rewards: Terms of the reward.
+    left: Groups that have not been taken yet, from 0 and in order.
+    finished: Those of them whose conversations are all here, those that are cut included.
+  """
+
+  def __init__(self, playing: Playing, job: Job, *, rewards: Sequence[WeightedReward] | None = None, call: CallFn = call_here):
+    self.job, self.rewards, self.left, self.finished = job, rewards, list(range(len(job.examples))), set[int]()
+    self._playing, self._portions, self._call = playing, None, call
+    self._here: dict[int, Conversation] = {}
+    self._missing = np.full(len(job.examples), job.group_size)  # Conversations of each group.
+    self._ready: list[Conversation] = []
+    self._graded, self._seconds = None, 0.0
+
+  def look(self) -> bool:
+    """Takes in what has finished since the last look; waits for it up to about 0.1 s.
+
+    Returns:
+      Whether a group has finished.
+
+    Raises:
+      EngineError: If the engine has failed.
+    """
+    before = len(self.finished)
+    self._portions = self._portions or iter(self._playing)
+    if (finished := next(self._portions, None)) is None:
+      raise ValueError(f"found a batch that ends without {self._missing.sum()} of its {len(self.job.seeds)} conversations")
+    for conversation in finished:
+      group = conversation.sequence // self.job.group_size
+      self._here[conversation.sequence] = conversation
+      self._missing[group] -= 1
+      if not self._missing[group]:
+        self.finished.add(group)
+    self._ready += [conversation for conversation in finished if conversation.reason != StopReason.UNFINISHED]
+    if not self._missing.any():
+      for _ in self._portions:  # Lets it end.
+        pass
+    elif self.rewards is not None and self._ready:
+      self._grade(self.rewards)
+    return len(self.finished) > before
+
+  def _grade(self, rewards: Sequence[WeightedReward]) -> None:
+    """Grades what is ready, or asks services about it, unless it is worth no call yet."""
+    begins = [reward.service.begin for reward in rewards if reward.service is not None]
+    ready, size = self._ready, len(self.job.seeds)
+    if not begins and len(ready) * _PARTS < size:
+      return
+    start = time.perf_counter()
+    rows = [conversation.sequence for conversation in ready]
+    asked = list(map(to_completion, ready)), [self.job.examples[row // self.job.group_size] for row in rows]
+    known = [i for i, conversation in enumerate(ready) if conversation.failed is None]
+    for begin in begins:
+      begin(*([part[i] for i in known] for part in asked))
+    if not begins:
+      self._graded = put(self._graded or pending(rewards, size), rows, grade(rewards, *asked, call=self._call))
+    self._ready = []
+    self._seconds += time.perf_counter() - start
+
+  def take(self, groups: Sequence[int]) -> Gathered:
+    """Returns groups that have finished, in the given order, and forgets them."""
+    self.left = [group for group in self.left if group not in groups]
+    self.finished -= set(groups)
+    rows = [group * self.job.group_size + i for group in groups for i in range(self.job.group_size)]
+    graded = self._graded and mapped(lambda x: x[rows], self._graded)
+    seconds, self._seconds = self._seconds, 0.0
+    return Gathered([self._here.pop(row) for row in rows], graded, seconds)
+
+  def close(self) -> None:
+    """Gives up what has not finished."""
+    self._playing.close()
+
+
+def wait_for(playing: Playing, job: Job, *, between: Callable[[], None] = lambda: None, **options: Any) -> Gathered:
+  """Waits for the conversations of a batch, those that are cut included.
+
+  Args:
+    playing: Conversations that are being played.
+    job: What they are.
     between: Function called about ten times a second or more; may raise, which gives up what has
       not finished.
+    **options: Other arguments of `Arrivals`.
 
   Raises:
     EngineError: If the engine has failed.
   """
-  size, seconds, graded, played, ready = len(job.seeds), 0.0, None, [], []
-  begins = [reward.service.begin for reward in rewards or () if reward.service is not None]
+  return wait_for_groups({0: Arrivals(playing, job, **options)}, between=between)[2]
+
+
+def wait_for_groups(
+  batches: Mapping[int, Arrivals], *, window: int = 1, known: Sequence[int] = (), between: Callable[[], None] = lambda: None
+) -> tuple[list[int], Job, Gathered]:
+  """Waits for as many groups as a batch has, of the oldest batch or of several; see `window`.
+
+  Args:
+    batches: Open batches by their RL step, oldest first. Their groups have numbers: those of a step
+      with n groups begin at n · step.
+    window: Number of groups to choose from; 1 takes those of the oldest batch.
+    known: Numbers of the groups to take, in a run that is repeated; empty to choose them.
+    between: Function called about ten times a second or more; may raise, which gives up what has
+      not finished.
+
+  Returns:
+    The numbers of the groups, oldest first, and what they are as one batch.
+
+  Raises:
+    EngineError: If the engine has failed.
+  """
+  first = next(iter(batches.values())).job
+  size = len(first.examples)
+  numbered = lambda groups_of: [size * step + group for step, batch in batches.items() for group in groups_of(batch)]
+  waiting = numbered(lambda batch: batch.left)
+  if not set(known) <= set(waiting):
+    raise ReplayDiffersError(f"replay: found the groups {list(known)} in the schedule, expected some of {waiting}, which are open")
+  reach = dict(window=waiting[-1] + 1) if known else dict(window=window)
   try:
-    for finished in playing:
-      between()
-      played += finished
-      ready += [conversation for conversation in finished if conversation.reason != StopReason.UNFINISHED]
-      if rewards is None or not ready or len(played) == size or (not begins and len(ready) * _PARTS < size):
-        continue
-      start = time.perf_counter()
-      rows = [conversation.sequence for conversation in ready]
-      asked = list(map(to_completion, ready)), [job.examples[row // job.group_size] for row in rows]
-      known = [i for i, conversation in enumerate(ready) if conversation.failed is None]
-      for begin in begins:
-        begin(*([part[i] for i in known] for part in asked))
-      if not begins:
-        graded = put(graded or pending(rewards, size), rows, grade(rewards, *asked, call=call))
-      ready = []
-      seconds += time.perf_counter() - start
+    while True:
+      finished = set(numbered(lambda batch: batch.finished))
+      chosen, awaited = choose(known or waiting, finished, count=size, **reach)
+      if len(chosen) == size:
+        break
+      for batch in (batches[step] for step in dict.fromkeys(number // size for number in awaited)):
+        between()
+        if batch.look():
+          break
   except BaseException:
-    playing.close()
+    for batch in batches.values():
+      batch.close()
     raise
-  return Gathered(sorted(played, key=lambda conversation: conversation.sequence), graded, seconds)
+  parts = [(batch, [number % size for number in chosen if number // size == step]) for step, batch in batches.items()]
+  return chosen, *_joined([(batch, groups) for batch, groups in parts if groups], first)
+
+
+def _joined(parts: Sequence[tuple[Arrivals, list[int]]], job: Job) -> tuple[Job, Gathered]:
+  """Takes groups of several batches that are drawn as `job` is, as one batch."""
+  taken = [batch.take(groups) for batch, groups in parts]
+  played = [conversation._replace(sequence=i) for i, conversation in enumerate(one for part in taken for one in part.played)]
+  graded = None
+  if any(part.graded is not None for part in taken):
+    rewards = parts[0][0].rewards or ()
+    graded = mapped(lambda *x: np.concatenate(x), *(part.graded or pending(rewards, len(part.played)) for part in taken))
+  examples = [batch.job.examples[group] for batch, groups in parts for group in groups]
+  return job._replace(examples=examples), Gathered(played, graded, sum(part.seconds for part in taken))
 
 
 def token_metrics(played: Sequence[Conversation]) -> dict[str, float]:

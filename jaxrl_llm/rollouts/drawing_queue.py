@@ -1,7 +1,8 @@
 """The queue of an asynchronous run: batches that are drawn while the learner works on earlier ones.
 
-Batch b is what RL step b learns from. It is begun once the learner is at step b - η, with the
-weights of that step or later ones, for η = `rollout.staleness`:
+Batch b is what RL step b learns from, unless a `window` lets it take groups of others. It is begun
+once the learner is at step b - η, with the weights of that step or later ones, for η =
+`rollout.staleness`:
 
   learner:   | step 0 | step 1 | step 2 | step 3 | ...
   begun:      0 ... η    η + 1    η + 2    η + 3
@@ -32,7 +33,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineLimits, Handle, Piece, Pulse, Pulsing, ReplayLost, Request
 from jaxrl_llm.rollouts.arrivals import Gathered
 from jaxrl_llm.rollouts.jobs import Job, PlayFn, Playing, as_engine_error, turn_seed
-from jaxrl_llm.rollouts.schedule import Batch, Schedule, TurnVersions, versions_of
+from jaxrl_llm.rollouts.schedule import Schedule, TurnVersions, places_of, versions_of
 from jaxrl_llm.types import Params
 
 _PATIENCE_S = 0.05  # Between two looks at whether a repeated run may go on.
@@ -165,30 +166,44 @@ class DrawingQueue:
         that waits and is not taken.
       draw: Number of the batch among those of the step.
     """
-    known = None if step is None else self.schedule.known(step, draw)
+    known = {} if step is None else self.schedule.turns(step, draw, job.seeds)
     if self._engine is None or self.version is None:
       raise ValueError(f"step {step}: nothing can be drawn before weights are published")
     order = -1 if step is None else step
     noted = _Noted(self._engine, order=order, oldest=self.version, known=known, seeds=job.seeds, rereads=self.waits)
     # What is held back must not keep others from being asked for.
-    playing = play(noted, job if known is None else job._replace(at_once=None))
+    playing = play(noted, job._replace(at_once=None) if known else job)
     if step is None:
       self._last = playing
     else:
       self._open[step, draw] = noted, playing
     return playing
 
-  def take(self, gathered: Gathered, step: int, draw: int = 0) -> tuple[Gathered, dict[str, float]]:
-    """Ends a complete batch; notes which weights drew it in the schedule and its conversations.
+  def order(self, step: int) -> tuple[int, ...]:
+    """Returns the groups that a step learns from in the run that is repeated; empty if unknown."""
+    known = self.schedule.known(step, 0)
+    return () if known is None else known.groups
+
+  def take(self, gathered: Gathered, step: int, draw: int = 0, groups: Sequence[int] = ()) -> tuple[Gathered, dict[str, float]]:
+    """Ends a batch; notes which weights drew it in the schedule and its conversations.
+
+    Args:
+      gathered: What a step learns from.
+      step: RL step.
+      draw: Number of the batch among those of the step.
+      groups: Numbers of its groups; empty if they are those that were begun for the step.
 
     Returns:
       The batch, and measures of the engine, such as the fraction of the time that it was idle.
     """
-    noted, _ = self._open.pop((step, draw))
+    of_sequences = [(self._open[own, draw][0], i) for own, i in places_of(step, len(gathered.played), groups)]
+    for noted, sequence in of_sequences:
+      noted.left.remove(sequence)
+    self._open = {key: (noted, playing) for key, (noted, playing) in self._open.items() if noted.left}
     if self.waits:
       return gathered, self._measures()
-    turns = [noted.turns_of(conversation.sequence) for conversation in gathered.played]
-    self.schedule.note(step, draw, gathered.played, turns)
+    turns = [noted.turns_of(sequence) for noted, sequence in of_sequences]
+    self.schedule.note(step, draw, gathered.played, turns, groups)
     played = zip(gathered.played, turns, strict=True)
     versioned = [conversation._replace(versions=versions_of(conversation, own)) for conversation, own in played]
     return gathered._replace(played=versioned), self._measures()
@@ -246,14 +261,20 @@ class _Noted:
     engine: Engine that draws.
     order: Place of the batch among all; see `Request`.
     oldest: Oldest version of the weights that may draw it.
-    known: Batch to draw again as it was; None for a new one.
+    known: Turns to draw again as they were, by the seed of their request.
     seeds: Seeds of the sequences.
     rereads: Whether a turn may read what is cached of the turn before; see `Request`.
+
+  Attributes:
+    left: Sequences that no step has taken.
+    error: What broke a request.
   """
 
-  def __init__(self, engine: Engine, *, order: int, oldest: int, known: Batch | None, seeds: Sequence[int], rereads: bool):
+  def __init__(
+    self, engine: Engine, *, order: int, oldest: int, known: dict[int, TurnVersions], seeds: Sequence[int], rereads: bool
+  ):
     self._engine, self._order, self._oldest, self._seeds, self._rereads = engine, order, oldest, seeds, rereads
-    self._known = {} if known is None else known.by_seed(seeds)
+    self.left, self._known = set(range(len(seeds))), known
     self._lock = threading.Lock()
     self._turns: dict[int, TurnVersions] = {}
     self._drawn = dict.fromkeys(self._known, 0)

@@ -8,7 +8,8 @@ batch of rollouts, are all that it takes to repeat a run to the last bit, at any
 
 `turns` has a list for each sequence, and in it one for each turn that was drawn: versions of the
 weights, each with the number of tokens that it drew. `tokens` is a checksum of what was drawn, and
-`settings` one of the config.
+`settings` one of the config. With a window, `groups` has the numbers of the groups that the step
+learned from; see `window`.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ TurnVersions = tuple[tuple[int, int], ...]
 
 
 class Batch(NamedTuple):
-  """How a batch of rollouts was drawn.
+  """How a batch of rollouts was drawn, and what is in it.
 
   Attributes:
     step: RL step that learned from it, from 0.
@@ -38,6 +39,7 @@ class Batch(NamedTuple):
     settings: Checksum of the config; see `checksum_of`.
     tokens: Checksum of the tokens; see `checksum_of_tokens`.
     turns: Turns of each sequence.
+    groups: Numbers of the groups, n of each step and from 0; empty if they are the step's own.
   """
 
   step: int
@@ -45,10 +47,24 @@ class Batch(NamedTuple):
   settings: str
   tokens: int
   turns: tuple[tuple[TurnVersions, ...], ...]
+  groups: tuple[int, ...] = ()
 
-  def by_seed(self, seeds: Sequence[int]) -> dict[int, TurnVersions]:
-    """Returns the turns by the seed of their request, given the seeds of the sequences."""
-    return {turn_seed(seed, i): turn for seed, turns in zip(seeds, self.turns, strict=True) for i, turn in enumerate(turns)}
+
+def places_of(step: int, size: int, groups: Sequence[int]) -> list[tuple[int, int]]:
+  """Returns the step that each sequence of a batch was begun for, and its number among those.
+
+  Args:
+    step: RL step that learns from the batch.
+    size: Number of sequences of a step.
+    groups: Numbers of the groups of the batch; empty if they are the step's own.
+
+  Example:
+    >>> places_of(1, 4, [1, 2]), places_of(1, 2, [])
+    ([(0, 2), (0, 3), (1, 0), (1, 1)], [(1, 0), (1, 1)])
+  """
+  group_size = size // (len(groups) or 1)
+  numbers = [group * group_size + i for group in groups or [step] for i in range(group_size)]
+  return [divmod(number, size) for number in numbers]
 
 
 def checksum_of(settings: Mapping[str, Any]) -> str:
@@ -92,7 +108,8 @@ def to_line(batch: Batch) -> str:
     True
   """
   turns = [[[x for part in turn for x in part] for turn in turns] for turns in batch.turns]
-  return json.dumps(batch._asdict() | {"turns": turns}, separators=(",", ":"))
+  row = {name: x for name, x in batch._asdict().items() if name != "groups" or x}
+  return json.dumps(row | {"turns": turns}, separators=(",", ":"))
 
 
 def from_line(line: str) -> Batch:
@@ -104,7 +121,7 @@ def from_line(line: str) -> Batch:
   try:
     row = json.loads(line)
     turns = tuple(tuple(tuple(zip(x[::2], x[1::2], strict=True)) for x in own) for own in row["turns"])
-    return Batch(row["step"], row["draw"], row["settings"], row["tokens"], turns)
+    return Batch(row["step"], row["draw"], row["settings"], row["tokens"], turns, tuple(row.get("groups", ())))
   except (KeyError, TypeError, IndexError) as error:
     raise ValueError(f"found {line[:60]!r}, expected a batch of a schedule") from error
 
@@ -154,18 +171,33 @@ class Schedule:
       temporary.replace(self._path)
     self._written = {(batch.step, batch.draw) for batch in kept}
     self._known = {(batch.step, batch.draw): batch for batch in (kept if repeated is None else repeated) if batch.step >= first}
+    self._turns: dict[tuple[int, int], dict[int, tuple[TurnVersions, ...]]] = {}
+    for batch in self._known.values():
+      places = places_of(batch.step, len(batch.turns), batch.groups)
+      for (step, sequence), turns in zip(places, batch.turns, strict=True):
+        self._turns.setdefault((step, batch.draw), {})[sequence] = turns
 
   def known(self, step: int, draw: int) -> Batch | None:
-    """Returns how a batch is to be drawn; None if that is open."""
+    """Returns what a step is to learn from; None if that is open."""
     return self._known.get((step, draw))
 
-  def note(self, step: int, draw: int, played: Sequence[Conversation], turns: Sequence[Sequence[TurnVersions]]) -> None:
+  def turns(self, step: int, draw: int, seeds: Sequence[int]) -> dict[int, TurnVersions]:
+    """Returns how turns are to be drawn that are begun for a step, by the seed of their request.
+
+    `seeds` are those of its sequences. What is missing is open.
+    """
+    known = self._turns.get((step, draw), {})
+    return {turn_seed(seeds[sequence], i): turn for sequence, turns in known.items() for i, turn in enumerate(turns)}
+
+  def note(
+    self, step: int, draw: int, played: Sequence[Conversation], turns: Sequence[Sequence[TurnVersions]], groups: Sequence[int] = ()
+  ) -> None:
     """Writes down how a batch was drawn.
 
     Raises:
       ReplayDiffersError: If it is a repeated one and its tokens differ.
     """
-    batch = Batch(step, draw, self._settings, checksum_of_tokens(played), tuple(map(tuple, turns)))
+    batch = Batch(step, draw, self._settings, checksum_of_tokens(played), tuple(map(tuple, turns)), tuple(groups))
     known = self._known.get((step, draw))
     if known is not None and known.tokens != batch.tokens:
       raise ReplayDiffersError(

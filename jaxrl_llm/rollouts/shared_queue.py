@@ -62,10 +62,18 @@ class SharedQueue:
     """Begins a batch in process 0, which all processes get; see `DrawingQueue`."""
     return _Shared(self, self._queue.begin(play, job, step, draw) if hosts.is_main() else None)
 
-  def take(self, gathered: Gathered, step: int, draw: int = 0) -> tuple[Gathered, dict[str, float]]:
-    """Ends a complete batch; see `DrawingQueue`."""
+  def order(self, step: int) -> tuple[int, ...]:
+    """Returns the groups of a repeated step, which process 0 knows; see `DrawingQueue`."""
     if hosts.is_main():
-      gathered, metrics = self._queue.take(gathered, step, draw)
+      order = self._queue.order(step)
+      self._tell(Frame("order", {"groups": list(order)}))
+      return order
+    return tuple(self._hear()[0].fields["groups"])
+
+  def take(self, gathered: Gathered, step: int, draw: int = 0, groups: Sequence[int] = ()) -> tuple[Gathered, dict[str, float]]:
+    """Ends a batch; see `DrawingQueue`."""
+    if hosts.is_main():
+      gathered, metrics = self._queue.take(gathered, step, draw, groups)
       self._tell(Frame("taken", {"metrics": metrics}), gathered.played)
       return gathered, metrics
     frame, played = self._hear()

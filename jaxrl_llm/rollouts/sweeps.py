@@ -68,9 +68,14 @@ class SweepQueue:
     playing, self._params = play(self._params, job), None  # They may be donated now.
     return playing
 
-  def take(self, gathered: Gathered, step: int, draw: int = 0) -> tuple[Gathered, dict[str, float]]:
+  def order(self, step: int) -> tuple[int, ...]:
+    """Returns no groups: no schedule repeats sweeps."""
+    del step
+    return ()
+
+  def take(self, gathered: Gathered, step: int, draw: int = 0, groups: Sequence[int] = ()) -> tuple[Gathered, dict[str, float]]:
     """Returns a complete batch as it is, and no measures."""
-    del step, draw
+    del step, draw, groups
     return gathered, {}
 
   def __enter__(self) -> "SweepQueue":

@@ -10,7 +10,7 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts.arrivals import Gathered
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.jobs import Conversation, Draws, Job, turn_seed
-from jaxrl_llm.rollouts.schedule import Batch
+from jaxrl_llm.rollouts.schedule import Batch, Schedule
 from jaxrl_llm.rollouts.shared_queue import SharedQueue
 from jaxrl_llm.text_types import Turn
 from jaxrl_llm.types import StopReason
@@ -65,7 +65,8 @@ def repeated():
   engine, seeds = Engine(), [5, 6, 7]
   queue = DrawingQueue(lambda params, version: engine)
   mixed = ((0, 2), (1, 3))
-  queue.schedule._known = {(0, 0): Batch(0, 0, "", 0, ((mixed,), (mixed,), (((0, 4),),)))}
+  known = Batch(0, 0, "", 0, ((mixed,), (mixed,), (((0, 4),),)))
+  queue.schedule = Schedule(None, "", first=0, repeated=[known])
   queue.publish({}, 0)
   playing = queue.begin(Playing, Job([{}], 3, seeds, "", Draws(9, 1.0, 0, 1.0, (), ()), at_once=1), 0)
   return queue, engine, playing.handles, [turn_seed(seed, 0) for seed in seeds]
@@ -135,6 +136,9 @@ def test_all_processes_get_the_portions_of_process_0(monkeypatch):
   for index, queue in enumerate(queues):
     monkeypatch.setattr(hosts, "is_main", lambda index=index: index == 0)
     queue._channel = channel
+    if index == 0:  # The others read no schedule.
+      queue.schedule = Schedule(None, "", first=0, repeated=[Batch(4, 0, "", 0, ((), ()), groups=(3, 9))])
+    assert (queue.order(4), queue.order(5)) == ((3, 9), ())
     queue.publish({}, 0)
     playing = queue.begin(lambda engine, job: Portions(portions), job, step=0)
     heard.append(list(playing))

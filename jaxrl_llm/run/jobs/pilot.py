@@ -100,7 +100,7 @@ def measure(run: Run) -> tuple[Findings, batch_lib.Batch]:
     run.phases.begin_step(len(batches) + 1, "weight_sync")
     move_weights(run)
     run.phases.begin("rollout")
-    drawn, _ = wait(run, launch(run, 0, draw=len(batches)))
+    drawn, _ = wait(run, 0, launch(run, 0, draw=len(batches)))
     run.phases.begin("reward", waits_for=run.grader.waits_for)
     batches.append(assess(run, drawn))
     seconds.append(time.perf_counter() - begun)

@@ -20,8 +20,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm.rollouts.arrivals import DrawnBatch
+from jaxrl_llm.rollouts.window import Lengths, steps_ahead
 from jaxrl_llm.run.setup.start import Run
-from jaxrl_llm.run.steps.sample import InFlight, launch, move_weights, publish, wait
+from jaxrl_llm.run.steps.sample import InFlight, launch, move_weights, publish, wait, window_of
 
 
 def saves(config: ConfigDict, step: int) -> bool:
@@ -33,12 +34,14 @@ def horizon(config: ConfigDict, step: int) -> int:
   """Returns the first RL step that may not be begun yet at the start of a step; both count from 0.
 
   Example:
-    >>> config = ConfigDict({"num_steps": 9, "checkpoint": {"every": 4}, "rollout": {"staleness": 2}})
+    >>> section = {"staleness": 2, "window": 0.0, "num_prompts": 8}
+    >>> config = ConfigDict({"num_steps": 9, "checkpoint": {"every": 4}, "rollout": section})
     >>> [horizon(config, step) for step in range(9)]
     [3, 4, 4, 4, 7, 8, 8, 8, 9]
   """
   last = next(later for later in range(step, config.num_steps) if saves(config, later))
-  return min(step + config.rollout.staleness, last) + 1
+  ahead = steps_ahead(window_of(config), staleness=config.rollout.staleness, num_prompts=config.rollout.num_prompts)
+  return min(step + ahead, last) + 1
 
 
 class Ahead:
@@ -51,7 +54,9 @@ class Ahead:
   def __init__(self, run: Run):
     self._run, self._next = run, run.record.rl_steps
     self._open: dict[int, InFlight] = {}
-    self._queue = run.experiment.drawing.queue
+    self._queue, self._lengths = run.experiment.drawing.queue, None
+    if window_of(run.config) > 1:
+      self._lengths = Lengths(run.record.rl_steps)
     # Groups that a step carries on are known once those of the step before have arrived, and other
     # weights may wait for them.
     self._one_by_one = run.config.rollout.spare_prompts > 0 or self._queue.waits
@@ -76,7 +81,8 @@ class Ahead:
       move_weights(run)
     run.phases.begin("rollout")
     self._begin(step + 1 if self._one_by_one else last)
-    drawn, metrics = wait(run, self._open.pop(step), between=between)
+    drawn, metrics = wait(run, step, *self._open.values(), lengths=self._lengths, between=between)
+    self._open = {own: begun for own, begun in self._open.items() if begun.arrivals.left}
     self._begin(last)
     return drawn, metrics
 

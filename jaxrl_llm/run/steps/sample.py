@@ -6,14 +6,16 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.evaluation import held_out, write_samples
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import carried, dynamic_sampling, versions
-from jaxrl_llm.rollouts.arrivals import DrawnBatch, drawn_of, wait_for
-from jaxrl_llm.rollouts.jobs import Job, Playing, sequence_seeds
+from jaxrl_llm.rollouts.arrivals import Arrivals, DrawnBatch, drawn_of, wait_for_groups
+from jaxrl_llm.rollouts.jobs import sequence_seeds
 from jaxrl_llm.rollouts.weight_sync import check_version
+from jaxrl_llm.rollouts.window import Lengths, window_size
 from jaxrl_llm.run.setup.saved_state import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.run.steps.grading import assess, with_signal
@@ -26,17 +28,16 @@ class InFlight(NamedTuple):
 
   Attributes:
     version: Number of RL steps that their weights were trained for.
-    step, draw: RL step that learns from them, and number of the batch among those of the step.
-    job: What is drawn.
-    playing: The batch as it is being drawn.
+    step, draw: RL step that learns from them in strict order, and number of the batch among those
+      of the step.
+    arrivals: What is drawn, as it finishes.
     groups: Groups that the job continues or begins, with spare prompts; else None.
   """
 
   version: int
   step: int
   draw: int
-  job: Job
-  playing: Playing
+  arrivals: Arrivals
   groups: carried.Groups | None = None
 
 
@@ -83,29 +84,47 @@ def launch(run: Run, step: int, *, draw: int = 0) -> InFlight:
   else:
     groups, job = None, drawing.train.job(next(run.prompts), key, run.state.params)
   playing = drawing.queue.begin(drawing.train.play, job, step, draw)
-  return InFlight(run.record.rl_steps, step, draw, job, playing, groups)
+  # Several processes grade together, and at that time nothing else may use their devices.
+  rewards = run.experiment.rewards if jax.process_count() == 1 else None
+  return InFlight(run.record.rl_steps, step, draw, Arrivals(playing, job, rewards=rewards, call=run.grader), groups)
+
+
+def window_of(config: ConfigDict) -> int:
+  """Returns the number of consecutive groups that a step may choose from; 1 is strict order."""
+  return window_size(config.rollout.window, staleness=config.rollout.staleness, num_prompts=config.rollout.num_prompts)
 
 
 class StaleError(RuntimeError):
   """Rollouts are older than the run allows, so nothing is learned from them."""
 
 
-def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[DrawnBatch, dict[str, float]]:
+def wait(
+  run: Run, step: int, *begun: InFlight, lengths: Lengths | None = None, between: Callable[[], None] = lambda: None
+) -> tuple[DrawnBatch, dict[str, float]]:
   """Waits for the rollouts that an RL step learns from; the others are carried into the next step.
 
   Those that arrive before the others are graded meanwhile, if they are requests of the engine.
   `between` is called whenever the host has work to do while rollouts are in flight. If it raises,
   the rollouts are given up.
 
+  Args:
+    run: RL run.
+    step: RL step, from 0.
+    *begun: Rollouts in flight, oldest first. The step learns from the first, or through the window
+      from others as well.
+    lengths: Lengths of what earlier steps learned from; None without a window.
+    between: The function.
+
   Raises:
     StaleError: If weights drew them that are older than `rollout.staleness` allows.
   """
-  drawing, job, step, section = run.experiment.drawing, current.job, current.step, run.config.rollout
-  # Several processes grade together, and at that time nothing else may use their devices.
-  graded = run.experiment.rewards if jax.process_count() == 1 else None
-  gathered = wait_for(current.playing, job, rewards=graded, call=run.grader, between=between)
-  gathered, metrics = drawing.queue.take(gathered, step, current.draw)
-  rows, oldest = np.arange(len(job.seeds)), current.version
+  drawing, section, current = run.experiment.drawing, run.config.rollout, begun[0]
+  window = window_of(run.config) if lengths is not None else 1
+  known = drawing.queue.order(step) if window > 1 else ()
+  batches = {own.step: own.arrivals for own in begun}
+  numbers, job, gathered = wait_for_groups(batches, window=window, known=known, between=between)
+  gathered, metrics = drawing.queue.take(gathered, step, current.draw, numbers if window > 1 else ())
+  rows, oldest = np.arange(len(gathered.played)), current.version
   if current.groups is not None:
     rows, run.carried = carried.take(current.groups, gathered.played, num_groups=job.enough)
     metrics |= carried.metrics(current.groups, gathered.played, rows, step=step)
@@ -115,6 +134,8 @@ def wait(run: Run, current: InFlight, *, between: Callable[[], None] = lambda: N
     oldest = int(np.min(rollouts.versions[rollouts.versions >= 0], initial=step))
   elif section.staleness and not section.spare_prompts:  # Older weights drew what is carried.
     rollouts = versions.of_one_version(rollouts, current.version)
+  if lengths is not None:
+    metrics |= lengths.note(step, numbers, rollouts.mask.sum(axis=1))
   if oldest < step - section.staleness:
     raise StaleError(f"step {step + 1}: found tokens of the weights after {oldest} steps, expected {step - section.staleness} or later")
   return drawn._replace(rollouts=rollouts), of_drawn | metrics | {"rollout/staleness": step - oldest}
@@ -133,7 +154,7 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
     return batch, {}
   signals = [with_signal(run, batch, shaped=False)]
   while np.sum(signals) < section.num_prompts and len(batches) <= section.max_refills:
-    drawn, _ = wait(run, launch(run, step, draw=len(batches)))
+    drawn, _ = wait(run, step, launch(run, step, draw=len(batches)))
     batches.append(assess(run, drawn))
     signals.append(with_signal(run, batches[-1], shaped=False))
   batch, counters = dynamic_sampling.fill(batches, signals, num_groups=section.num_prompts)
