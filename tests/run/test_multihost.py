@@ -200,8 +200,8 @@ def test_two_processes_draw_what_one_draws(name, changes, tmp_path):
 
 
 QUEUED = OVERRIDES | {
-  "rollout.update_in_flight": "keep", "rollout.samplers": 1, "warm_start.num_steps": 0, "num_steps": 7, "checkpoint.every": 4,
-  "mesh.sampler_tensor": 2,
+  "rollout.update_in_flight": "keep", "rollout.window": 0.3, "rollout.samplers": 1, "warm_start.num_steps": 0, "num_steps": 7,
+  "checkpoint.every": 4, "mesh.sampler_tensor": 2,
 }  # fmt: skip
 
 
