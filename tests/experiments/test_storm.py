@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import types
@@ -176,6 +177,9 @@ def test_broken_promises_of_an_asynchronous_run_are_found(tmp_path):
   old = schedule_of(tmp_path / "old", (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0))
   assert "tokens that are [5] steps old, expected 0 to 4" in asynchronous.failures(old, 6, [])[0]
   (good / "metrics.jsonl").write_text((good / "metrics.jsonl").read_text().replace("4.0", "4.5", 1))
+  talks = shutil.copytree(good, tmp_path / "talks")
+  (talks / "metrics.jsonl").write_text((talks / "metrics.jsonl").read_text().replace('"phase"', '"conversation/turns/max": 2, "phase"', 1))
+  assert asynchronous.failures(talks, 3, []) == []
   (good / "samplers.json").write_text("{}")
   lengths, address = asynchronous.failures(good, 3, [])
   assert lengths.startswith("step 1: 8 tokens were drawn") and address.startswith("samplers.json: ")

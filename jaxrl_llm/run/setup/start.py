@@ -200,7 +200,8 @@ def open_schedule(config: ConfigDict, workdir: Path, record: Record, replay: Pat
       raise ValueError(f"--replay: found no {schedule.FILE} in {replay}, expected {expected}")
     if not {batch.settings for batch in repeated} <= alike(replay):
       raise ValueError(f"--replay: found another config in {replay}, expected the same one: the command is in its summary.json")
-  return schedule.Schedule(workdir, settings, first=record.rl_steps, repeated=repeated, alike=alike(workdir))
+  folder = workdir if hosts.is_main() else None  # Process 0 plays, reads and writes.
+  return schedule.Schedule(folder, settings, first=record.rl_steps, repeated=repeated, alike=alike(workdir))
 
 
 class Data(NamedTuple):
