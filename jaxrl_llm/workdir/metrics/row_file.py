@@ -15,8 +15,8 @@ RESERVED = ("step", "phase", "nonfinite")
 """Names in a row that no metric may have."""
 
 MEASURED = (
-  "timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb", "perf/learner_idle", "perf/reward_overlap_s",
-  "samplers/",
+  "timing_s/", "perf/throughput", "perf/compiles", "perf/recompiles", "perf/max_memory_allocated_gb", "perf/learner_idle",
+  "perf/reward_overlap_s", "samplers/",
 )  # fmt: skip
 """Prefixes of the metrics that depend on the clock, the machine or the process."""
 
