@@ -127,11 +127,12 @@ def _join(args: argparse.Namespace, leave: threading.Event, is_ready: threading.
   compilation_cache.cache_compilations()
   xla_flags.set_flags()
   hosts.join_processes()
+  watching = threading.Thread(target=_leave_if_told, args=[leave], daemon=True)
   if (count := jax.process_count()) == 1:
     # In place of JAX's handler, which tells other processes.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
   else:
-    threading.Thread(target=_leave_if_told, args=[leave], daemon=True).start()
+    watching.start()
   plain = {UsageError: USAGE_ERROR, ValueError: USAGE_ERROR, MissingPackageError: USAGE_ERROR, KeyboardInterrupt: INTERRUPTED}
   with hosts.together(plain):
     hosts.agree({"the config's fingerprint": fingerprint, "package": __version__})
@@ -146,14 +147,18 @@ def _join(args: argparse.Namespace, leave: threading.Event, is_ready: threading.
         sampler.engine.close()
     else:
       sampler.engine.follow()
-    return hosts.on_main(lambda: status)
+    status = hosts.on_main(lambda: status)
+    leave.set()
+    if count > 1:
+      watching.join()  # Inside the exchange it would abort the process when Python ends.
+    return status
 
 
 def _leave_if_told(leave: threading.Event) -> None:
   """Lets the sampler leave once a process of it was sent SIGTERM."""
   from jaxrl_llm.devices import hosts
 
-  while not hosts.told_to_end():
+  while not (leave.is_set() or hosts.told_to_end()):
     time.sleep(_LOOK_S)
   leave.set()
 

@@ -39,9 +39,14 @@ def together(plain: Mapping[type[BaseException], int]) -> Iterator[None]:
   if state.num_processes == 1:
     yield
     return
-  threading.Thread(target=_watch, daemon=True).start()
+  is_over = threading.Event()
+  watching = threading.Thread(target=_watch, args=[is_over], daemon=True)
+  watching.start()
   try:
     yield
+    # A thread that is inside the exchange when Python ends would abort the process.
+    is_over.set()
+    watching.join()
   except BaseException as error:  # Ctrl-C as well.
     status = next((status for kind, status in plain.items() if isinstance(error, kind)), None)
     # If another process has failed, this exception is only a computation that broke without it.
@@ -60,20 +65,19 @@ def together(plain: Mapping[type[BaseException], int]) -> Iterator[None]:
     _end_together(1 if status is None else status)
 
 
-def _watch() -> None:
-  """Ends this process some time after another has failed."""
+def _watch(is_over: threading.Event) -> None:
+  """Ends this process some time after another has failed, unless all is over before."""
   while (message := _failure()) is None:
-    time.sleep(_WATCH_SECONDS)
+    if is_over.wait(_WATCH_SECONDS):
+      return
   time.sleep(_GRACE_SECONDS)
   _end_with(message)
 
 
 def _failure() -> str | None:
   """Returns the message of the first process that failed, or None if none has."""
-  client = run_state().client
   try:
-    # None at the end of the process.
-    return None if client is None else client.key_value_try_get(_FAILED)
+    return run_state().client.key_value_try_get(_FAILED)
   except jax.errors.JaxRuntimeError:
     return None
 
