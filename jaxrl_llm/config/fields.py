@@ -365,8 +365,8 @@ FIELDS: dict[str, Field] = {
     "Part f of the (staleness + 1) * num_prompts groups of a lag, as 0.3: a step learns from the first that finish among so many "
     "consecutive ones, however late the oldest is. 0: each step learns from its own groups.", IN_FLIGHT),
   "rollout.samplers": Field(0, NATURAL,
-    "Processes that draw (python -m jaxrl_llm.cli.join WORKDIR); a run starts once so many have joined, and goes on with fewer or more. "
-    "0: this process draws."),
+    "Samplers apart, each of one or several processes (python -m jaxrl_llm.cli.join WORKDIR); a run starts once so many have joined, and "
+    "goes on with fewer or more. 0: the run itself draws."),
   "rollout.sampler_timeout_s": Field(60.0, SILENCE,
     "Seconds after which a silent sampler process is lost; others redo its requests.", SAMPLERS),
   "rollout.sampler_host": Field("127.0.0.1", TEXT,

@@ -169,8 +169,9 @@ class Arrivals:
 
   def take(self, groups: Sequence[int]) -> Gathered:
     """Returns groups that have finished, in the given order, and forgets them."""
-    self.left = [group for group in self.left if group not in groups]
-    self.finished -= set(groups)
+    taken = set(groups)
+    self.left = [group for group in self.left if group not in taken]
+    self.finished -= taken
     rows = [group * self.job.group_size + i for group in groups for i in range(self.job.group_size)]
     graded = self._graded and mapped(lambda x: x[rows], self._graded)
     seconds, self._seconds = self._seconds, 0.0
@@ -223,16 +224,19 @@ def wait_for_groups(
   if not set(known) <= set(waiting):
     raise ReplayDiffersError(f"replay: found the groups {list(known)} in the schedule, expected some of {waiting}, which are open")
   reach = dict(window=waiting[-1] + 1) if known else dict(window=window)
+  is_due = True
   try:
     while True:
-      finished = set(numbered(lambda batch: batch.finished))
-      chosen, awaited = choose(known or waiting, finished, count=size, **reach)
-      if len(chosen) == size:
-        break
+      if is_due:
+        chosen, awaited = choose(known or waiting, set(numbered(lambda batch: batch.finished)), count=size, **reach)
+        if len(chosen) == size:
+          break
       for batch in (batches[step] for step in dict.fromkeys(number // size for number in awaited)):
         between()
         if batch.look():
           break
+      # A choice passes over all groups. In strict order it is another one only once all are here.
+      is_due = window > 1 or sum(len(batch.finished) for batch in batches.values()) >= size
   except BaseException:
     for batch in batches.values():
       batch.close()

@@ -65,15 +65,13 @@ def choose(waiting: Sequence[int], finished: Collection[int], *, window: int, co
     >>> choose([0, 1, 2, 3, 4], {0, 2, 3}, window=1, count=2)
     ([0], [1])
   """
-  left, chosen = list(waiting), []
-  while len(chosen) < count:
-    within = [number for number in left[:window] if number < left[0] + window]
-    ready = next((number for number in within if number in finished), None)
-    if ready is None:
-      return sorted(chosen), within
-    left.remove(ready)
-    chosen.append(ready)
-  return sorted(chosen), []
+  chosen, awaited = [], []
+  for number in waiting:
+    # All before it are chosen or awaited, so the oldest that is left begins the window.
+    if len(chosen) == count or (awaited and number >= awaited[0] + window):
+      break
+    (chosen if number in finished else awaited).append(number)
+  return chosen, awaited if len(chosen) < count else []
 
 
 def ks_distance(one: Sequence[int] | Int[np.ndarray, " n"], other: Sequence[int] | Int[np.ndarray, " m"]) -> float:

@@ -38,7 +38,7 @@ class BlockWriter:
     parts = np.array([sources.index(device) if device in sources else len(sources) for device in devices])
     is_whole = kind.ndim == 0 or kind.sharding.shard_shape(kind.shape)[0] < kind.shape[0]
     entry_bytes = kind.dtype.itemsize * math.prod(kind.shape[1:])
-    self.size = 1 if kind.ndim == 0 else kind.shape[0] if is_whole else min(kind.shape[0], max(1, block_bytes // entry_bytes))
+    self.size = len(self) if is_whole else min(len(self), max(1, block_bytes // entry_bytes))
     shape = kind.shape if is_whole else (self.size, *kind.shape[1:])
     count = math.prod(shape)
     num_words = -(-count * kind.dtype.itemsize // (4 * len(sources)))
