@@ -1,22 +1,24 @@
 """Products of groups of rows with a matrix for each group: the choice, and those for CPUs.
 
 XLA expands `jax.lax.ragged_dot` on CPUs and GPUs into a product of every row with every matrix.
-Here, tiles of rows are multiplied by the matrix of their group alone.
+Here, one product takes the first rows of all groups, each with the matrix of its group alone, and a
+loop what is left of those that are larger than most.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.kernels import grouped_gpu, grouped_tpu
 from jaxrl_llm.kernels.precision import dot, precision_of
 
-_TILES = 2
-"""Tiles per group of average size: more of them waste fewer rows, but read a matrix more often."""
+_ROOM = 1.25
+"""Rows of a tile per row of a group of average size: a smaller tile leaves more to the loop."""
 
 _DENSE_BYTES = 64 * 2**20
 """Most bytes of groups x rows x width for which GPUs take `ragged_dot`, which is dense there."""
@@ -102,53 +104,75 @@ _grouped_matmul.defvjp(lambda kernels, *arrays: (_grouped_matmul(kernels, *array
 
 
 def _tile(num_rows: int, num_groups: int) -> int:
-  return max(8, -(-num_rows // (8 * _TILES * num_groups)) * 8)
+  return max(8, math.ceil(_ROOM * num_rows / (8 * num_groups)) * 8)
 
 
-def _bounds(sizes: Int[Array, " E"]) -> tuple[Int[Array, " E"], Int[Array, " E"]]:
+class _Tiles(NamedTuple):
+  """Tiles of the rows of all groups: one for each group, and `num_more` for what is left of some.
+
+  Attributes:
+    rows: Row of each slot of the groups' first tiles. Slots after a group's end have later rows.
+    is_own: Whether the slot's row is the group's.
+    num_more: Number of further tiles.
+    more: Function that returns the group and first row of a further tile, and which slots are the
+      group's.
+  """
+
+  rows: Int[Array, "E tile"]
+  is_own: Bool[Array, "E tile"]
+  num_more: Int[Array, ""]
+  more: Callable[[Array], tuple[Array, Array, Array]]
+
+
+def _tiles(sizes: Int[Array, " E"], tile: int) -> _Tiles:
   ends = jnp.cumsum(sizes)
-  return ends - sizes, ends
+  slots, starts = jnp.arange(tile), ends - sizes
+  counts = jnp.maximum(sizes - 1, 0) // tile
+  counted = jnp.cumsum(counts)
+
+  def more(k: Array) -> tuple[Array, Array, Array]:
+    group = jnp.searchsorted(counted, k, side="right")
+    start = ends[group] - sizes[group] + tile * (1 + k - counted[group] + counts[group])
+    return group, start, (start + slots < ends[group])[:, None]
+
+  return _Tiles(starts[:, None] + slots, slots < sizes[:, None], counted[-1], more)
 
 
 def _products(
   rows: Float[Array, "M A"], matrices: Float[Array, "E ..."], sizes: Int[Array, " E"], *, contracted: int
 ) -> Float[Array, "M B"]:
-  """Contracts each group of rows with an axis of its matrix, 1 or 2.
+  """Contracts each group of rows with an axis of its matrix, 1 or 2."""
+  num_rows, tile = len(rows), _tile(len(rows), len(matrices))
+  tiles, precision = _tiles(sizes, tile), precision_of(rows, matrices)
+  rows = jnp.pad(rows, ((0, tile), (0, 0)))
+  first = jax.lax.dot_general(rows[tiles.rows], matrices, (((2,), (contracted,)), ((0,), (0,))), precision=precision)
+  groups = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=num_rows)
+  places = jnp.arange(num_rows) - tiles.rows[groups, 0]
+  products = jnp.where((places < jnp.minimum(sizes[groups], tile))[:, None], first[groups, jnp.minimum(places, tile - 1)], 0)
 
-  A group's last tile may reach into the next group, whose own tiles are written later.
-  """
-  (starts, ends), tile = _bounds(sizes), _tile(len(rows), len(matrices))
-  padded = jnp.pad(rows, ((0, tile), (0, 0)))
+  def step(k: Array, products: Array) -> Array:
+    group, start, is_own = tiles.more(k)
+    x = jax.lax.dynamic_slice_in_dim(rows, start, tile)
+    y = jax.lax.dot_general(x, matrices[group], (((1,), (contracted - 1,)), ((), ())), precision=precision)
+    y = jnp.where(is_own, y, jax.lax.dynamic_slice_in_dim(products, start, tile))
+    return jax.lax.dynamic_update_slice_in_dim(products, y, start, 0)
 
-  def of_group(e: Array, products: Array) -> Array:
-    matrix = matrices[e]
-
-    def step(state):
-      start, products = state
-      x = jax.lax.dynamic_slice_in_dim(padded, start, tile)
-      y = jax.lax.dot_general(x, matrix, (((1,), (contracted - 1,)), ((), ())), precision=precision_of(x, matrix))
-      return start + tile, jax.lax.dynamic_update_slice_in_dim(products, y, start, 0)
-
-    return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], products))[1]
-
-  products = jnp.zeros((len(padded), matrices.shape[3 - contracted]), rows.dtype)
-  return jax.lax.fori_loop(0, len(matrices), of_group, products)[: len(rows)]
+  return jax.lax.fori_loop(0, tiles.num_more, step, jnp.pad(products, ((0, tile), (0, 0))))[:num_rows]
 
 
 def _of_matrices(rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"]) -> Float[Array, "E D F"]:
   """Computes rowsᵀ·ct of each group, summed over its tiles in float32."""
-  (starts, ends), tile = _bounds(sizes), _tile(len(rows), len(sizes))
+  tile = _tile(len(rows), len(sizes))
+  tiles, precision = _tiles(sizes, tile), precision_of(rows, ct)
   rows, ct = (jnp.pad(x, ((0, tile), (0, 0))) for x in (rows, ct))
+  first = jnp.where(tiles.is_own[:, :, None], ct[tiles.rows], 0)
+  totals = jax.lax.dot_general(
+    rows[tiles.rows], first, (((1,), (1,)), ((0,), (0,))), precision=precision, preferred_element_type=jnp.float32
+  )
 
-  def of_group(e: Array) -> Array:
-    def step(state):
-      start, total = state
-      x, y = (jax.lax.dynamic_slice_in_dim(z, start, tile) for z in (rows, ct))
-      y = jnp.where((start + jnp.arange(tile) < ends[e])[:, None], y, 0)
-      more = dot(x, y, 0, 0)
-      return start + tile, total + more
+  def step(k: Array, totals: Array) -> Array:
+    group, start, is_own = tiles.more(k)
+    x, y = (jax.lax.dynamic_slice_in_dim(z, start, tile) for z in (rows, ct))
+    return totals.at[group].add(dot(x, jnp.where(is_own, y, 0), 0, 0))
 
-    zeros = jnp.zeros((rows.shape[1], ct.shape[1]), jnp.float32)
-    return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], zeros))[1]
-
-  return jax.lax.map(of_group, jnp.arange(len(sizes)))
+  return jax.lax.fori_loop(0, tiles.num_more, step, totals)
