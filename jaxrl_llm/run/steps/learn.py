@@ -34,6 +34,30 @@ ENTROPY_STEP = 0.005
 """Change of an adaptive entropy coefficient per RL step, if the config names none."""
 
 
+class Prepared(NamedTuple):
+  """A graded rollout batch as the updates of an RL step read it.
+
+  Attributes:
+    batch: The rollout batch with its advantages.
+    taken: True for the sequences of the batch that updates are made of.
+    minibatches: Those sequences, for each update.
+    layouts: Their places.
+    placed: Rows of each update on the devices.
+    of_updates: Metrics of each update's rows.
+    metrics: Metrics of the batch.
+    role_baselines: Baselines of the roles after the batch; None if the estimator has none.
+  """
+
+  batch: batch_lib.Batch
+  taken: Bool[np.ndarray, " N"]
+  minibatches: list[list[packing.Trajectory]]
+  layouts: list[packing.Layout]
+  placed: list[TrainBatch]
+  of_updates: list[dict[str, Any]]
+  metrics: dict[str, Any]
+  role_baselines: list[float] | None
+
+
 class Learned(NamedTuple):
   """Results of an RL step's updates.
 
@@ -78,6 +102,32 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
     step: RL step, from 0.
     between: Function called before each phase but the first. If it raises, nothing has changed.
   """
+  prepared, phases = prepare(run, batch, step, between=between), run.phases
+  between()
+
+  phases.begin("update")
+  if prepared.role_baselines is not None:
+    run.record.role_baselines = prepared.role_baselines
+  placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in prepared.placed]
+  updates = [update(run, minibatch, step) for minibatch in placed]
+  # One wait for all updates of the step. The exact numbers of an update's comparison replace the
+  # teacher's estimates.
+  updates = [summary.to_floats(known | metrics) for known, metrics in zip(prepared.of_updates, updates, strict=True)]
+
+  phases.begin("other")
+  metrics, num_tokens = summary.combine(updates) | prepared.metrics, sum(len(x.tokens) for own in prepared.minibatches for x in own)
+  return Learned(prepared.batch, prepared.taken, prepared.layouts, placed, updates, metrics, num_tokens)
+
+
+def prepare(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable[[], None] = lambda: None) -> Prepared:
+  """Packs a graded rollout batch and adds log-probabilities and advantages; changes no weights.
+
+  Args:
+    run: RL run.
+    batch: Graded batch.
+    step: RL step, from 0.
+    between: Function called before the second phase.
+  """
   mesh, phases, num_updates = run.experiment.mesh, run.phases, run.config.learner.updates_per_rollout
   phases.begin("old_logprobs")
   credit = compute_credit(run, batch, {}) if run.config.learner.skip_zero_advantages else None
@@ -114,27 +164,16 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   phases.begin("advantages")
   batch, placed, credited = add_credit(run, batch, layouts, placed, taken, reads, credit)
   placed, teacher_metrics, of_teachers = add_teacher_advantages(run, placed, minibatches, layouts, examples)
-  between()
-
-  phases.begin("update")
-  if credited.role_baselines is not None:
-    run.record.role_baselines = credited.role_baselines.tolist()
-  placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in placed]
-  updates = [update(run, minibatch, step) for minibatch in placed]
-  # The exact numbers of an update's comparison replace the teacher's estimates.
-  of_updates = zip(teacher_metrics, updates, route_metrics, strict=True)
-  # One wait for all updates of the step.
-  updates = [summary.to_floats(taught | metrics | routes) for taught, metrics, routes in of_updates]
-
-  phases.begin("other")
+  metrics = batch_lib.metrics(batch) | credited.metrics | of_teachers
   sequences = [x for minibatch in minibatches for x in minibatch]
-  metrics = summary.combine(updates) | batch_lib.metrics(batch) | credited.metrics | of_teachers
   metrics |= {"perf/packing_waste": packing.packing_waste(packed), "perf/prompts_saved": packing.prompts_saved(sequences, packed)}
   if batch.rollouts.versions is not None:
     metrics |= versions.metrics(batch.rollouts, step, most=run.config.rollout.staleness)
   if credit is not None:
     metrics["actor/frac_zero_advantages"] = float(1 - np.mean(taken))
-  return Learned(batch, taken, layouts, placed, updates, metrics, sum(len(sequence.tokens) for sequence in sequences))
+  of_updates = [of_routes | of_teacher for of_routes, of_teacher in zip(route_metrics, teacher_metrics, strict=True)]
+  role_baselines = None if credited.role_baselines is None else credited.role_baselines.tolist()
+  return Prepared(batch, taken, minibatches, layouts, placed, of_updates, metrics, role_baselines)
 
 
 def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBatch], jax.Array]]:

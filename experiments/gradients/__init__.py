@@ -1,0 +1,1 @@
+"""Noise and bias of the stale policy gradient, by objective."""
