@@ -14,9 +14,9 @@ from experiments.claims.staleness import rules
 from experiments.judging import interval
 
 NAMES = {
-  "ppo": "token clip", "grpo": "GRPO", "dr_grpo": "Dr. GRPO", "dapo": "DAPO", "gspo": "GSPO", "sapo": "SAPO", "reinforce": "REINFORCE",
-  "cispo": "CISPO", "gmpo": "GMPO", "luspo": "LUSPO", "vespo": "VESPO", "dppo_tv": "DPPO, TV", "rloo": "RLOO, clipped",
-  "reinforce_plus_plus": "REINFORCE++, base", "minirl": "MiniRL",
+  "ppo": "token clip", "grpo": "GRPO", "dr_grpo": "Dr. GRPO", "dapo": "DAPO", "gspo": "GSPO, band guessed", "sapo": "SAPO",
+  "reinforce": "REINFORCE", "cispo": "CISPO", "gmpo": "GMPO", "luspo": "LUSPO", "vespo": "VESPO", "dppo_tv": "DPPO, TV",
+  "rloo": "RLOO, clipped", "reinforce_plus_plus": "REINFORCE++, base", "minirl": "MiniRL",
   "dppo_kl": "DPPO, KL", "cppo": "CPPO", "minpro": "MinPRO", "maspo": "MASPO",
   "maxrl": "MaxRL, clipped", "dro": "DRO, token", "clip_cov": "Clip-Cov", "kl_cov": "KL-Cov",
   "top_entropy": "top entropies, DAPO", "gtpo": "GTPO", "rae": "RAE, clipped",

@@ -5,11 +5,13 @@ smoke run.
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
 
-from experiments import provenance
+from experiments import judging, provenance
+from experiments.ablations.routing_replay.measures import where
 from experiments.claims import bed as beds
 from experiments.claims import study
 from experiments.results import from_json, rounded
@@ -130,6 +132,28 @@ def test_the_rules_and_forecasts_are_older_than_the_first_trial():
   if doubt is None:
     pytest.skip("no git history")
   assert not doubt
+
+
+def test_the_contrasts_beside_the_staleness_ladder_are_those_of_the_trials():
+  """The ladder's page shows seven contrasts at one learning rate, and the same of equally tuned objectives."""
+  folder = command.HERE.parents[1] / "claims" / "staleness"
+  ladder = where(from_json((folder / "results.json").read_text())["trials"], per_rollout=64)
+  tuned = where(study.read_trials(command.HERE / "trials.jsonl"), stage="main", **Cell(8, 64)._asdict())
+  names = {"DPPO, TV": "dppo_tv"}
+
+  def contrast(rows, more, less, end):
+    more, less = ({row["seed"]: end(row) for row in where(rows, objective=names.get(name, name.lower()))} for name in (more, less))
+    at = judging.interval(judging.paired(more, less))
+    assert len(more) == len(less) == 24
+    return [100 * at[name] for name in ("mean", "low", "high")]
+
+  table = re.findall(r"^\| ([\w, ]+) minus (\w+) \| (.+) \| (.+) \|$", (folder / "README.md").read_text(), flags=re.MULTILINE)
+  assert len(table) == 7
+  for more, less, one_rate, equally in table:
+    numbers = lambda text: [float(x) for x in re.findall(r"[-+][\d.]+", text)]
+    end = lambda row: sum(map(int, row["right"])) / len(row["right"]) / row["samples"]
+    assert numbers(one_rate) == pytest.approx(contrast(ladder, more, less, end), abs=0.06), (more, less)
+    assert numbers(equally) == pytest.approx(contrast(tuned, more, less, lambda row: row["end"]), abs=0.06), (more, less)
 
 
 @pytest.mark.slow
