@@ -135,7 +135,7 @@ def test_the_rules_and_forecasts_are_older_than_the_first_trial():
 
 
 def test_the_contrasts_beside_the_staleness_ladder_are_those_of_the_trials():
-  """The ladder's page shows seven contrasts at one learning rate, and the same of equally tuned objectives."""
+  """The ladder's page shows seven contrasts, at one learning rate and of equally tuned objectives."""
   folder = command.HERE.parents[1] / "claims" / "staleness"
   ladder = where(from_json((folder / "results.json").read_text())["trials"], per_rollout=64)
   tuned = where(study.read_trials(command.HERE / "trials.jsonl"), stage="main", **Cell(8, 64)._asdict())
