@@ -1,6 +1,6 @@
 """Tunes and trains every objective in every condition, as far as time allows.
 
-Prints how good the forecasts are so far.
+Prints how good the forecasts are, once all trials that they need are done.
 
   python -m experiments.studies.forecast --stage=tune
   python -m experiments.studies.forecast --stage=main --seconds=3600
@@ -9,10 +9,10 @@ Prints how good the forecasts are so far.
   python -m experiments.studies.forecast --enter=my_objective.py
 
 Each trial is appended to `trials.jsonl` as soon as it ends. The same command resumes a stopped
-study. `results.json` holds the verdicts and is rewritten at the end of every command. `--check`
-measures, on the tuning seeds and before any trial, whether the beds meet their requirements.
-`--enter` tunes and trains an objective of yours on the same draws, seeds and conditions and adds a
-row to `LEADERBOARD.md` (see `board.py`).
+study. `results.json` holds the verdicts of the conditions that are complete, and is rewritten at
+the end of every command. `--check` measures, on the tuning seeds and before any trial, whether the
+beds meet their requirements. `--enter` tunes and trains an objective of yours on the same draws,
+seeds and conditions and adds a row to `LEADERBOARD.md` (see `board.py`).
 """
 
 import argparse
@@ -28,7 +28,7 @@ from experiments import judging, provenance
 from experiments.claims import study, trial
 from experiments.claims.bed import StartFailed, make_bed, warm_params
 from experiments.results import rounded, to_json
-from experiments.studies.forecast import board, checks, figures, protocol, rules
+from experiments.studies.forecast import board, checks, complete, figures, protocol, rules
 from jaxrl_llm.devices import compilation_cache
 
 HERE = pathlib.Path(__file__).parent
@@ -105,9 +105,10 @@ def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | N
 
 
 def write(folder: pathlib.Path, rows: Sequence[Mapping]) -> dict:
-  """Judges the trials so far and writes `results.json`."""
+  """Judges the conditions whose trials are all done, and writes `results.json`."""
   seconds = sum(row["processor_seconds"] for row in rows)
-  results = rounded({"jax": jax.__version__, "processor_seconds": seconds, "verdicts": rules.judge({"trials": rows})})
+  verdicts, withheld = complete.judge(rows)
+  results = rounded({"jax": jax.__version__, "processor_seconds": seconds, "verdicts": verdicts, "withheld": withheld})
   (folder / "results.json").write_text(to_json(results))
   return results
 
@@ -158,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   results = write(args.folder, rows)
   board.write(args.folder, rows)
   print(status(rows))
-  print(judging.lines(results["verdicts"]))
+  print("\n".join([judging.lines(results["verdicts"]), *(f"{name}: {why}" for name, why in results["withheld"].items())]))
   figures.draw(results, args.folder / "figures", args.format)
 
 

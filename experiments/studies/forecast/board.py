@@ -17,6 +17,7 @@ tuning trials as every other row.
 
 import importlib.util
 import inspect
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from experiments import judging
 from experiments.ablations.routing_replay.measures import where
 from experiments.claims.bed import ADVANTAGES
 from experiments.claims.study import read_trials
-from experiments.studies.forecast import protocol
+from experiments.studies.forecast import complete, protocol
 from jaxrl_llm import objectives
 from jaxrl_llm.messages import did_you_mean
 
@@ -38,12 +39,20 @@ HEAD = """\
 
 Made by `python -m experiments.studies.forecast --status`. Area under the held-out accuracy curve
 minus GRPO's in points, with Student's 95 % interval over the paired seeds; T are tokens of a
-response, N updates of each rollout batch. Bold: the interval does not hold 0 after Holm over the
-objectives of the condition. `grpo again` is GRPO with other samples, that is, noise. The order is
-that of the mean rank.
+response, N updates of each rollout batch. A condition is shown once all its trials are done, and
+only with several updates: with one, no gate can act, and what differs are weights and learning
+rates. `grpo again` is GRPO with other samples, that is, noise. The order is that of the mean rank.
 [How to enter](board.py), [protocol](README.md).
 
+**No difference is marked as decided.** Each objective has the pair of learning rate and width, of
+eight, that was best on two seeds. Two seeds hardly tell these pairs apart, and the last row is the
+share of the variance between the objectives' means that goes with their pairs. A row that would
+show this noise, GRPO with the pair that other tuning seeds choose, has not been run.
+
 """
+
+PAIRS = "explained by the pairs"
+"""Name of the last row."""
 
 
 class Entry(NamedTuple):
@@ -96,9 +105,9 @@ def write(folder: pathlib.Path, trials: Sequence[Mapping]) -> pathlib.Path:
 def text(trials: Sequence[Mapping]) -> str:
   """Formats the page."""
   rows = where(trials, stage="main")
-  cells = [cell for block in protocol.BLOCKS for cell in block if where(rows, objective=protocol.BASELINE, **cell._asdict())]
+  cells = [cell for cell in complete.complete(rows) if cell.updates > 1]
   if not cells:
-    return HEAD + "No condition has been run yet.\n"
+    return HEAD + "No condition is complete yet.\n"
   table: dict[str, dict[protocol.Cell, str]] = {}
   ranks: dict[str, list[int]] = {}
   for cell in cells:
@@ -106,24 +115,37 @@ def text(trials: Sequence[Mapping]) -> str:
     for row in where(rows, **cell._asdict()):
       areas.setdefault(row["objective"], {})[row["seed"]] = row["area"]
     gaps = {name: judging.paired(values, areas[protocol.BASELINE]) for name, values in areas.items()}
-    judged = {
-      name: judging.above("", gap) for name, gap in gaps.items() if name != protocol.BASELINE and len(gap) > 1
-    }
-    adjusted = judging.holm({name: row["p"] for name, row in judged.items()})
     for name, gap in gaps.items():
-      mean = 100 * float(np.mean(gap))
-      shown = f"{mean:+.1f}"
-      if name in judged:
-        bounds = judged[name]["interval"]
-        shown = f"{mean:+.1f} [{100 * bounds['low']:+.1f}, {100 * bounds['high']:+.1f}]"
-        shown = f"**{shown}**" if adjusted[name] < judging.ALPHA else shown
+      bounds = {bound: 100 * value for bound, value in judging.interval(gap).items()}
+      shown = f"{bounds['mean']:+.1f} [{bounds['low']:+.1f}, {bounds['high']:+.1f}]"
       table.setdefault(name, {})[cell] = shown if name != protocol.BASELINE else f"{100 * np.mean(list(areas[name].values())):.1f} %"
     for rank, name in enumerate(sorted(gaps, key=lambda name: -float(np.mean(gaps[name])))):
       ranks.setdefault(name, []).append(rank + 1)
   label = lambda cell: f"T {cell.length}, N {cell.updates}" + (", float8" if cell.mismatch != "none" else "")
-  seeds = lambda cell: len({row["seed"] for row in where(rows, **cell._asdict())})
-  lines = ["| objective | mean rank | " + " | ".join(f"{label(cell)} ({seeds(cell)} seeds)" for cell in cells) + " |"]
-  lines.append("| --- | --- |" + " --- |" * len(cells))
+  heads = [f"{label(cell)} ({len(protocol.SEEDS)} seeds)" for cell in cells]
+  lines = [f"| objective | rate | width, times the paper's | mean rank | {' | '.join(heads)} |", "|" + " --- |" * (4 + len(cells))]
   for name in sorted(table, key=lambda name: float(np.mean(ranks[name]))):
-    lines.append(f"| {name} | {np.mean(ranks[name]):.1f} | " + " | ".join(table[name].get(cell, "") for cell in cells) + " |")
+    (first, *_) = where(rows, objective=name)
+    shown = " | ".join(table[name].get(cell, "") for cell in cells)
+    lines.append(f"| {name} | {first['rate']:.3g} | {first['factor']:.3g} | {np.mean(ranks[name]):.1f} | {shown} |")
+  lines.append(f"| {PAIRS} | | | | " + " | ".join(f"{100 * explained(where(rows, **cell._asdict())):.0f} %" for cell in cells) + " |")
   return HEAD + "\n".join(lines) + "\n"
+
+
+def explained(rows: Sequence[Mapping]) -> float:
+  """Computes how much of the variance between objectives goes with their pair of rate and width.
+
+  Args:
+    rows: Trials of one condition; those of entries and of GRPO with other samples are left out.
+
+  Returns:
+    The share of the sum of squares of the objectives' mean areas that lies between the pairs; NaN
+    if all means are equal.
+  """
+  pairs: dict[tuple[float, float], list[float]] = {}
+  for name in protocol.OBJECTIVES:
+    mine = where(rows, objective=name)
+    pairs.setdefault((mine[0]["rate"], mine[0]["factor"]), []).append(float(np.mean([row["area"] for row in mine])))
+  means = np.concatenate([np.array(areas) for areas in pairs.values()])
+  total = float(np.sum((means - means.mean()) ** 2))
+  return 1 - sum(float(np.sum((np.array(areas) - np.mean(areas)) ** 2)) for areas in pairs.values()) / total if total else math.nan

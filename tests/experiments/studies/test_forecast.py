@@ -16,7 +16,7 @@ from experiments.claims import bed as beds
 from experiments.claims import study
 from experiments.results import from_json, rounded
 from experiments.studies.forecast import __main__ as command
-from experiments.studies.forecast import board, checks, protocol, rules
+from experiments.studies.forecast import board, checks, complete, protocol, rules
 from experiments.studies.forecast.protocol import Cell
 from jaxrl_llm import objectives
 
@@ -135,7 +135,7 @@ def test_the_rules_and_forecasts_are_older_than_the_first_trial():
 
 
 def test_the_contrasts_beside_the_staleness_ladder_are_those_of_the_trials():
-  """The ladder's page shows seven contrasts, at one learning rate and of equally tuned objectives."""
+  """The ladder's page shows seven contrasts, at one learning rate and tuned equally."""
   folder = command.HERE.parents[1] / "claims" / "staleness"
   ladder = where(from_json((folder / "results.json").read_text())["trials"], per_rollout=64)
   tuned = where(study.read_trials(command.HERE / "trials.jsonl"), stage="main", **Cell(8, 64)._asdict())
@@ -160,7 +160,9 @@ def test_the_contrasts_beside_the_staleness_ladder_are_those_of_the_trials():
 def test_the_checked_in_results_follow_from_the_trials():
   rows = study.read_trials(command.HERE / "trials.jsonl")
   results = from_json((command.HERE / "results.json").read_text())
-  assert results["verdicts"] == rounded(rules.judge({"trials": rows})) and (command.HERE / board.PAGE).read_text() == board.text(rows)
+  verdicts, withheld = complete.judge(rows)
+  assert (results["verdicts"], results["withheld"]) == (rounded(verdicts), withheld)
+  assert (command.HERE / board.PAGE).read_text() == board.text(rows)
 
 
 ENTRY = """
@@ -198,15 +200,52 @@ def test_a_bad_entry_is_refused_in_one_line(name, text, message, tmp_path):
   assert "\n" not in str(error.value)
 
 
-def test_the_board_ranks_objectives_and_marks_differences_from_grpo():
-  trials = [
-    {"stage": "main", "objective": name, "seed": seed, "area": area + 0.001 * ((seed * place) % 3)} | Cell(8, 1)._asdict()
-    for place, (name, area) in enumerate((("grpo", 0.5), ("gspo", 0.6), ("sapo", 0.5), (protocol.AGAIN, 0.5))) for seed in range(6)
+@pytest.fixture
+def three(monkeypatch):
+  """A protocol of three objectives, six seeds and three conditions of eight tokens."""
+  monkeypatch.setattr(protocol, "OBJECTIVES", ("grpo", "gspo", "sapo"))
+  monkeypatch.setattr(protocol, "SEEDS", tuple(range(6)))
+  monkeypatch.setattr(protocol, "BLOCKS", ((Cell(8, 1), Cell(8, 8), Cell(64, 8)),))
+
+
+def main_trials(*cells):
+  """Makes the trials of the fixture `three` in some conditions, with GSPO ten points above."""
+  means = (("grpo", 0.5, 1e-3), ("gspo", 0.6, 2e-3), ("sapo", 0.51, 1e-3), (protocol.AGAIN, 0.5, 1e-3))
+  return [
+    {"stage": "main", "objective": name, "seed": seed, "rate": rate, "factor": 1.0, "area": area + 0.001 * ((seed * place) % 3)}
+    | cell._asdict()
+    for cell in cells for place, (name, area, rate) in enumerate(means) for seed in range(6)
   ]  # fmt: skip
-  lines = board.text(trials).splitlines()
-  assert lines[-6] == "| objective | mean rank | T 8, N 1 (6 seeds) |"
-  assert lines[-4].startswith("| gspo | 1.0 | **+10.1 [") and "| grpo | " in board.text(trials) and "| 50.0 % |" in board.text(trials)
-  assert board.text([]).endswith("No condition has been run yet.\n")
+
+
+@pytest.mark.usefixtures("three")
+def test_the_board_ranks_objectives_with_their_constants_where_gates_act_and_marks_none():
+  text = board.text(main_trials(Cell(8, 1), Cell(8, 8)))
+  lines = text.partition("| objective |")[2].splitlines()
+  assert lines[0] == " rate | width, times the paper's | mean rank | T 8, N 8 (6 seeds) |", "none with one update"
+  assert lines[2].startswith("| gspo | 0.002 | 1 | 1.0 | +10.1 [") and "| grpo | 0.001 | 1 | " in text and "| 50.0 % |" in text
+  assert "**" not in "".join(lines), "no row shows yet how noisy the tuning is"
+  assert lines[-1] == "| explained by the pairs | | | | 99 % |"
+  assert board.text([]).endswith("No condition is complete yet.\n")
+
+
+@pytest.mark.usefixtures("three")
+def test_the_score_and_the_board_wait_for_every_trial_of_a_condition(monkeypatch):
+  monkeypatch.setattr(rules, "cell_of", lambda pair: Cell(64, 8))
+  rows = main_trials(Cell(8, 1), Cell(8, 8), Cell(64, 8))
+  verdicts, withheld = complete.judge(rows)
+  assert withheld == {} and set(complete.SCORES) <= set(verdicts) and "T 64, N 8: gspo above grpo" in verdicts
+  verdicts, withheld = complete.judge(rows[:-1])
+  assert not set(complete.SCORES) & set(verdicts) and not [name for name in verdicts if name.startswith("T 64")]
+  assert "T 8, N 8: gspo above grpo" in verdicts
+  assert withheld == {"FORECAST": "withheld until all trials of the 1 conditions that it uses are done: 23 of 24 are"}
+  assert "T 64" not in board.text(rows[:-1]) and "T 64, N 8 (6 seeds)" in board.text(rows)
+
+
+def test_the_checked_in_score_is_withheld_or_complete():
+  results = from_json((command.HERE / "results.json").read_text())
+  stored = set(complete.SCORES) & set(results["verdicts"])
+  assert stored == (set() if results["withheld"] else set(complete.SCORES))
 
 
 @pytest.fixture
