@@ -6,6 +6,7 @@ that a link that works there works on the site.
 
 import ast
 import html
+import logging
 import pathlib
 import posixpath
 import re
@@ -28,6 +29,8 @@ WORKER = ("https://unpkg.com/iframe-worker/shim", "docs/iframe_worker.js")
 
 ASSETS = ("docs/site.css", WORKER[1])
 SHOWN = (".ipynb", ".md", ".png", ".svg")
+LOG = logging.getLogger("mkdocs.plugins.site")
+HREF = re.compile(r'(?<=<a )href="([^"]*)"')
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 MATHS = re.compile(r"<(pre|code|script|style)\b.*?</\1>|\$\$(?P<block>[^$]+)\$\$|\$(?P<inline>[^$\n]+)\$", re.DOTALL)
 
@@ -56,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
   for module in modules:
     files.append(File.generated(config, _api_page(module), content=f"# {module}\n\n::: {module}\n"))
   files.append(File.generated(config, "api/index.md", content=api_index(modules)))
-  for path in sorted({path for page in tracked() if page.endswith(".md") for path in linked_sources(page)}):
+  for path in sorted({path for page in tracked() if page.endswith((".ipynb", ".md")) for path in linked_sources(page)}):
     files.append(File.generated(config, f"{path}.md", content=f"# {path}\n\n```python\n{(ROOT / path).read_text()}\n```\n"))
   return files
 
@@ -76,9 +79,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 @event_priority(-100)  # After the plugin that makes pages of notebooks.
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-  """Turns the LaTeX of notebooks into MathML, which browsers show without a script."""
+  """Turns the LaTeX of notebooks into MathML, and points their links at the pages of the site.
+
+  Browsers show MathML without a script. MkDocs reads the links of Markdown only.
+  """
   if not page.file.src_uri.endswith(".ipynb"):
     return content
+  content = HREF.sub(lambda match: f'href="{html.escape(_address(html.unescape(match[1]), page, files))}"', content)
 
   def maths(match: re.Match) -> str:
     latex = match["block"] or match["inline"]
@@ -135,6 +142,23 @@ def linked_sources(page: str) -> set[str]:
   targets = LINK.findall((ROOT / page).read_text())
   paths = {posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) for target in targets}
   return {path for path in paths if path.endswith(".py") and (ROOT / path).is_file()}
+
+
+def _address(link: str, page: Page, files: Files) -> str:
+  """Returns the address of what a notebook links to, relative to its page.
+
+  A link that leads nowhere is warned of, which stops the build.
+  """
+  path, hash_sign, anchor = link.partition("#")
+  if not path or ":" in path:
+    return link
+  path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), path))
+  candidates = (files.get_file_from_path(name) for name in (path, f"{path}/README.md", f"{path}.md"))
+  file = next((file for file in candidates if file), None)
+  if file is None:
+    LOG.warning(f"'{page.file.src_uri}' contains a link '{link}', but the target is not found")
+    return link
+  return get_relative_url(file.url, page.url) + hash_sign + anchor
 
 
 def _api_page(module: str) -> str:

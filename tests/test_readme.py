@@ -124,6 +124,16 @@ SHOWN = {
 }
 
 
+def test_the_number_of_objectives_in_the_first_sentence_is_that_of_the_table():
+  rows = set(re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", README, flags=re.MULTILINE)) - {"custom"}
+  named, word = re.search(r"(PPO, [-\w\s,.]+) and (\w+) more objectives are rows", README).groups()
+  count = len(rows) - len(named.split(","))
+  words = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
+  assert words.index(word) + 10 == count, f"{count} more objectives than {named}"
+  # Ways to imitate are no RL objectives, and `custom` is any.
+  assert rows == set(objectives.OBJECTIVES) - {"custom", "sft"}
+
+
 def test_the_table_of_objectives_holds_the_defaults():
   rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", README, flags=re.MULTILINE))
   assert set(rows) <= set(objectives.OBJECTIVES) and len(rows) >= 24

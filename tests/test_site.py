@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import urllib.parse
 
 import pytest
 
@@ -49,6 +50,35 @@ def test_examples_are_code(site):
   """Griffe knows a section "Examples"; the house's is called "Example"."""
   page = (site / "api" / "jaxrl_llm.learner.packing.html").read_text()
   assert "gp" in re.search(r'<span class="([^"]*)">&gt;&gt;&gt;', page)[1]
+
+
+def test_every_link_between_pages_leads_somewhere(site):
+  """A strict build checks the links of Markdown; here are those of notebooks and the API too."""
+  # The page of a server's errors has the addresses of a server.
+  pages = {path: path.read_text() for path in site.rglob("*.html") if path != site / "404.html"}
+  anchors = {path: set(re.findall(r'\s(?:id|name)="([^"]+)"', page)) for path, page in pages.items()}
+  dead, followed = set(), 0
+  for path, page in pages.items():
+    for link in set(re.findall(r'<a\s[^>]*?href="([^"]*)"', page)):
+      target, _, anchor = html.unescape(link).partition("#")
+      if ":" in target:
+        continue
+      at, followed = ((path.parent / urllib.parse.unquote(target)).resolve() if target else path), followed + 1
+      if not at.is_file() or (anchor and at in anchors and urllib.parse.unquote(anchor) not in anchors[at]):
+        dead.add((path.relative_to(site).as_posix(), link))
+  assert followed > 10_000 and not dead
+
+
+def test_lectures_lead_to_each_other(site):
+  page = (site / "experiments" / "notebooks" / "01_objectives.html").read_text()
+  links = re.findall(r'<a\s[^>]*?href="([^"]*)"', page)
+  assert "02_read_a_run.html" in links and "../ablations/ratio_lab/index.html" in links
+
+
+def test_every_guide_and_lecture_is_in_the_navigation():
+  named = (ROOT / "mkdocs.yml").read_text()
+  pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "experiments" / "notebooks").glob("0*.ipynb")]
+  assert not [path.name for path in pages if f": {path.relative_to(ROOT).as_posix()}\n" not in named]
 
 
 def test_the_equations_of_notebooks_need_no_script(site):

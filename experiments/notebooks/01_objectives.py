@@ -11,7 +11,7 @@
 # %% [markdown]
 # # 1. Objectives: what an algorithm does to a token
 #
-# PPO, GRPO, DAPO, GSPO, SAPO and a dozen others look like a dozen algorithms. Seen from a single
+# PPO, GRPO, DAPO, GSPO, SAPO and the many others look like as many algorithms. Seen from a single
 # token, they are one algorithm with three design choices, and nearly everything that their papers
 # argue about is the shape of one curve. This lecture derives that curve, draws it for every
 # objective in `jaxrl_llm.objectives.OBJECTIVES`, and then shows what it does to a batch.
