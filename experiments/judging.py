@@ -184,11 +184,33 @@ def holds(rule: str, passed: bool, /, *, identity: bool = False, engaged: bool =
   return {"rule": rule, "verdict": verdict if engaged else NOT_ENGAGED, **numbers}
 
 
+def fell(curve: Sequence[float]) -> bool:
+  """Returns whether a trial has collapsed: the endpoint of every new study.
+
+  A trial has collapsed if the mean of its held-out accuracy over the last quarter of training is
+  below three quarters of the start, or below half of its own peak. The first part is for policies
+  that were at their best when they began.
+
+  Args:
+    curve: Held-out accuracies from the start of training to its end, evenly spaced.
+
+  Example:
+    >>> fell([0.3, 0.5, 0.8, 0.3, 0.2]), fell([0.3, 0.5, 0.8, 0.3, 0.7]), fell([0.3, 0.2])
+    (True, False, True)
+  """
+  last = np.mean(_last_quarter(curve))
+  return bool(last < 0.75 * curve[0] or last < 0.5 * max(curve))
+
+
 def collapsed(curve: Sequence[float], *, share: float = 0.5) -> bool:
-  """Returns whether a trial has collapsed.
+  """Returns whether a trial has collapsed by the endpoint of the claims judged before `fell`.
 
   A trial has collapsed if its held-out accuracy stays below half of its own peak over the last
-  quarter of training.
+  quarter of training. The rules of E6, E15, E17 and E20 name this function, and their verdicts
+  were read by it, so it stays as it is. It misses a policy that falls from one third to chance and
+  has its peak at the start: [33, 5, 10, 14, 18, 18, 13] % is no collapse. By `fell` one verdict of
+  the stored rows would differ: "E17, none collapses first, T = 1.4" would be inconclusive (1 seed
+  of 29 against 1) where no seed collapses by this function, so that its mechanism is not engaged.
 
   Args:
     curve: Held-out accuracies from the start of training to its end, evenly spaced.
@@ -198,8 +220,7 @@ def collapsed(curve: Sequence[float], *, share: float = 0.5) -> bool:
     >>> collapsed([0.3, 0.5, 0.8, 0.3, 0.2]), collapsed([0.3, 0.5, 0.8, 0.3, 0.7]), collapsed([0.3, 0.2])
     (True, False, False)
   """
-  last = curve[math.ceil(0.75 * (len(curve) - 1)) :]
-  return max(last) < share * max(curve)
+  return max(_last_quarter(curve)) < share * max(curve)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -257,6 +278,11 @@ def described(row: Mapping) -> str:
 def lines(verdicts: Mapping[str, Mapping]) -> str:
   """Formats all verdicts as a study prints them, one per line."""
   return "\n".join(f"{name}: {row['verdict']} ({described(row)})" for name, row in verdicts.items())
+
+
+def _last_quarter(curve: Sequence[float]) -> Sequence[float]:
+  """Returns the points of a curve that lie in its last quarter, both ends included."""
+  return curve[math.ceil(0.75 * (len(curve) - 1)) :]
 
 
 def _judged(rule: str, values: Iterable[float], bound: float, holds, fails, engaged: bool, numbers: Mapping) -> dict:

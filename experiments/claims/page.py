@@ -41,8 +41,10 @@ if its p-value is below 0.05 after Holm's correction over all confirmatory rules
 the verdict. Intervals and p-values are Student's over paired seeds. "Would find" is the true
 distance from the bound that these seeds would have found with a probability of 80 %: an
 inconclusive verdict excludes nothing smaller. A trial has collapsed if its held-out accuracy stays
-below half of its own peak over the last quarter of training. Jumps of the gradient are described
-where they occur and decide nothing.
+below half of its own peak over the last quarter of training. This misses policies that fall from a
+start that is their peak; studies after these use another endpoint (`judging.fell`), by which one
+exploratory verdict here would differ. Jumps of the gradient are described where they occur and
+decide nothing.
 
 {noise}
 

@@ -1,12 +1,15 @@
 """The verdicts of rules, against intervals and tests computed independently."""
 
 import math
+import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from experiments import judging
 
+ROOT = pathlib.Path(__file__).parents[2]
 UP, ZERO, DOWN = [0.10, 0.20, 0.15, 0.12], [0.1, -0.2, 0.15, -0.1], [-0.10, -0.20, -0.15, -0.12]
 
 
@@ -78,6 +81,32 @@ def test_a_collapse_is_a_lasting_fall_of_held_out_accuracy():
   assert not judging.collapsed([0.3, 0.6, 0.8, 0.1, 0.1, 0.39, 0.41]), "it came back"
   assert not judging.collapsed([0.3] * 7), "it never learnt, so it has nothing to lose"
   assert judging.collapsed([0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]), "the start can be the peak"
+
+
+@pytest.mark.parametrize(
+  ("curve", "expected"),
+  [
+    ([0.33, 0.05, 0.10, 0.14, 0.18, 0.18, 0.13], True),  # `collapsed` does not see this one.
+    ([0.41, 0.38, 0.30, 0.25, 0.20, 0.16, 0.14], True),
+    ([0.3, 0.6, 0.8, 0.7, 0.6, 0.39, 0.2], True),
+    ([0.3, 0.6, 0.8, 0.1, 0.1, 0.39, 0.43], False),  # It came back.
+    ([0.3] * 7, False),
+    ([0.3, 0.2, 0.2, 0.2, 0.2, 0.23, 0.23], False),  # A loss, but of less than a quarter.
+    ([0.3, 0.5, 0.7, 0.8, 0.8, 0.8, 0.8], False),
+    ([0.41, 0.14], True),
+  ],
+)
+def test_a_fall_is_one_from_the_start_or_from_the_peak(curve, expected):
+  assert judging.fell(curve) is expected
+
+
+def test_only_claims_that_were_judged_by_the_older_endpoint_use_it():
+  """New studies call `judging.fell`; the verdicts of judged claims stay those of `collapsed`."""
+  places = [path for path in (ROOT / "experiments").rglob("*.py") if path.name != "judging.py"]
+  users = {path.relative_to(ROOT / "experiments").as_posix() for path in places if re.search(r"\bcollapsed\(", path.read_text())}
+  claims = ("gate_asymmetry", "mismatch", "moe_stability", "staleness")
+  judged = {f"claims/{name}/rules.py" for name in claims} | {"claims/staleness/figures.py", "ablations/routing_replay/rules.py"}
+  assert users == judged | {"studies/forecast/__main__.py"}
 
 
 def test_holm_matches_hand_computed_values():
