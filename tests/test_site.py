@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 import urllib.parse
+import xml.etree.ElementTree
 
 import pytest
+
+from jaxrl_llm import objectives
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
@@ -41,9 +44,21 @@ def test_every_public_module_has_a_page(site):
 
 def test_a_page_has_equation_arguments_example_and_paper(site):
   sapo = text(site / "api" / "jaxrl_llm.objectives.sapo.html")
-  for words in ("(4/τ)·σ(τ(r_t − 1))·A_i", "tau_neg", "arXiv:2511.20347", ">>>", "Note"):
+  for words in ("(4/τ)·σ(τ(rt−1))·Ai", "tau_neg", "arXiv:2511.20347", ">>>", "Note"):
     assert words in sapo, words
   assert "Number of samples per prompt (G)." in text(site / "api" / "jaxrl_llm.decoding.sampler.sampler.html")
+
+
+def test_equations_of_docstrings_keep_their_lines_and_are_mathml(site):
+  page = (site / "api" / "jaxrl_llm.objectives.gspo.html").read_text()
+  (block,) = re.findall(r'<div class="equation">(.*?)</math></div></div>', page)
+  lines = [html.unescape(line) for line in re.findall(r'<div><math displaystyle="true" alttext="([^"]*)">', block)]
+  assert lines == [line.strip() for line in objectives.gspo.__doc__.splitlines()[2:4]]
+  assert "<munder><mo>∑</mo><mrow><mi>i</mi></mrow></munder>" in block and "<mi>clip_low</mi>" in block
+  pages = [path.read_text() for path in (site / "api").glob("jaxrl_llm.objectives.*.html")]
+  assert sum(page.count('<div class="equation">') for page in pages) > 35
+  for formula in {formula for page in pages for formula in re.findall(r"<math.*?</math>", page)}:
+    xml.etree.ElementTree.fromstring(formula)
 
 
 def test_examples_are_code(site):
