@@ -22,18 +22,18 @@ _EQUATION = re.compile(r"(?![A-Z][a-z]+ )(\w+: )?[^\s=]+( [^\s=.]+)? (=|:=|←) 
 _MATHS = re.compile(r"[^\W\d_a-zA-Z]|[·√−²|]|_[a-z{]")
 _TOKEN = re.compile(
   r"""(?P<space>\s+)
-    | (?P<prose>`[^`]*`|"[^"]*"|[A-Za-z]+'s\b|\b[a-z]-[a-z]{3,})
+    | (?P<prose>`[^`]*`|"[^"]*"|[A-Za-z]+'s\b|\b[a-z]+-[a-z]{3,}|(?<=[ ])a(?=[ ][a-z]{2}))
     | (?P<number>\d+(?:\.\d+)?(?:e[-−]?\d+)?|½)
     | (?P<name>[A-Za-z]{2,}\d?(?:_[A-Za-z]\w+)+)
     | (?P<word>[A-Za-z]{2,}\d?)
     | (?P<sum>Σ)
     | (?P<letter>[^\W\d_][\u0302\u0303]?\d?|∂)
-    | (?P<sign>.)""",
+    | (?P<sign>:=|.)""",
   re.VERBOSE,
 )
 _SCRIPT = re.compile(r"(?P<kind>[_^])(?:\{(?P<group>[^{}]*)\}|(?P<short>\w+))|(?P<square>[²ⱼ⁼])")
 _SCRIPTS = {"²": ("^", "2"), "ⱼ": ("_", "j"), "⁼": ("^", "=")}
-_SIGNS = {"infix": "=+−-·/<>≤≥≠∈←→", "opening": "([{⌊⌈,;:"}
+_SIGNS = {"infix": ":=+−-·/<>≤≥≠∈←→", "opening": "([{⌊⌈,;"}
 
 
 class Examples(griffe.Extension):
@@ -98,7 +98,8 @@ def _element(kind: str, shown: str, *, prefix: bool) -> str:
   if kind == "sign":
     form = ' form="prefix"' if shown in "−-" and prefix else ""
     fence = ' stretchy="false"' if shown in "()[]{}|‖⌊⌋⌈⌉" else ""
-    return f"<mo{form}{fence}>{escaped}</mo>"
+    close = ' lspace="0" rspace="0"' if shown in "|‖/'" else ""
+    return f"<mo{form}{fence}{close}>{escaped.replace('-', '−')}</mo>"
   return f"<mi>{escaped}</mi>"
 
 
