@@ -150,6 +150,7 @@ def run(request: Request) -> list[dict[str, Any]]:
     needs = frozenset().union(*(objective.needs for objective in losses.values()))
     job.experiment = job.experiment._replace(needs=job.experiment.needs | (needs & READ) | {"groups"})
 
+    note = job.progress.note
     with job.phases, job.experiment.drawing.queue, job.grader, job.progress, job.writer, job.samples:
       if request.checkpoint:
         job.state = learner.restart(checkpoint_params(job, request.checkpoint))
@@ -161,6 +162,7 @@ def run(request: Request) -> list[dict[str, Any]]:
         return [assess(job, wait(job, first, launch(job, first, draw=draw))[0]) for draw in range(count)]
 
       count = -(-request.responses // (config.rollout.num_prompts * config.rollout.group_size))
+      note(f"drawing {count} rollout batches, then {request.steps} RL steps")
       job.phases.begin_step(1, "rollout")
       old = [x for batch in draw(0, count) for x in prepare(job, batch, 0).placed]
       for step in range(1, request.steps + 1):
@@ -177,6 +179,7 @@ def run(request: Request) -> list[dict[str, Any]]:
       projection = Projection(request.project) if request.project else None
       moments_fn = make_moments(outputs_of, trainable=learner.trainable, at_once=request.at_once, projection=projection)
       options = dict(outputs_fn=in_rows, moments_fn=moments_fn)
+      note(f"measuring {2 * count} rollout batches, half of them fresh")
       measured = measure.measure(old, job.state.params, losses, parts=[measure.PARTS[name] for name in request.parts], **options)
       of_fresh = measure.measure(fresh, job.state.params, losses, only_plain=True, **options)
     rows = measure.rows_of(measured, of_fresh)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from jaxrl_llm import objectives
 from jaxrl_llm.learner.gradient_noise import (
   Cotangents,
   Moments,
@@ -18,6 +17,7 @@ from jaxrl_llm.learner.gradient_noise import (
   joined,
   multipliers,
   noise,
+  plain,
   stacked,
   units_of,
 )
@@ -54,11 +54,6 @@ class Measured(NamedTuple):
   moments: Moments
   clipped: dict[str, float]
   effective: dict[str, float]
-
-
-def plain(objective: Objective) -> Objective:
-  """Returns the policy gradient without a ratio or gate, with the weights of an objective."""
-  return objectives.make("reinforce")._replace(weigh=objective.weigh, needs=objective.needs & {"groups"})
 
 
 def early_and_late(batch: TrainBatch, own: Cotangents, of_plain: Cotangents) -> dict[str, Cotangents]:

@@ -479,6 +479,8 @@ FIELDS: dict[str, Field] = {
   "log.samples_every": Field(10, COUNT, "RL steps between tables of sample rollouts."),
   "log.num_samples": Field(16, NATURAL, "Rollouts written to samples.jsonl each time."),
   "log.num_table_rows": Field(4, NATURAL, "Number of these rollouts that are shown on the screen."),
+  "log.gradient_noise_every": Field(0, NATURAL,
+    "RL steps between measurements of the noise of an update's gradient (two backward passes per response, one device); 0: never."),
   "log.tensorboard": Field(True, SWITCH, "Also write the metrics for TensorBoard."),
   "log.trackers": Field((), texts("a tuple of trackers, as in ('wandb', 'mlflow')"),
     "Trackers that show the run too: wandb, mlflow, trackio. Local files, unless their own environment variables name a server."),

@@ -13,6 +13,7 @@ from pairs of responses to different prompts.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,9 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxrl_llm.learner.train_step import map_micro_batches
 from jaxrl_llm.models.params import combine, partition
+from jaxrl_llm.objectives.reinforce import reinforce
 from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch
+
+EXACT = 1 << 22
+"""Largest number of weights for which a run keeps the sums of gradients; else it projects them."""
 
 
 class Cotangents(NamedTuple):
@@ -121,6 +127,17 @@ def cotangents(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch) 
   return jax.grad(loss)(Cotangents(outputs.logprobs, outputs.entropy if reads_entropy else None))
 
 
+def plain(objective: Objective) -> Objective:
+  """Returns the policy gradient without a ratio or gate, with the weights of an objective.
+
+  Example:
+    >>> from jaxrl_llm.objectives import make
+    >>> plain(make("gspo")).needs
+    frozenset()
+  """
+  return reinforce()._replace(weigh=objective.weigh, needs=objective.needs & {"groups"})
+
+
 def stacked(own: Sequence[Cotangents]) -> Cotangents:
   """Stacks the cotangents of several losses; entropies that a loss does not read have zeros."""
   logprobs = jnp.stack([x.logprobs for x in own])
@@ -183,14 +200,15 @@ def units_of(batch: TrainBatch) -> Int[np.ndarray, "n 3"]:
   return units[:, [1, 2, 0]].astype(np.int32)
 
 
-def _in_groups(units: Int[np.ndarray, "n 3"], at_once: int) -> Int[np.ndarray, "groups chunks m 2"]:
+def _in_groups(units: Int[np.ndarray, "n 3"], at_once: int, room: tuple[int, int]) -> Int[np.ndarray, "groups chunks m 2"]:
   """Arranges responses by prompt and chunk, with padding of a segment that no row has."""
   _, starts, counts = np.unique(units[:, 2], return_index=True, return_counts=True)
-  chunks = -(-int(np.max(counts)) // at_once)
-  padded = np.tile(np.int32([0, -1]), (len(counts), chunks * at_once, 1))
-  for own, start, count in zip(padded, starts, counts, strict=True):
+  num_groups, group_size = np.maximum((len(counts), np.max(counts)), room)
+  chunks = -(-group_size // at_once)
+  padded = np.tile(np.int32([0, -1]), (num_groups, chunks * at_once, 1))
+  for own, start, count in zip(padded, starts, counts, strict=False):
     own[:count] = units[start : start + count, :2]
-  return padded.reshape(len(counts), chunks, at_once, 2)
+  return padded.reshape(num_groups, chunks, at_once, 2)
 
 
 class Projection(NamedTuple):
@@ -242,6 +260,7 @@ def make_moments(
   trainable: PyTree | None = None,
   at_once: int = 1,
   projection: Projection | None = None,
+  room: tuple[int, int] = (0, 0),
 ) -> Callable[[Params, TrainBatch, Cotangents, Int[np.ndarray, "n 3"]], Moments]:
   """Makes a function that computes the moments of the responses' gradients.
 
@@ -254,6 +273,8 @@ def make_moments(
     at_once: Number of responses that are computed at a time.
     projection: Projection of the gradients' sums, for many weights or losses; None keeps the sums
       themselves. The squared norms of single gradients are exact in any case.
+    room: Least number of prompts and of responses to each that the program has room for. Batches
+      with more compile it again.
 
   Returns:
     `(params, batch, cotangents, units) -> Moments` of K stacked cotangents and of the responses
@@ -299,7 +320,7 @@ def make_moments(
 
   def moments(params: Params, batch: TrainBatch, own: Cotangents, units: Int[np.ndarray, "n 3"]) -> Moments:
     count, sizes = len(units), np.unique(units[:, 2], return_counts=True)[1]
-    totals, *squares = (np.asarray(x, np.float64) for x in sums(params, batch, own, _in_groups(units, at_once)))
+    totals, *squares = (np.asarray(x, np.float64) for x in sums(params, batch, own, _in_groups(units, at_once, room)))
     return Moments(count, int(np.sum(sizes**2)), count * totals, *(count**2 * x for x in squares))
 
   return moments
@@ -345,3 +366,56 @@ def bias(moments: Moments, k: int, fresh: Moments, j: int) -> Bias:
     return Bias(math.nan, math.nan, math.nan)
   product = float(np.dot(moments.totals[k], fresh.totals[j])) / (moments.count * fresh.count)
   return Bias(product / math.sqrt(own * other), math.sqrt(own / other), (own + other - 2 * product) / other)
+
+
+def make_measurement(
+  outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs],
+  objective: Objective,
+  *,
+  trainable: PyTree,
+  num_rows: int,
+  num_sequences: int,
+  group_size: int,
+) -> Callable[[Params, TrainBatch], dict[str, float]]:
+  """Makes a function that measures an objective on a batch, beside the gradient without a ratio.
+
+  Its programs compile once, whatever the batch holds.
+
+  Args:
+    outputs_fn: Function `(params, batch) -> PolicyOutputs`.
+    objective: Objective of the run.
+    trainable: Params tree with True for each weight that is trained.
+    num_rows: Largest number of rows of a batch.
+    num_sequences: Largest number of responses in a batch.
+    group_size: Number of responses to a prompt (G).
+
+  Returns:
+    `(params, batch) -> metrics`, where the batch has `groups`: `gradient/noise`, `gradient/signal`,
+    `gradient/snr` (their ratio in `Noise`), `gradient/inflation`, the noise relative to that of the
+    gradient without a ratio, and `gradient/effective`; see `effective_share`. One that cannot be
+    estimated is left out.
+  """
+
+  @jax.jit
+  def of_losses(params: Params, batch: TrainBatch) -> Cotangents:
+    outputs = map_micro_batches(partial(outputs_fn, params), batch, 1)
+    return stacked([cotangents(x, outputs, batch) for x in (objective, plain(objective))])
+
+  def measure(params: Params, batch: TrainBatch) -> dict[str, float]:
+    more = num_rows - len(batch.mask)
+    batch = jax.tree.map(lambda x: jnp.pad(x, ((0, more), *((0, 0) for _ in x.shape[1:]))), batch)
+    own, units = of_losses(params, batch), units_of(batch)
+    sums = moments(params, batch, own, units)
+    of_loss, of_plain = noise(sums, 0), noise(sums, 1)
+    metrics = {"noise": of_loss.noise, "signal": of_loss.signal, "snr": of_loss.ratio}
+    metrics["inflation"] = of_loss.noise / of_plain.noise if of_plain.noise > 0 else math.nan
+    metrics["effective"] = effective_share(multipliers(own.logprobs[0], own.logprobs[1], units, batch))
+    return {f"gradient/{name}": value for name, value in metrics.items() if math.isfinite(value)}
+
+  size = lambda params: sum(x.size for x in jax.tree.leaves(partition(params, trainable)[0]))
+  # A mini-batch may begin and end within a group.
+  room = -(-num_sequences // group_size) + (num_sequences % group_size > 0), group_size
+  of_size = lambda projection: make_moments(outputs_fn, trainable=trainable, projection=projection, room=room)
+  programs = {"exact": of_size(None), "projected": of_size(Projection(1 << 16))}
+  moments = lambda params, *rest: programs["exact" if size(params) <= EXACT else "projected"](params, *rest)
+  return measure

@@ -21,6 +21,8 @@ def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
     needs |= {"old_logprobs", "ref_logprobs"}
   if config.teacher.opd_coef:
     needs |= {"old_logprobs"}
+  if config.log.gradient_noise_every:
+    needs |= {"groups"}
   return frozenset(needs)
 
 

@@ -21,6 +21,7 @@ from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.devices.offload import check_offload
+from jaxrl_llm.learner.gradient_noise import make_measurement
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
 from jaxrl_llm.learner.schedules import decay_steps, policy_updates
@@ -97,6 +98,8 @@ class Programs(NamedTuple):
     critic: Programs of the critic; None for a method without a critic.
     teachers: Programs of each teacher by name, "" for the only one.
     advise: Program that adds a teacher's advantages to a batch; None without a teacher.
+    gradient_noise: `(params, batch) -> metrics` of the gradients of single responses; None if they
+      are not measured.
   """
 
   model: Model
@@ -113,6 +116,7 @@ class Programs(NamedTuple):
   critic: CriticPrograms | None
   teachers: Mapping[str, TeacherPrograms] = MappingProxyType({})
   advise: Advise | None = None
+  gradient_noise: Callable[[Params, TrainBatch], dict[str, float]] | None = None
 
 
 def make_programs(
@@ -212,6 +216,16 @@ def make_programs(
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
     teachers=taught,
     advise=make_advise(mesh, packed, coef=config.teacher.opd_coef) if taught else None,
+    gradient_noise=make_measurement(
+      outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs),
+      objective,
+      trainable=trained,
+      num_rows=max(learner.row_buckets),
+      num_sequences=-(-config.rollout.num_prompts * config.rollout.group_size // learner.updates_per_rollout),
+      group_size=config.rollout.group_size,
+    )
+    if config.log.gradient_noise_every
+    else None,
   )
 
 

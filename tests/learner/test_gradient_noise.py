@@ -16,7 +16,9 @@ from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_out
 from jaxrl_llm.models import make_model
 from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
+from jaxrl_llm.workdir.metrics import read_rows
 from tests.learner.test_splits import GRADIENT, MODELS, laid_out
+from tests.runs import VARIED, column, run_here, tiny_config
 
 LOSSES = (
   ("reinforce", {}),
@@ -210,3 +212,30 @@ def test_multipliers_are_the_ratios_of_responses(x64):
   np.testing.assert_allclose(gradient_noise.multipliers(gspo, plain, units, batch), expected, rtol=1e-12)
   none = batch._replace(advantages=0 * batch.advantages)
   assert np.all(np.isnan(gradient_noise.multipliers(grpo, 0 * plain, units, none)))
+
+
+RUN = VARIED | {
+  "num_steps": 3, "warm_start.num_steps": 4, "eval.every": 3, "log.tensorboard": False, "learner.learning_rate": 3e-3,
+  "learner.warmup_steps": 1,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_measures_its_updates_and_is_not_changed(tmp_path):
+  run_here(tiny_config("gspo", RUN), tmp_path / "without")
+  run_here(tiny_config("gspo", RUN | {"log.gradient_noise_every": 2}), tmp_path / "with")
+  assert column(tmp_path / "with", "actor/loss") == column(tmp_path / "without", "actor/loss")
+  assert column(tmp_path / "with", "perf/recompiles") == [0, 0, 0]
+  first, between, last = (row for row in read_rows(tmp_path / "with" / "metrics.jsonl") if row["phase"] == "rl")
+  for row in (first, last):
+    assert row["gradient/noise"] > 0 and 0 < row["gradient/effective"] < 1
+    # GSPO's clip leaves out responses whose ratio has left its band.
+    assert 0 < row["gradient/inflation"] < 1 and row["actor/pg_clipfrac"] > 0
+    # The gradient of a batch is as long as signal and noise make it.
+    assert row["actor/grad_norm"] ** 2 < 3 * (abs(row["gradient/signal"]) + row["gradient/noise"])
+  assert not any(name.startswith("gradient/") for name in between)
+
+
+def test_gradients_of_responses_are_measured_on_one_device(tmp_path):
+  with pytest.raises(ValueError, match=r"config.log.gradient_noise_every: found 1 with 2 devices, expected 0: gradients of single"):
+    run_here(tiny_config("gspo", RUN | {"log.gradient_noise_every": 1, "mesh.fsdp": 2}), tmp_path, devices=2)

@@ -141,6 +141,8 @@ PANELS = (
   Panel("Teacher", "Same likeliest token as the teacher", "teacher/agreement", "%"),
   Panel("Teacher", "Entropy of the teacher", "teacher/entropy", "nats per token", zero=True),
   Panel("Optimizer", "Gradient norm", "actor/grad_norm", log="auto"),
+  Panel("Optimizer", "Noise of a response's gradient, relative to no ratio", "gradient/inflation", log="auto"),
+  Panel("Optimizer", "Signal over noise of a response's gradient", "gradient/snr"),
   Panel("Optimizer", "Learning rate", "actor/lr", zero=True),
   Panel("Optimizer", "Skipped updates", "train/skipped_steps", zero=True),
   Panel("Experts", "Experts changed by an update", "moe/expert_change/update", "%", zero=True),

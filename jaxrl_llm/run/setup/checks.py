@@ -29,7 +29,11 @@ def check_devices(config: ConfigDict, mesh: Mesh, sampler_mesh: Mesh) -> None:
     ValueError: If they do not. One line for each size.
   """
   shards = map(mesh_lib.num_row_shards, (mesh, sampler_mesh))
-  if problems := list(row_problems(config, *shards, context=mesh.shape["context"])):
+  problems = list(row_problems(config, *shards, context=mesh.shape["context"]))
+  if config.log.gradient_noise_every and mesh.size > 1:
+    every, why = config.log.gradient_noise_every, "gradients of single responses are measured on one device"
+    problems.append(f"config.log.gradient_noise_every: found {every} with {mesh.size} devices, expected 0: {why}")
+  if problems:
     raise ValueError("\n".join(problems))
 
 

@@ -109,13 +109,15 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   if prepared.role_baselines is not None:
     run.record.role_baselines = prepared.role_baselines
   placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in prepared.placed]
-  updates = [update(run, minibatch, step) for minibatch in placed]
+  updates = [update(run, minibatch, step) for minibatch in placed[:-1]]
+  noise = gradient_noise(run, placed[-1], step)  # Of the stalest update.
+  updates.append(update(run, placed[-1], step))
   # One wait for all updates of the step. The exact numbers of an update's comparison replace the
   # teacher's estimates.
   updates = [summary.to_floats(known | metrics) for known, metrics in zip(prepared.of_updates, updates, strict=True)]
 
   phases.begin("other")
-  metrics, num_tokens = summary.combine(updates) | prepared.metrics, sum(len(x.tokens) for own in prepared.minibatches for x in own)
+  metrics, num_tokens = summary.combine(updates) | prepared.metrics | noise, sum(len(x.tokens) for own in prepared.minibatches for x in own)
   return Learned(prepared.batch, prepared.taken, prepared.layouts, placed, updates, metrics, num_tokens)
 
 
@@ -444,6 +446,15 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
     after = experiment.learner.logprobs(run.state.params, measured).routing
     metrics["moe/expert_change/update"] = experiment.learner.routes.compare(before, batch.segments, after)
   return metrics
+
+
+def gradient_noise(run: Run, batch: TrainBatch, step: int) -> dict[str, float]:
+  """Measures noise and signal of the gradients of an update's responses, in the steps that do."""
+  every = run.config.log.gradient_noise_every
+  if not every or step % every:
+    return {}
+  needs = run.experiment.objective.needs | {"groups"}
+  return run.experiment.learner.gradient_noise(run.state.params, needed_by_step(batch, needs, adaptive_kl=False))
 
 
 def token_scores(run: Run, learned: Learned) -> list[dict[str, np.ndarray]]:

@@ -1,0 +1,130 @@
+"""Rules of the study, written before its first counted trial.
+
+Each quantity has one value per seed. `inflation` is the noise of an objective's gradient relative
+to that of the gradient without a ratio, on the same responses. Rules at one condition read 7
+updates, and 64 digits; slopes are least squares over log T of all four lengths at 7 updates.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from experiments import judging
+from experiments.studies.noise import protocol
+
+K, LONG = 7, 64
+CONFIRMATORY = {"slope: GRPO's noise over GSPO's grows with length": True}
+"""The one confirmatory rule. All others are exploratory and not corrected."""
+
+SAME = float(np.log(1.25))
+"""Noises within a quarter of each other count as equal."""
+
+
+def table(trials: Sequence[Mapping]) -> dict[tuple[int, int, str, int], dict]:
+  """Returns the rows of all tokens by length, number of updates, objective and seed."""
+  return {
+    (trial["length"], row["k"], row["objective"], trial["seed"]): row for trial in trials for row in trial["rows"] if row["part"] == "all"
+  }
+
+
+def complete(trials: Sequence[Mapping], lengths: Sequence[int] = protocol.LENGTHS) -> list[int]:
+  """Returns the seeds with a trial of every length."""
+  return [seed for seed in protocol.SEEDS if {(length, seed) for length in lengths} <= {(x["length"], x["seed"]) for x in trials}]
+
+
+def missing(trials: Sequence[Mapping], failed: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+  """Returns the lengths and seeds of the trials that a verdict waits for."""
+  done = {(trial["length"], trial["seed"]) for trial in trials} | set(failed)
+  return [(length, seed) for length in protocol.LENGTHS for seed in protocol.SEEDS if (length, seed) not in done]
+
+
+def slopes(trials: Sequence[Mapping], value: Callable[[Callable[[str], dict]], float], k: int = K) -> np.ndarray:
+  """Returns the slope of a quantity over log T for each complete seed.
+
+  Args:
+    trials: Trials.
+    value: Function of `row`, which returns the row of an objective by name.
+    k: Number of updates.
+  """
+  rows, x = table(trials), np.log(protocol.LENGTHS)
+  of_seed = lambda seed: [value(lambda name, at=length: rows[at, k, name, seed]) for length in protocol.LENGTHS]
+  return np.array([np.polyfit(x, of_seed(seed), 1)[0] for seed in complete(trials)])
+
+
+def at(trials: Sequence[Mapping], value: Callable[[Callable[[str], dict]], float], length: int = LONG, k: int = K) -> np.ndarray:
+  """Returns a quantity at one condition for each complete seed."""
+  rows = table(trials)
+  return np.array([value(lambda name, seed=seed: rows[length, k, name, seed]) for seed in complete(trials)])
+
+
+def log_inflation(name: str) -> Callable[[Callable[[str], dict]], float]:
+  """Returns the quantity log(inflation) of an objective."""
+  return lambda row: float(np.log(row(name)["inflation"]))
+
+
+def log_over(name: str, other: str) -> Callable[[Callable[[str], dict]], float]:
+  """Returns the quantity log(inflation of one / inflation of another)."""
+  return lambda row: float(np.log(row(name)["inflation"] / row(other)["inflation"]))
+
+
+def judge(results: Mapping) -> dict[str, dict]:
+  """Judges the study, or says what it waits for.
+
+  Args:
+    results: `trials`, and `failed`, the lengths and seeds whose imitation failed.
+  """
+  trials = results["trials"]
+  if waits := missing(trials, [tuple(x) for x in results["failed"]]):
+    total = len(protocol.LENGTHS) * len(protocol.SEEDS)
+    return {"waits": {"rule": f"trials: {total - len(waits)} of {total} done", "verdict": judging.CALIBRATION}}
+  above, below, within = judging.above, judging.below, judging.within
+  engaged = bool(np.mean(at(trials, lambda row: row("token")["std_token"])) > 0.01)
+  verdicts = {
+    "slope: GRPO's noise over GSPO's grows with length": above(
+      "log(GRPO / GSPO at 15 %) against log T has a slope above 0",
+      slopes(trials, log_over("grpo", "gspo 15 %")), engaged=engaged,
+    ),
+    "slope: equal clips": above(
+      "log(GRPO at 15 % / GSPO at 15 %) against log T has a slope above 0",
+      slopes(trials, log_over("grpo 15 %", "gspo 15 %")), engaged=engaged,
+    ),
+    "slope: token ratio": above(
+      "the inflation of the token ratio without a clip grows with length", slopes(trials, log_inflation("token")), engaged=engaged
+    ),
+    "slope: product ratio": above(
+      "the inflation of the product ratio without a clip grows with length", slopes(trials, log_inflation("product")), engaged=engaged
+    ),
+    "sequence ratio is no ratio": within(
+      "without its clip, the sequence ratio leaves the noise of no ratio within a quarter",
+      at(trials, log_inflation("sequence")), -SAME, SAME, engaged=engaged,
+    ),
+    "clip lowers GSPO's noise": below(
+      "GSPO with its clip has less noise than without", at(trials, log_over("gspo 15 %", "sequence")), engaged=engaged
+    ),
+    "clip at equal share": below(
+      "GRPO's clip at 15 % lowers the noise of the token ratio", at(trials, log_over("grpo 15 %", "token")), engaged=engaged
+    ),
+    "SAPO": below("SAPO has less noise than no ratio", at(trials, log_inflation("sapo")), engaged=engaged),
+    "progress: GSPO above GRPO": above(
+      "a noisy step of GSPO goes further along the fresh gradient than one of GRPO",
+      at(trials, lambda row: row("gspo 15 %")["progress"] - row("grpo")["progress"]), engaged=engaged,
+    ),
+    "progress: GSPO above no ratio": above(
+      "a noisy step of GSPO goes further along the fresh gradient than one without a ratio",
+      at(trials, lambda row: row("gspo 15 %")["progress"] - 1), engaged=engaged,
+    ),
+    "GSPO-token is GSPO": within(
+      "with one advantage per response, GSPO-token's noise is GSPO's within 1e-3",
+      at(trials, log_over("gspo_token 15 %", "gspo 15 %")), -1e-3, 1e-3, engaged=engaged,
+    ),
+  }  # fmt: skip
+  return verdicts
+
+
+def laws(trials: Sequence[Mapping]) -> list[dict]:
+  """Returns the exponent of each objective's inflation in length, for each number of updates."""
+  return [
+    {"objective": name, "k": k, "exponent": judging.interval(slopes(trials, log_inflation(name), k))}
+    for name in protocol.measured(protocol.LENGTHS[0])
+    for k in protocol.STALENESS
+  ]
