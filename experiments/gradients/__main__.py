@@ -108,6 +108,7 @@ def parse(argv: Sequence[str]) -> Request:
       raise UsageError(f"--parts: found {part!r}, expected some of {','.join(PARTS)}")
   config = command_line.override(command_line.load(path), overrides)
   config.log.tensorboard, config.log.trackers = False, ()
+  config.learner.skip_zero_advantages = False  # Responses without a gradient count, too.
   if config.rollout.staleness or config.rollout.spare_prompts or config.rollout.samplers:
     wrong = next(field for field in ("samplers", "spare_prompts", "staleness") if config.rollout[field])
     apart = "the policy that draws and the one that is measured are --steps apart"

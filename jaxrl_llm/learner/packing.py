@@ -1,5 +1,6 @@
 """Packing of sequences into rows of equal length, with little padding and with shared prompts."""
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -179,15 +180,8 @@ def assign_rows(units: Sequence[Unit], row_tokens: int, row_images: int | None =
     [[((0,), 6)], [((1, 2), 8)]]
   """
   rows: list[list[Unit]] = []
-  room: list[int] = []
-  places: list[float] = []  # For pictures.
-  all_places = float("inf") if row_images is None else row_images
-
-  def put(unit: Unit, row: int) -> None:
-    rows[row].append(unit)
-    room[row] -= unit.size
-    places[row] -= unit.pictures
-
+  room = _Room()
+  all_places = math.inf if row_images is None else row_images
   for unit in sorted(units, key=lambda unit: -unit.size):
     if unit.pictures > all_places:
       raise ValueError(f"config.learner.row_images: found {row_images}, expected at least {unit.pictures}, the pictures of one prompt")
@@ -195,25 +189,81 @@ def assign_rows(units: Sequence[Unit], row_tokens: int, row_images: int | None =
       raise ValueError(f"learner.row_tokens={row_tokens} cannot hold a sequence of {unit.shared + max(unit.lengths)} tokens")
     rest: Unit | None = unit
     while rest is not None:
-      # A row without a place for the pictures has no room.
-      free = [tokens if count >= rest.pictures else 0 for tokens, count in zip(room, places, strict=True)]
-      row = next((r for r, tokens in enumerate(free) if tokens >= rest.size), None)
-      if row is not None:
-        put(rest, row)
-        break
-      widest = int(np.argmax(free)) if free else -1
-      part, left = _part(rest, free[widest] if free else 0)
-      # A new row takes the largest part that fits; for a unit without a shared prompt, that is all
-      # of it.
-      if part is None or sum(part.lengths) <= 2 * part.shared:
-        rows.append([])
-        room.append(row_tokens)
-        places.append(all_places)
-        widest = len(rows) - 1
-        part, left = _part(rest, row_tokens)
-      put(part, widest)
+      part, left, row = rest, None, room.first(rest.size, rest.pictures)
+      if row is None:
+        row, free = room.widest(rest.pictures) if rest.shared else (None, 0)
+        part, left = _part(rest, free)
+        # A new row takes the largest part that fits; for a unit without a shared prompt, that is
+        # all of it.
+        if part is None or sum(part.lengths) <= 2 * part.shared:
+          rows.append([])
+          row = room.add(row_tokens, all_places)
+          part, left = _part(rest, row_tokens)
+      rows[row].append(part)
+      room.take(row, part.size, part.pictures)
       rest = left
   return rows
+
+
+class _Room:
+  """Free slots of rows, and their places for pictures, with searches in logarithmic time.
+
+  A binary tree, in which a node holds the most slots and the most places of the rows below it.
+  """
+
+  def __init__(self):
+    self._count, self._leaves = 0, 1
+    self._slots, self._places = [-1, -1], [-1.0, -1.0]
+
+  def add(self, slots: int, places: float) -> int:
+    """Adds a row and returns its number."""
+    if self._count == self._leaves:
+      kept = list(zip(self._slots, self._places, strict=True))[self._leaves :]
+      self._leaves *= 2
+      self._slots, self._places = [-1] * (2 * self._leaves), [-1.0] * (2 * self._leaves)
+      for row, of_row in enumerate(kept):
+        self._set(row, *of_row)
+    self._set(self._count, slots, places)
+    self._count += 1
+    return self._count - 1
+
+  def take(self, row: int, slots: int, places: float) -> None:
+    """Takes slots and places of a row."""
+    leaf = self._leaves + row
+    self._set(row, self._slots[leaf] - slots, self._places[leaf] - places)
+
+  def _set(self, row: int, slots: int, places: float) -> None:
+    node = self._leaves + row
+    self._slots[node], self._places[node] = slots, places
+    while node := node // 2:
+      self._slots[node] = max(self._slots[2 * node : 2 * node + 2])
+      self._places[node] = max(self._places[2 * node : 2 * node + 2])
+
+  def first(self, slots: int, places: float) -> int | None:
+    """Returns the first row with room for slots and places; None if there is none."""
+    waiting = [1]
+    while waiting:
+      node = waiting.pop()
+      if self._slots[node] < slots or self._places[node] < places:
+        continue
+      if node >= self._leaves:
+        return node - self._leaves
+      waiting += (2 * node + 1, 2 * node)
+    return None
+
+  def widest(self, places: float) -> tuple[int | None, int]:
+    """Returns the first of the rows with the most free slots, of those with room for places."""
+    best, most, waiting = None, 0, [1]
+    while waiting:
+      node = waiting.pop()
+      if self._slots[node] < most or self._places[node] < places:
+        continue
+      if node < self._leaves:
+        # The wider half is searched first; of equal ones, the earlier rows.
+        waiting += sorted((2 * node, 2 * node + 1), key=lambda child: (self._slots[child], -child))
+      elif self._slots[node] > most or best is None or node < best:
+        best, most = node, self._slots[node]
+    return (None, 0) if best is None else (best - self._leaves, most)
 
 
 def _part(unit: Unit, room: int) -> tuple[Unit | None, Unit | None]:

@@ -1,5 +1,7 @@
 """Packing loses, invents and overfills nothing, and the bound on its rows holds."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from jaxrl_llm.learner.packing import (
   Trajectory,
   Unit,
+  _part,
   arrange,
   arrange_taught,
   assign_rows,
@@ -157,6 +160,42 @@ def test_rows_hold_every_sequence_once_and_are_never_overfull(lengths, row_token
     for earlier in range(later):
       before = [i for i in rows[earlier] if (-lengths[i], i) < (-lengths[opener], opener)]
       assert sum(lengths[i] for i in before) + lengths[opener] > row_tokens
+
+
+def first_fit_by_scanning(units, row_tokens, row_images):
+  """Packs as `assign_rows` does, but looks at all rows for each unit."""
+  rows, most = [], math.inf if row_images is None else row_images
+  free = lambda row: row_tokens - sum(unit.size for unit in row)
+  places = lambda row: most - sum(unit.pictures for unit in row)
+  for unit in sorted(units, key=lambda unit: -unit.size):
+    while unit is not None:
+      with_places = [row for row in rows if places(row) >= unit.pictures]
+      row = next((row for row in with_places if free(row) >= unit.size), None)
+      part, left = unit, None
+      if row is None:
+        row = max(with_places, key=free, default=None)
+        part, left = _part(unit, 0 if row is None else free(row))
+        if part is None or sum(part.lengths) <= 2 * part.shared:
+          row = []
+          rows.append(row)
+          part, left = _part(unit, row_tokens)
+      row.append(part)
+      unit = left
+  return rows
+
+
+UNITS = st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 2)), max_size=60)
+
+
+@given(UNITS, st.booleans())
+def test_the_first_row_with_room_is_found_as_by_a_scan(drawn, limits_pictures):
+  """Units that share no prompt have one member, and of those that do some are split over rows."""
+  units, row_images = [], 3 if limits_pictures else None
+  for i, (shared, lengths, pictures) in enumerate(drawn):
+    own = lengths if shared else lengths[:1]
+    units.append(Unit(shared, tuple((i, k) for k in range(len(own))), tuple(own), pictures))
+  rows = assign_rows(units, 24, row_images)
+  assert rows == first_fit_by_scanning(units, 24, row_images)
 
 
 @given(st.integers(1, 16), st.integers(0, 40), st.data())
