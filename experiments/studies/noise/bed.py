@@ -84,8 +84,8 @@ def run(length: int, seed: int, *, sizes: beds.Sizes | None = None, num_prompts:
   Returns:
     `length`, `seed`, `accuracy` of the measured responses, their mean number of `tokens`, and
     `rows`: those of `measure.rows_of` with the number of updates `k`, the standard deviations of
-    the log-ratios of tokens and of sequences, and `progress`, the product of the mean gradient and
-    the fresh one over the root of the noise, relative to that of the gradient without a ratio.
+    the log-ratios of tokens and of sequences, and `along`, the product of the mean gradient and the
+    fresh one over the root of the noise.
 
   Raises:
     StartFailed: If the imitation fails.
@@ -102,25 +102,20 @@ def run(length: int, seed: int, *, sizes: beds.Sizes | None = None, num_prompts:
     spread = log_ratios(own.bed.score(params, old).logprobs, old)
     for row in rows_of(stale, fresh):
       if row["part"] == WHOLE or row["objective"] in ("grpo", "dapo"):
-        rows.append({"k": k} | row | spread | {"progress": progress(stale, fresh, row["objective"], row["part"])})
+        rows.append({"k": k} | row | spread | {"along": along(stale, fresh, row)})
   right, lengths = np.asarray(old.advantages).max(axis=1) > 0, np.sum(np.asarray(old.mask), axis=1)
   return {"length": length, "seed": seed, "accuracy": float(np.mean(right)), "tokens": float(np.mean(lengths)), "rows": rows}
 
 
-def progress(stale: Measured, fresh: Measured, objective: str, part: str) -> float:
-  """Computes how far a noisy step of a given length goes along the fresh gradient.
+def along(stale: Measured, fresh: Measured, row: Mapping[str, Any]) -> float:
+  """Computes how far a noisy step goes along the fresh gradient: ⟨E g, E f⟩ / √noise.
 
-  It is ⟨E g, E f⟩ / √tr Cov(g) with the mean fresh gradient f, divided by the same number of the
-  gradient without a ratio.
+  The fresh gradient f is the same for all objectives with equal weights of tokens, and a loss's
+  scale cancels.
   """
-
-  def of_part(part: str) -> float:
-    place, other = stale.places[objective, part], fresh.places[objective, PLAIN]
-    product = float(np.dot(stale.moments.totals[place], fresh.moments.totals[other]))
-    row = next(row for row in rows_of(stale) if (row["objective"], row["part"]) == (objective, part))
-    return product / np.sqrt(row["in_groups"]) if row["in_groups"] > 0 else np.nan
-
-  return of_part(part) / of_part(PLAIN)
+  place, other = stale.places[row["objective"], row["part"]], fresh.places[row["objective"], PLAIN]
+  product = np.dot(stale.moments.totals[place], fresh.moments.totals[other]) / (stale.moments.count * fresh.moments.count)
+  return float(product / np.sqrt(row["in_groups"])) if row["in_groups"] > 0 else float("nan")
 
 
 def log_ratios(logprobs: Float[jax.Array, "B T"], batch: TrainBatch) -> dict[str, float]:
