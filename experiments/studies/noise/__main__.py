@@ -23,6 +23,7 @@ from experiments.studies.noise import bed, protocol, rules
 from jaxrl_llm.devices import compilation_cache
 
 HERE = pathlib.Path(__file__).parent
+FORECAST = HERE.parent / "forecast" / "trials.jsonl"
 
 
 def measure(folder: pathlib.Path, lengths: Sequence[int], seeds: Sequence[int], until: float) -> None:
@@ -78,6 +79,7 @@ def judge(folder: pathlib.Path) -> None:
   verdicts = rules.judge(results)
   kept = {"verdicts": verdicts, "failed": results["failed"]}
   if "waits" not in verdicts:
+    verdicts["from noise to outcome"] = rules.outcome(trials, study.read_trials(FORECAST))
     kept["laws"] = rules.laws(trials)
   (folder / "results.json").write_text(to_json(rounded(kept)))
   print(judging.lines(verdicts))

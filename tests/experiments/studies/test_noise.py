@@ -54,6 +54,19 @@ def test_conditions_decide_the_others():
   assert set(verdicts_of(still).values()) == {judging.NOT_ENGAGED}
 
 
+@pytest.mark.parametrize(("exponent", "verdict"), [(-1.0, judging.REPRODUCED), (1.0, judging.CONTRADICTED), (0.0, judging.INCONCLUSIVE)])
+def test_noise_is_held_against_the_end_of_training(exponent, verdict):
+  """The ends are those of the forecast's trials; the noise is made to go with them or against."""
+  forecast = command.study.read_trials(command.FORECAST)
+  rows = [row for row in forecast if (row["length"], row["updates"], row["stage"]) == (8, 64, "main")]
+  ends = {name: np.mean([row["end"] for row in rows if row["objective"] == name]) for name in rules.OUTCOME}
+  made = trials({own: exponent * ends[name] * 10 for name, own in rules.OUTCOME.items()})
+  row = rules.outcome(made, forecast)
+  assert row["verdict"] == verdict and len(row["of"]) == 9
+  if exponent:
+    assert row["spearman"] == pytest.approx(exponent)
+
+
 def test_verdicts_wait_for_all_trials():
   part = trials(seeds=protocol.SEEDS[:-1])
   (row,) = rules.judge({"trials": part, "failed": []}).values()
