@@ -6,6 +6,7 @@ Prints how good the forecasts are, once all trials that they need are done.
   python -m experiments.studies.forecast --stage=main --seconds=3600
   python -m experiments.studies.forecast --status
   python -m experiments.studies.forecast --check
+  python -m experiments.studies.forecast --power
   python -m experiments.studies.forecast --enter=my_objective.py
 
 Each trial is appended to `trials.jsonl` as soon as it ends. The same command resumes a stopped
@@ -28,7 +29,7 @@ from experiments import judging, provenance
 from experiments.claims import study, trial
 from experiments.claims.bed import StartFailed, make_bed, warm_params
 from experiments.results import rounded, to_json
-from experiments.studies.forecast import board, checks, complete, figures, protocol, rules
+from experiments.studies.forecast import board, checks, complete, figures, power, protocol, rules
 from jaxrl_llm.devices import compilation_cache
 
 HERE = pathlib.Path(__file__).parent
@@ -134,8 +135,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   actions.add_argument("--status", action="store_true", help="report the progress without running a trial")
   actions.add_argument("--enter", type=pathlib.Path, metavar="FILE", help="tune and train the objective of a file")
   actions.add_argument("--check", action="store_true", help="measure the manipulation checks of the beds")
+  actions.add_argument("--power", action="store_true", help="say how good a forecaster the score would notice; reads no trial")
   parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no trial starts")
   args = parser.parse_args(argv)
+  if args.power:
+    print("\n".join(power.lines()))
+    return
   compilation_cache.cache_compilations()
   if args.check:
     measured = checks.measure(lambda length, seed: (make_bed(protocol.sizes(length)), warm_params(protocol.sizes(length), seed)))

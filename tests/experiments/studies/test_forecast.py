@@ -16,7 +16,7 @@ from experiments.claims import bed as beds
 from experiments.claims import study
 from experiments.results import from_json, rounded
 from experiments.studies.forecast import __main__ as command
-from experiments.studies.forecast import board, checks, complete, protocol, rules
+from experiments.studies.forecast import board, checks, complete, power, protocol, rules
 from experiments.studies.forecast.protocol import Cell
 from jaxrl_llm import objectives
 
@@ -296,3 +296,18 @@ def test_the_checks_run_on_a_small_bed(tmp_path, capsys):
   command.main(["--check", f"--folder={tmp_path}"])
   (row,) = from_json((tmp_path / "checks.json").read_text())["rows"]
   assert set(row) == {"length", "right", "std_log_rho", "clipped", "k3"} and "length 4" in capsys.readouterr().out
+
+
+def test_the_power_of_the_score_is_that_of_the_readme():
+  own, text = power.power(PAIRS), (rules.PUBLISHED.parent / "README.md").read_text()
+  assert f"**{own.needed} of the {own.of} must be right**" in text and f"more than about {own.most} (" in text
+  shown = " | ".join(f"{share:.0%}".replace("%", " %") for share in own.chances.values())
+  assert f"all 46 pairs | {shown} |" in text
+
+
+def test_strengths_follow_the_pairs():
+  chain = power.strengths(np.array([0, 0, 1, 1, 2]), np.array([1, 2, 2, 3, 3]), 4)
+  assert list(np.argsort(-chain)) == [0, 1, 2, 3] and abs(chain.mean()) < 1e-9 and chain.std() == pytest.approx(1)
+  pairs = [{"winner": winner, "loser": loser} for winner, loser in ("ab", "bc")]
+  # A random ranking gets both right in a sixth of all cases, so that no forecaster is noticed.
+  assert power.power(pairs).needed == 3 and set(power.power(pairs).chances.values()) == {0.0}
