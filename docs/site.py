@@ -11,6 +11,7 @@ import pathlib
 import posixpath
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 
 import latex2mathml.converter
@@ -59,7 +60,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
   for module in modules:
     files.append(File.generated(config, _api_page(module), content=f"# {module}\n\n::: {module}\n"))
   files.append(File.generated(config, "api/index.md", content=api_index(modules)))
-  for path in sorted({path for page in tracked() if page.endswith((".ipynb", ".md")) for path in linked_sources(page)}):
+  sys.path += [str(ROOT), str(ROOT / "docs")]  # MkDocs forgets what is added while it loads this file.
+  from objective_pages import configs, pages
+
+  for path, content in pages().items():
+    files.append(File.generated(config, path, content=content))
+  linked = {path for page in tracked() if page.endswith((".ipynb", ".md")) for path in linked_sources(page)}
+  for path in sorted(linked | set(configs().values())):
     files.append(File.generated(config, f"{path}.md", content=f"# {path}\n\n```python\n{(ROOT / path).read_text()}\n```\n"))
   return files
 

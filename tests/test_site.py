@@ -8,11 +8,15 @@ import sys
 import urllib.parse
 import xml.etree.ElementTree
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "docs"))
+import objective_pages  # noqa: E402 (a file of the site, and no package)
+
 pytestmark = pytest.mark.slow
 
 
@@ -59,6 +63,26 @@ def test_equations_of_docstrings_keep_their_lines_and_are_mathml(site):
   assert sum(page.count('<div class="equation">') for page in pages) > 35
   for formula in {formula for page in pages for formula in re.findall(r"<math.*?</math>", page)}:
     xml.etree.ElementTree.fromstring(formula)
+
+
+def test_every_objective_has_a_page_with_what_is_stored_of_it(site):
+  for name in objectives.OBJECTIVES:
+    page = (site / "objectives" / f"{name}.html").read_text()
+    assert page.count("<polyline") == (0 if name in objective_pages.WITHOUT_CURVE else 2), name
+    assert f'href="{name}.html"' in (site / "objectives" / "index.html").read_text()
+  gspo = text(site / "objectives" / "gspo.html")
+  assert "--config=configs/gspo.py" in gspo and "Its band was guessed" in gspo and "70.3 %" in gspo and "Tuned equally" in gspo
+
+
+def test_curves_are_those_of_the_equations():
+  ratios, grpo = objective_pages.curves("grpo")[1]
+  np.testing.assert_allclose(grpo, [ratio if ratio < 1.2 else 0 for ratio in ratios], rtol=1e-5)
+  ratios, negative = objective_pages.curves("grpo")[-1]
+  np.testing.assert_allclose(negative, [ratio if ratio > 0.8 else 0 for ratio in ratios], rtol=1e-5)
+  for sign, tau in ((1, 1.0), (-1, 1.05)):
+    ratios, sapo = objective_pages.curves("sapo")[sign]
+    gates = 1 / (1 + np.exp(-tau * (np.array(ratios) - 1)))
+    np.testing.assert_allclose(sapo, 4 * gates * (1 - gates) * ratios, rtol=1e-5)
 
 
 def test_examples_are_code(site):
