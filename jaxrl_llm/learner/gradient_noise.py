@@ -110,8 +110,8 @@ def cotangents(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch) 
 
   Example:
     >>> from jaxrl_llm.objectives import make
-    >>> ones = jnp.ones((1, 2))
-    >>> batch = TrainBatch(ones, ones, ones, mask=ones, advantages=ones, old_logprobs=-ones)
+    >>> ones, ids = jnp.ones((1, 2)), jnp.ones((1, 2), int)
+    >>> batch = TrainBatch(ids, ids, ids, mask=ones, advantages=ones, old_logprobs=-ones)
     >>> cotangents(make("grpo", kl_coef=0.0), PolicyOutputs(-ones), batch).logprobs.tolist()
     [[-0.5, -0.5]]
   """
@@ -187,7 +187,7 @@ def units_of(batch: TrainBatch) -> Int[np.ndarray, "n 3"]:
   its own.
 
   Example:
-    >>> segments, mask = jnp.array([[1, 2, 2], [1, 1, 0]]), jnp.array([[0, 1, 1], [0, 1, 0]])
+    >>> segments, mask = jnp.array([[1, 2, 2], [1, 1, 0]]), jnp.array([[0.0, 1, 1], [0, 1, 0]])
     >>> units_of(TrainBatch(segments, segments, segments, mask, mask, mask)).tolist()
     [[0, 2, 0], [1, 1, 1]]
   """

@@ -51,7 +51,7 @@ def strengths(winners: Int[np.ndarray, " n"], losers: Int[np.ndarray, " n"], cou
       always win finite.
 
   Example:
-    >>> strengths(np.array([0, 1]), np.array([1, 2]), 3).round(2).tolist()
+    >>> (strengths(np.array([0, 1]), np.array([1, 2]), 3).round(2) + 0).tolist()
     [1.22, 0.0, -1.22]
   """
   logits = np.zeros(count)
