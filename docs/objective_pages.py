@@ -22,7 +22,7 @@ WITHOUT_CURVE = ("custom", "sft", "clip_cov", "kl_cov")
 
 def pages() -> dict[str, str]:
   """Returns the Markdown of every page by its path, the index included."""
-  os.environ.setdefault("JAX_PLATFORMS", "cpu")  # A page needs no accelerator, and looking for one is slow.
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")  # To look for an accelerator is slow.
   from jaxrl_llm.objectives import OBJECTIVES
 
   made = {f"objectives/{name}.md": page(name) for name in OBJECTIVES}
@@ -132,6 +132,7 @@ def board(name: str) -> list[str]:
   own = [line for line in rows if line.split("|")[1].strip() == name]
   if not own:
     return []
-  about = "Area under the held-out accuracy curve minus GRPO's, in points; of GRPO the area itself. T are tokens, N updates of a rollout batch."
+  about = "Area under the held-out accuracy curve minus GRPO's, in points; of GRPO the area itself. "
+  about += "T are tokens, N updates of a rollout batch."
   link = "[All objectives](../experiments/studies/forecast/LEADERBOARD.md)."
   return ["## Tuned equally", "", *rows[:2], *own, "", f"{about} {link}", ""]
