@@ -60,7 +60,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
   for module in modules:
     files.append(File.generated(config, _api_page(module), content=f"# {module}\n\n::: {module}\n"))
   files.append(File.generated(config, "api/index.md", content=api_index(modules)))
-  sys.path += [str(ROOT), str(ROOT / "docs")]  # MkDocs forgets what is added while it loads this file.
+  # MkDocs forgets what is added while it loads this file.
+  sys.path += [str(ROOT), str(ROOT / "docs")]
   from objective_pages import configs, pages
 
   for path, content in pages().items():
