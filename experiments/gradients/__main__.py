@@ -37,6 +37,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config import check, command_line
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.messages import did_you_mean, refuse
+from jaxrl_llm.run.setup import source
 
 FLAGS = {"objectives": "grpo,gspo,sapo", "checkpoint": "", "steps": "1", "responses": "256", "parts": "", "project": "0"}
 FLAGS |= {"at_once": "1", "json": ""}
@@ -115,6 +116,9 @@ def parse(argv: Sequence[str]) -> Request:
     raise UsageError(f"config.rollout.{wrong}: found {config.rollout[wrong]}, expected 0: {apart}")
   if problems := check.config_problems(config):
     raise UsageError("\n".join(problems))
+  if given["checkpoint"] and source.find(given["checkpoint"]).kind != "run":
+    text = given["checkpoint"]
+    raise UsageError(f"--checkpoint: found {text!r}, expected WORKDIR or WORKDIR@NUMBER of a run; --config.model.path names other weights")
   return Request(config, **given)
 
 
@@ -195,7 +199,6 @@ def run(request: Request) -> list[dict[str, Any]]:
 def checkpoint_params(job: Any, text: str) -> Any:
   """Reads the weights of `--checkpoint`."""
   from jaxrl_llm.run.jobs.evaluate.restored import restore
-  from jaxrl_llm.run.setup import source
 
   return restore(job.experiment, source.find(text))[0]
 

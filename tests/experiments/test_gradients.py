@@ -32,6 +32,8 @@ CONFIG = "--config=configs/gspo.py:tiny"
     ([CONFIG, "--step=1"], "unknown argument '--step=1'; did you mean 'steps'?"),
     ([CONFIG, "--responses=1"], "--responses: found '1', expected a whole number of at least 2"),
     ([CONFIG, "--objectives="], "--objectives: found none"),
+    ([CONFIG, "--checkpoint=no_such_run"], "--checkpoint: found 'no_such_run', which does not exist"),
+    ([CONFIG, "--checkpoint=model.gguf"], "--checkpoint: found 'model.gguf', expected WORKDIR or WORKDIR@NUMBER of a run"),
     ([CONFIG, "--parts=thirds"], "--parts: found 'thirds', expected some of halves,frequency,clip"),
     ([CONFIG, "--config.rollout.staleness=1", "--config.mesh.sampler=1"], "config.rollout.staleness: found 1, expected 0"),
   ],
