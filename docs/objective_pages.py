@@ -3,6 +3,7 @@
 Everything is made from the docstring, the code and the studies' stored rows.
 """
 
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -109,10 +110,8 @@ def svg(drawn: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> str:
 def ladder(name: str) -> list[str]:
   """Returns a table of the objective's rows of the staleness ladder (E20), if it has any."""
   from experiments import judging
-  from experiments.results import from_json
 
-  trials = from_json((ROOT / "experiments/claims/staleness/results.json").read_text())["trials"]
-  own = [row for row in trials if row["objective"] == name]
+  own = [row for row in _trials() if row["objective"] == name]
   if not own:
     return []
   lines = ["## Stale data, at one learning rate", ""]
@@ -124,6 +123,13 @@ def ladder(name: str) -> list[str]:
   guessed = " Its band was guessed." if name in ("gspo", "gspo_token") else ""
   about = "33 thousand weights, responses of 4 to 8 tokens, a rate chosen with GRPO."
   return [*lines, "", f"{about}{guessed} [The study](../experiments/claims/staleness/README.md).", ""]
+
+
+@functools.cache
+def _trials() -> list[dict]:
+  from experiments.results import from_json
+
+  return from_json((ROOT / "experiments/claims/staleness/results.json").read_text())["trials"]
 
 
 def board(name: str) -> list[str]:

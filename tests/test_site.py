@@ -26,7 +26,7 @@ def site(tmp_path_factory):
   assert "mkdocs build" in (ROOT / "README.md").read_text()
   # `strict` in mkdocs.yml: a link or an anchor that leads nowhere fails the build.
   command = [sys.executable, "-m", "mkdocs", "build", f"--site-dir={folder}"]
-  built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+  built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
   assert built.returncode == 0, built.stdout + built.stderr
   return folder
 
