@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 460, 260
 BOUNDS = (0.25, 2.5)
 """Smallest and largest ratio of a curve."""
 
-LOG_STEPS = 141
+NUM_RATIOS = 141
 COLOURS = {1: "#1d4ed8", -1: "#be185d"}
 WITHOUT_CURVE = ("custom", "sft", "clip_cov", "kl_cov")
 """Objectives whose gradient at a token does not follow from its ratio and advantage alone."""
@@ -57,34 +57,19 @@ def page(name: str) -> str:
 
 
 def curves(name: str) -> dict[int, tuple[Sequence[float], Sequence[float]]]:
-  """Computes the coefficient C = (∂J/∂log π) / A of a token against its ratio, by autodiff.
+  """Computes the coefficient of a token's ∇log π, over A, against its ratio, by autodiff.
 
   Args:
-    name: Key of `objectives.OBJECTIVES`; its settings are the defaults.
+    name: Key of `objectives.OBJECTIVES`; its settings are the defaults, without a KL penalty.
 
   Returns:
     Ratios and coefficients, by the sign of the advantage.
   """
-  import jax.numpy as jnp
+  from experiments.ablations.objective_shapes.coefficients import curve, policy_term
 
-  from jaxrl_llm import objectives
-  from jaxrl_llm.learner.gradient_noise import cotangents
-  from jaxrl_llm.types import PolicyOutputs, TrainBatch
-
-  required = {"dr_grpo": {"max_tokens": 1}}.get(name, {})
-  objective = objectives.make(name, **required)
-  log_ratios = np.linspace(*np.log(BOUNDS), LOG_STEPS)
-  shape, made = (LOG_STEPS, 1), {}
-  for sign in (1, -1):
-    ones = jnp.ones(shape)
-    old = jnp.full(shape, np.log(0.3))
-    batch = TrainBatch(ones, ones, jnp.ones(shape, int), mask=ones, advantages=sign * ones, old_logprobs=old, sampler_logprobs=old)
-    # Without a divergence: the reference is the policy itself.
-    logprobs = old + jnp.asarray(log_ratios)[:, None]
-    batch = batch._replace(ref_logprobs=logprobs, lag=jnp.zeros(shape, int), groups=jnp.ones(shape, int))
-    own = cotangents(objective, PolicyOutputs(logprobs, -logprobs), batch).logprobs
-    made[sign] = np.exp(log_ratios).tolist(), (-LOG_STEPS * sign * np.asarray(own)[:, 0]).tolist()
-  return made
+  objective = policy_term(name, **({"max_tokens": 1} if name == "dr_grpo" else {}))
+  ratios = np.geomspace(*BOUNDS, NUM_RATIOS)
+  return {sign: (ratios.tolist(), curve(objective, ratios, sign).tolist()) for sign in (1, -1)}
 
 
 def svg(drawn: Mapping[int, tuple[Sequence[float], Sequence[float]]]) -> str:

@@ -99,9 +99,7 @@ def parse(argv: Sequence[str]) -> Request:
     if not given[name].isdecimal() or int(given[name]) < least:
       raise UsageError(f"--{name}: found {given[name]!r}, expected a whole number of at least {least}")
     given[name] = int(given[name])
-  from experiments.gradients import names
-
-  given["objectives"], given["parts"] = names.split(given["objectives"]), names.split(given["parts"])
+  given["objectives"], given["parts"] = split(given["objectives"]), split(given["parts"])
   if not given["objectives"]:
     raise UsageError("--objectives: found none, expected names as in grpo,gspo,sapo")
   for part in given["parts"]:
@@ -120,6 +118,23 @@ def parse(argv: Sequence[str]) -> Request:
     text = given["checkpoint"]
     raise UsageError(f"--checkpoint: found {text!r}, expected WORKDIR or WORKDIR@NUMBER of a run; --config.model.path names other weights")
   return Request(config, **given)
+
+
+def split(text: str) -> list[str]:
+  """Splits a list at the commas outside parentheses.
+
+  Example:
+    >>> split("grpo,gspo(clip_low=0.1, clip_high=0.2),sapo")
+    ['grpo', 'gspo(clip_low=0.1, clip_high=0.2)', 'sapo']
+  """
+  parts, depth = [""], 0
+  for character in text:
+    depth += {"(": 1, ")": -1}.get(character, 0)
+    if character == "," and depth == 0:
+      parts.append("")
+    else:
+      parts[-1] += character
+  return [part.strip() for part in parts if part.strip()]
 
 
 def run(request: Request) -> list[dict[str, Any]]:

@@ -60,20 +60,3 @@ def _settings(text: str, where: str) -> dict[str, object]:
     return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
   except (SyntaxError, ValueError) as error:
     raise ValueError(f"{where}, expected settings by name, as in gspo(clip_low=0.1)") from error
-
-
-def split(text: str) -> list[str]:
-  """Splits a list at the commas outside parentheses.
-
-  Example:
-    >>> split("grpo,gspo(clip_low=0.1, clip_high=0.2),sapo")
-    ['grpo', 'gspo(clip_low=0.1, clip_high=0.2)', 'sapo']
-  """
-  parts, depth = [""], 0
-  for character in text:
-    depth += {"(": 1, ")": -1}.get(character, 0)
-    if character == "," and depth == 0:
-      parts.append("")
-    else:
-      parts[-1] += character
-  return [part.strip() for part in parts if part.strip()]

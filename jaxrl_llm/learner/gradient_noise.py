@@ -27,9 +27,6 @@ from jaxrl_llm.objectives.reinforce import reinforce
 from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch
 
-EXACT = 1 << 22
-"""Largest number of weights for which a run keeps the sums of gradients; else it projects them."""
-
 
 class Cotangents(NamedTuple):
   """Gradient of a loss with respect to the outputs of the policy, per nat.
@@ -376,6 +373,7 @@ def make_measurement(
   num_rows: int,
   num_sequences: int,
   group_size: int,
+  projection: Projection | None = None,
 ) -> Callable[[Params, TrainBatch], dict[str, float]]:
   """Makes a function that measures an objective on a batch, beside the gradient without a ratio.
 
@@ -388,6 +386,7 @@ def make_measurement(
     num_rows: Largest number of rows of a batch.
     num_sequences: Largest number of responses in a batch.
     group_size: Number of responses to a prompt (G).
+    projection: Projection of the gradients' sums; see `make_moments`.
 
   Returns:
     `(params, batch) -> metrics`, where the batch has `groups`: `gradient/noise`, `gradient/signal`,
@@ -401,9 +400,14 @@ def make_measurement(
     outputs = map_micro_batches(partial(outputs_fn, params), batch, 1)
     return stacked([cotangents(x, outputs, batch) for x in (objective, plain(objective))])
 
+  # A mini-batch may begin and end within a group.
+  room = -(-num_sequences // group_size) + (num_sequences % group_size > 0), group_size
+  moments = make_moments(outputs_fn, trainable=trainable, projection=projection, room=room)
+
   def measure(params: Params, batch: TrainBatch) -> dict[str, float]:
     more = num_rows - len(batch.mask)
-    batch = jax.tree.map(lambda x: jnp.pad(x, ((0, more), *((0, 0) for _ in x.shape[1:]))), batch)
+    # On the host, where another number of rows compiles nothing.
+    batch = jax.tree.map(lambda x: np.pad(x, ((0, more), *((0, 0) for _ in x.shape[1:]))), jax.device_get(batch))
     own, units = of_losses(params, batch), units_of(batch)
     sums = moments(params, batch, own, units)
     of_loss, of_plain = noise(sums, 0), noise(sums, 1)
@@ -412,10 +416,4 @@ def make_measurement(
     metrics["effective"] = effective_share(multipliers(own.logprobs[0], own.logprobs[1], units, batch))
     return {f"gradient/{name}": value for name, value in metrics.items() if math.isfinite(value)}
 
-  size = lambda params: sum(x.size for x in jax.tree.leaves(partition(params, trainable)[0]))
-  # A mini-batch may begin and end within a group.
-  room = -(-num_sequences // group_size) + (num_sequences % group_size > 0), group_size
-  of_size = lambda projection: make_moments(outputs_fn, trainable=trainable, projection=projection, room=room)
-  programs = {"exact": of_size(None), "projected": of_size(Projection(1 << 16))}
-  moments = lambda params, *rest: programs["exact" if size(params) <= EXACT else "projected"](params, *rest)
   return measure

@@ -21,7 +21,7 @@ from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compilation import compiled_for
 from jaxrl_llm.devices.offload import check_offload
-from jaxrl_llm.learner.gradient_noise import make_measurement
+from jaxrl_llm.learner.gradient_noise import Projection, make_measurement
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
 from jaxrl_llm.learner.schedules import decay_steps, policy_updates
@@ -44,6 +44,9 @@ from jaxrl_llm.objectives.distillation import gkd
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.sft import sft
 from jaxrl_llm.types import Objective, Params, Patches, PolicyOutputs, TrainBatch, TrainState
+
+_PROJECTED = 1 << 16
+"""Dimensions to which the sums of larger gradients are projected, where their noise is measured."""
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
@@ -190,6 +193,7 @@ def make_programs(
   read = packed
   if of_teachers and config.teacher.privileged is not None:
     read = [batch_of(rows, row_tokens=config.teacher.row_tokens) for rows in config.teacher.row_buckets]
+  num_trained = sum(x.size for x in jax.tree.leaves(partition(abstract_state.params, trained)[0]))
   of_score = dict(temperature=config.teacher.temperature, rows_at_once=at_once)
   taught = {name: make_teacher_programs(mesh, *made, read, **of_score) for name, made in of_teachers.items()}
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, rows_at_once=at_once)
@@ -223,6 +227,7 @@ def make_programs(
       num_rows=max(learner.row_buckets),
       num_sequences=-(-config.rollout.num_prompts * config.rollout.group_size // learner.updates_per_rollout),
       group_size=config.rollout.group_size,
+      projection=Projection(_PROJECTED) if num_trained > _PROJECTED else None,
     )
     if config.log.gradient_noise_every
     else None,
