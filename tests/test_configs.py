@@ -44,7 +44,7 @@ OWN_METRICS = {
 }
 # All other configs are named after their objective.
 OBJECTIVE_OF = {
-  "tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce", "scale_rl": "cispo",
+  "tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce", "scale_rl": "cispo", "default_2026": "cispo",
   "opd": "dapo",
 }
 
