@@ -5,7 +5,8 @@
   python -m experiments.studies.noise --judge              verdicts of what is stored
 
 Each trial is appended to `trials.jsonl` as soon as it ends. `results.json` holds the verdicts and
-the laws, and is rewritten at the end of every command. Verdicts wait for all trials of all seeds.
+the laws, and is rewritten at the end of every command. Verdicts wait for all trials of all seeds;
+with them comes the figure.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from experiments import judging, provenance
 from experiments.claims import study
 from experiments.claims.bed import StartFailed
 from experiments.results import rounded, to_json
-from experiments.studies.noise import bed, protocol, rules
+from experiments.studies.noise import bed, figures, protocol, rules
 from jaxrl_llm.devices import compilation_cache
 
 HERE = pathlib.Path(__file__).parent
@@ -71,8 +72,8 @@ def unpacked(trial: Mapping[str, Any]) -> dict[str, Any]:
   return known | {"rows": [of_row(row) for row in trial["rows"]]} if "rows" in trial else dict(trial)
 
 
-def judge(folder: pathlib.Path) -> None:
-  """Judges the stored trials, writes `results.json` and prints the verdicts."""
+def judge(folder: pathlib.Path, formats: Sequence[str] = ("png",)) -> None:
+  """Judges the stored trials, writes `results.json`, prints the verdicts and draws the figure."""
   rows = [unpacked(row) for row in study.read_trials(folder / "trials.jsonl")]
   trials = [row for row in rows if "failed" not in row]
   results = {"trials": trials, "failed": [(row["length"], row["seed"]) for row in rows if "failed" in row]}
@@ -81,6 +82,7 @@ def judge(folder: pathlib.Path) -> None:
   if "waits" not in verdicts:
     verdicts["from noise to outcome"] = rules.outcome(trials, study.read_trials(FORECAST))
     kept["laws"] = rules.laws(trials)
+    figures.draw(trials, kept["laws"], folder / "figures", formats)
   (folder / "results.json").write_text(to_json(rounded(kept)))
   print(judging.lines(verdicts))
 
@@ -94,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--seeds", type=int, nargs="+", choices=protocol.SEEDS, default=protocol.SEEDS, help="seeds to measure")
   parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no trial is begun")
   parser.add_argument("--judge", action="store_true", help="only judge what is stored")
+  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"], help="formats of the figure")
   args = parser.parse_args(argv)
   compilation_cache.cache_compilations()
   if args.calibrate:
@@ -105,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     return
   if not args.judge:
     measure(args.folder, args.lengths or protocol.LENGTHS, args.seeds, time.monotonic() + args.seconds)
-  judge(args.folder)
+  judge(args.folder, args.format)
 
 
 if __name__ == "__main__":

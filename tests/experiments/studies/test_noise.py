@@ -8,7 +8,7 @@ import pytest
 from experiments import judging
 from experiments.claims.bed import SMOKE
 from experiments.studies.noise import __main__ as command
-from experiments.studies.noise import bed, protocol, rules
+from experiments.studies.noise import bed, figures, protocol, rules
 
 NAMES = tuple(protocol.measured(8))
 
@@ -76,6 +76,19 @@ def test_verdicts_wait_for_all_trials():
   kept = [trial for trial in trials() if (trial["length"], trial["seed"]) not in failed]
   judged = rules.judge({"trials": kept, "failed": failed})
   assert judged["SAPO"]["seeds"] == len(protocol.SEEDS) - 1
+
+
+def test_the_figure_is_drawn_of_complete_trials_alone(tmp_path, capsys):
+  made = trials({"grpo": 0.5, "token": 0.5, "product": 2.0, "sapo": -0.2})
+  figures.draw(made, rules.laws(made), tmp_path, ["png"])
+  assert (tmp_path / "noise_by_length.png").stat().st_size > 10_000
+  lines = [json.dumps(command.packed(trial)) for trial in made]
+  (tmp_path / "trials.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+  command.main(["--judge", "--folder", str(tmp_path)])
+  assert "47 of 48" in capsys.readouterr().out and not (tmp_path / "figures").exists()
+  (tmp_path / "trials.jsonl").write_text("\n".join(lines) + "\n")
+  command.main(["--judge", "--folder", str(tmp_path)])
+  assert (tmp_path / "figures" / "noise_by_length.png").exists() and "slope: token ratio" in capsys.readouterr().out
 
 
 def test_constants_are_of_papers_or_calibrated():
