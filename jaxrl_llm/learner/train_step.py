@@ -110,13 +110,14 @@ def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> Po
 def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B T"]) -> TokenMetrics:
   """Measures the disagreement of learner and sampler about the sampled tokens.
 
-  It is an engine mismatch if both hold the same weights.
+  It is an engine mismatch if both hold the same weights. `rollout_corr/bits_equal` is the share of
+  the tokens with the same log-probability to the last bit; 1.0 is no mismatch at all.
   """
   log_ratio = jax.lax.stop_gradient(logprobs - sampler_logprobs)
   gap = jnp.abs(log_ratio)
   return {
-    "rollout_corr/logprob_abs_diff/mean": gap,
-    "rollout_corr/logprob_abs_diff/max": gap,
+    **{f"rollout_corr/logprob_abs_diff/{statistic}": gap for statistic in ("mean", "max", "p99")},
+    "rollout_corr/bits_equal": jax.lax.stop_gradient(logprobs == sampler_logprobs).astype(gap.dtype),
     "rollout_corr/kl": -log_ratio,
     "rollout_corr/k3_kl": jnp.expm1(log_ratio) - log_ratio,
   }

@@ -251,6 +251,13 @@ def test_sampler_gap_by_hand():
   np.testing.assert_allclose(counted["rollout_corr/logprob_abs_diff/mean"], [0.5, 0.25])
   np.testing.assert_allclose(counted["rollout_corr/kl"], [-0.5, 0.25])
   np.testing.assert_allclose(counted["rollout_corr/k3_kl"], [np.exp(0.5) - 1.5, np.exp(-0.25) - 0.75], rtol=1e-5)
+  assert counted["rollout_corr/bits_equal"].tolist() == [0, 0]
+
+
+def test_bits_are_equal_or_not_by_the_last_one():
+  next_one = float(np.nextafter(np.float32(-2.0), np.float32(0)))
+  gap = sampler_gap(jnp.array([[-1.0, -2.0, jnp.nan]]), jnp.array([[-1.0, next_one, jnp.nan]]))
+  assert gap["rollout_corr/bits_equal"].tolist() == [[1, 0, 0]]
 
 
 def test_the_sampler_gap_is_a_metric_if_a_sampler_drew_the_tokens():
