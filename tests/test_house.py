@@ -20,6 +20,7 @@ PACKAGE = ROOT / "jaxrl_llm"
 # A room may import the rooms above it. Rooms of the same floor do not import each other.
 FLOORS = (
   ("messages", "text_types"),
+  ("settings",),
   ("types", "advantages", "pretrained", "kernels"),
   ("segments", "tasks", "devices"),
   ("objectives", "models"),

@@ -8,6 +8,8 @@ imports jax.
 
 import contextlib
 import difflib
+import functools
+import inspect
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,9 +21,9 @@ from jaxrl_llm.config.conditions import (  # isort: skip
   KL_IN_REWARD, LAG, PRESET, PRIVILEGED, PROGRAMS, REWARD_MODEL, SAMPLERS, SELF_TEACHER, SERVICE, SHOTS, SPIKES, TEACHER, TEACHERS, TRACE,
   Condition,
 )  # fmt: skip
-from jaxrl_llm.config.values import (  # isort: skip
+from jaxrl_llm.settings.values import (  # isort: skip
   ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
-  SCHEDULE, SEED, SHARE, SILENCE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, names_path, one_of, or_none, texts,
+  SCHEDULE, SEED, SHARE, SILENCE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, names_path, one_of, or_none, texts,
 )  # fmt: skip
 from jaxrl_llm.messages import Problem, did_you_mean, shown
 
@@ -49,8 +51,8 @@ class Field(NamedTuple):
 
 
 SECTIONS = {
-  "objective": "The loss that is minimised; None is the objective's own default.",
-  "advantage": "How rewards become advantages; None is the estimator's own default.",
+  "objective": "The loss that is minimised.",
+  "advantage": "How rewards become advantages.",
   "critic": "Read if advantage.estimator is 'gae'.",
   "kl": "An adaptive coefficient, of the KL penalty in the loss or in the reward.",
   "entropy": "An adaptive coefficient of the entropy bonus.",
@@ -75,6 +77,9 @@ SECTIONS = {
   "log": "Output of a run besides its metrics.",
 }
 
+OPEN = {"objective": "name", "advantage": "estimator", "correction": "terms"}
+"""Sections that also take the settings of the entry that one of their fields names; see `entries`."""
+
 # fmt: off
 FIELDS: dict[str, Field] = {
   "seed": Field(0, SEED, "Seed of all random draws."),
@@ -82,60 +87,9 @@ FIELDS: dict[str, Field] = {
     "Memory of a device in GB. A run that is predicted not to fit does not start; a larger number starts it. None: what the device has."),
   "num_steps": Field(40, NATURAL, "RL steps, 0 for none; a step is a rollout batch and learner.updates_per_rollout optimizer updates."),
 
-  "objective.name": Field("", TEXT, "A key of `objectives.OBJECTIVES`."),
-  "objective.clip_low": Field(None, judged(float), "How far below 1 the ratio may fall where A < 0."),
-  "objective.clip_high": Field(None, judged(float), "How far above 1 the ratio may rise where A > 0."),
-  "objective.dual_clip": Field(None, judged(float), "Largest ratio that counts where A < 0."),
-  "objective.tau_pos": Field(None, judged(float), "Temperature of the soft gate where A > 0."),
-  "objective.tau_neg": Field(None, judged(float), "Temperature of the soft gate where A <= 0."),
-  "objective.log_clip_low": Field(None, judged(float), "How far below 0 a token's log-ratio may fall where A < 0."),
-  "objective.log_clip_high": Field(None, judged(float), "How far above 0 a token's log-ratio may rise where A > 0."),
-  "objective.sigma": Field(None, judged(float), "Width of the Gaussian gate in units of the ratio."),
-  "objective.alpha": Field(None, judged(float), "How much wider the Gaussian gate is for rare tokens."),
-  "objective.beta": Field(None, judged(float), "How much wider the Gaussian gate is per unit of advantage."),
-  "objective.k_pos": Field(None, judged(float), "Exponent of the gamma gate where A > 0."),
-  "objective.lambda_pos": Field(None, judged(float), "Rate of the gamma gate where A > 0."),
-  "objective.k_neg": Field(None, judged(float), "Exponent of the gamma gate where A <= 0."),
-  "objective.lambda_neg": Field(None, judged(float), "Rate of the gamma gate where A <= 0."),
-  "objective.delta_low": Field(None, judged(float), "Largest divergence at which a token with A < 0 may still lose probability."),
-  "objective.delta_high": Field(None, judged(float), "Largest divergence at which a token with A > 0 may still gain probability."),
-  "objective.ratio_cap": Field(None, judged(float), "Largest importance weight."),
-  "objective.delta": Field(None, judged(float), "Largest weighted shift of a token's probability."),
-  "objective.w_min": Field(None, judged(float), "Weight of the last token's shift; the first token's is 1."),
-  "objective.budget": Field(None, judged(float), "Shift of probability per token that a response may spend."),
-  "objective.tis_cap": Field(None, judged(float), "Largest weight of a token's mismatch between learner and sampler."),
-  "objective.pull": Field(None, judged(float), "Loss per squared nat of log-ratio, halved, of the quadratic gate."),
-  "objective.cov_share": Field(None, judged(float), "Share of the batch's tokens that are selected by their covariance."),
-  "objective.cov_low": Field(None, judged(float), "Smallest covariance of log-probability and advantage of a token that may be detached."),
-  "objective.cov_high": Field(None, judged(float), "Largest covariance of a token that may be detached."),
-  "objective.cov_kl_coef": Field(None, judged(float), "Loss per nat of distance from the old policy, at selected tokens."),
-  "objective.anchor": Field(None, judged(str), "Policy that divergence is measured from: 'old' or 'sampler'."),
-  "objective.ratio": Field(None, judged(str), "Ratio of `custom`: a key of `ratios.RATIOS`."),
-  "objective.gate": Field(None, judged(str), "Gate of `custom`: a key of `gates.GATES`; its settings are those above."),
-  "objective.value_coef": Field(None, judged(float), "Weight of the critic's squared error."),
-  "objective.value_clip": Field(None, judged(float), "Half-width of the band around the critic's old prediction."),
-  "objective.kl_coef": Field(None, judged(float),
-    "Loss per nat of divergence from the reference; reward.kl_coef is the one in the reward."),
-  "objective.kl_estimator": Field(None, judged(str), "A key of `penalties.KL_ESTIMATORS`."),
-  "objective.entropy_coef": Field(None, judged(float), "Reward per nat of entropy."),
-  "objective.weights": Field(None, judged(str), "Weights of tokens in the loss: a key of `objectives.base.WEIGHTS`."),
-  "objective.max_tokens": Field(None, judged(int), "Generation budget in tokens, for weights 'constant'."),
+  "objective.name": Field("", TEXT, "A key of `objectives.OBJECTIVES`, or MODULE:FUNCTION, which makes an objective or is a gate."),
 
-  "advantage.estimator": Field("group", TEXT, "A key of `advantages.estimators.ESTIMATORS`; some read the fields below."),
-  "advantage.normalize_std": Field(None, SWITCH, "Divide by the group's standard deviation; False is Dr. GRPO's."),
-  "advantage.min_valid": Field(None, at_least(2, "a baseline is made of the other samples"),
-    "Smallest number of a group's samples with a reward that RLOO-N learns from."),
-  "advantage.entropy_share": Field(None, ABOVE_ZERO, "Weight of the entropy in GTPO's rewards of tokens, beside 1 for the outcome."),
-  "advantage.right_above": Field(None, NUMBER, "Reward above which a response counts as right in GTPO."),
-  "advantage.num_roles": Field(None, COUNT, "RAE: roles that take turns in a conversation; turn k is played by role k mod num_roles."),
-  "advantage.decay": Field(None, UNIT, "RAE: share of a role's running mean of rewards that one game leaves in place."),
-  "advantage.zero_sum": Field(None, SWITCH, "RAE: a role loses what the others win; False gives it the rewards of its own turns alone."),
-  "advantage.pass_k": Field(None, COUNT, "The k of Pass@k Training."),
-  "advantage.gamma": Field(None, UNIT, "Discount per token."),
-  "advantage.lam": Field(None, UNIT, "GAE's lambda for the policy's advantages."),
-  "advantage.critic_lam": Field(None, UNIT, "GAE's lambda for the critic's targets."),
-  "advantage.length_alpha": Field(None, ABOVE_ZERO,
-    "VAPO's GAE: lambda = 1 - 1 / (length_alpha * length) for the policy."),
+  "advantage.estimator": Field("group", TEXT, "A key of `advantages.estimators.ESTIMATORS`, or MODULE:FUNCTION."),
   "advantage.whiten": Field(False, SWITCH, "Mean 0 and deviation 1 over all tokens of the rollout batch."),
 
   "critic.init": Field(None, one_of("policy", "scratch"), "First weights: the policy's trunk after the warm start, or random."),
@@ -150,15 +104,8 @@ FIELDS: dict[str, Field] = {
     "Entropy of the policy to keep, in nats per token; objective.entropy_coef is the first coefficient."),
   "entropy.step": Field(None, ABOVE_ZERO, "Change of the coefficient per RL step. None: 0.005.", ADAPTIVE_ENTROPY),
 
-  "correction.tis": Field(None, judged(float), "Cap of the truncated importance weights."),
-  "correction.mis": Field(None, judged(float), "Largest importance weight; weights above it are 0."),
-  "correction.level": Field(None, judged(str), "Level of tis and mis: 'token' or 'sequence'."),
-  "correction.icepop": Field(None, judged(tuple), "(low, high): weights outside are 0."),
-  "correction.geometric_rejection": Field(None, judged(tuple), "(low, high) for a sequence's geometric mean."),
-  "correction.off_policy_mask": Field(None, judged(float), "Nats per token; drops stale sequences with A < 0."),
-  "correction.off_policy_anchor": Field(None, judged(str), "Policy that staleness is measured from: 'old' or 'sampler'."),
-  "correction.top_entropy": Field(None, judged(float), "Share of the tokens that is learned from, those of the largest entropy."),
-  "correction.bypass": Field(False, judged(bool), "Use the sampler's log-probabilities as those of the old policy."),
+  "correction.terms": Field((), texts("a tuple of corrections, as in ('tis:cap=2.0&level=sequence', 'bypass')"),
+    "Keys of `objectives.corrections.CORRECTIONS`, or MODULE:FUNCTION, with settings."),
 
   "teacher.path": Field(None, TEXT,
     "A checkpoint: the workdir of a run, WORKDIR@STEP, a Hugging Face folder, a .gguf file, or package:NAME; or 'self', the policy."),
@@ -548,7 +495,8 @@ def check_argument(arg: str, known: Sequence[str]) -> None:
 def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
   """Builds a config in which every field has its default.
 
-  The config is locked, so that a misspelt field is an error instead of a new field.
+  The config is locked, so that a misspelt field is an error instead of a new field. Open sections
+  take any setting, which `config.check` compares with their entry.
 
   Example:
     >>> base().rollout.group_size
@@ -560,7 +508,25 @@ def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
     # A plain None would not tell the type to which the command line converts text.
     value = FieldReference(field.default, field_type=field.check.type) if field.takes_none else field.default
     (fields.setdefault(section, {}) if section else fields)[name] = value
-  return ConfigDict(fields).lock()
+  config = ConfigDict(fields).lock()
+  for section in open_sections(table):
+    config[section].unlock()
+  return config
+
+
+def open_sections(table: Mapping[str, Field]) -> dict[str, str]:
+  """Returns the sections of `OPEN` of a table; a reward model's has none."""
+  return OPEN if table is FIELDS else {}
+
+
+def is_open(path: str, table: Mapping[str, Field] = FIELDS) -> bool:
+  """Returns whether a path is that of a setting in an open section, and of no field of the table.
+
+  Example:
+    >>> is_open("objective.tau_pos"), is_open("objective.name"), is_open("rollout.slots")
+    (True, False, False)
+  """
+  return path not in table and path.count(".") == 1 and path.partition(".")[0] in open_sections(table)
 
 
 def table_of(config: Mapping[str, Any] | ConfigDict) -> Mapping[str, Field]:
@@ -594,7 +560,8 @@ def describe_fields(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> st
     for path in rows:
       default, check, sentence, read_if = table[path]
       sentence += "" if read_if is None else f" Read only if {read_if.words}."
-      lines.append(f"  config.{path} = {default!r}; expects {check.words}" + (", or None" if table[path].takes_none else ""))
+      value = "(required)" if default is inspect.Parameter.empty else repr(default)
+      lines.append(f"  config.{path} = {value}; expects {check.words}" + (", or None" if table[path].takes_none and "None" not in check.words else ""))
       lines += textwrap.wrap(sentence, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
   if not lines:
     near = did_you_mean(prefix, [*SECTIONS, *table])
@@ -641,6 +608,20 @@ def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[st
     else:
       fields[f"{prefix}{name}"] = value
   return fields
+
+
+def nested(fields: Mapping[str, Any]) -> ConfigDict:
+  """Returns the config of values by dotted path, the inverse of `flatten`.
+
+  Example:
+    >>> nested({"seed": 0, "mesh.data": -1}).mesh.data
+    -1
+  """
+  config: dict[str, Any] = {}
+  for path, value in fields.items():
+    *sections, name = path.split(".")
+    functools.reduce(lambda inner, section: inner.setdefault(section, {}), sections, config)[name] = value
+  return ConfigDict(config)
 
 
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import Problem, did_you_mean, shown
-from jaxrl_llm.rewards.imported import load
 from jaxrl_llm.rollouts.environments.calculator import calculator
 from jaxrl_llm.rollouts.environments.openenv import check_openenv, openenv
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
 from jaxrl_llm.rollouts.environments.python_tool import python_tool
 from jaxrl_llm.rollouts.environments.verifiers import check_verifiers, verifiers
+from jaxrl_llm.settings.import_path import load
 
 __all__ = [
   "ENVIRONMENTS", "FAMILIES", "Environment", "Family", "Named", "Reply", "State", "check_environment", "holds_problems",

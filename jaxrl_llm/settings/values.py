@@ -92,12 +92,6 @@ def or_none(check: Check) -> Check:
   return check._replace(optional=True)
 
 
-def judged(type: type) -> Check:
-  """Accepts everything; for settings that an objective or the corrections check themselves."""
-  words = {float: "a number", int: "a whole number", str: "a name", bool: "True or False", tuple: "two numbers, as in (0.5, 5.0)"}
-  return Check(lambda x: True, words[type], type)
-
-
 def names_path(text: str) -> bool:
   """Returns whether a text is NAME=PATH.
 
