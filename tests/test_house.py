@@ -54,6 +54,7 @@ SERVICES = (
 # room, in a registry or by the kind of a file.
 DOORS = {
   "config/check.py": ("rewards.model", "rewards.sandbox"),
+  "config/entries.py": ("rewards.sandbox",),
   "evaluate.py": ("workdir.bucket",),
   "export.py": ("run.jobs.publish", "workdir.bucket"),
   "main.py": ("run.jobs.pilot", "run.jobs.reward_model", "workdir.bucket"),

@@ -10,7 +10,7 @@ from jaxrl_llm.config import entries, renamed
 from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, is_open, table_of, unknown, unused
 from jaxrl_llm.config.sizes import IMAGE_SIZES, most_rows, per_row
 from jaxrl_llm.config.trackers import tracker_problems
-from jaxrl_llm.messages import Problem, did_you_mean, one_line, problem_of, shown
+from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 from jaxrl_llm.settings.values import has_type, holds
 
 OF_TOKENIZERS = ("chat", "system", "chat_options", "special_tokens", "pad_token")
@@ -113,7 +113,7 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
       yield error.args[0]
 
 
-def _entry_problems(config: ConfigDict) -> Iterator[str]:
+def _entry_problems(config: ConfigDict) -> Iterator[Problem | str]:
   """Yields a line for the first entry that cannot be made of settings that are legal by themselves."""
   from jaxrl_llm.advantages import estimators
   from jaxrl_llm.config import policy
@@ -126,7 +126,8 @@ def _entry_problems(config: ConfigDict) -> Iterator[str]:
     field = "correction.terms"
     policy.make_objective(config)
   except ValueError as error:
-    yield f"config.{field}: {one_line(error, typed=False, limit=1000)}"
+    problem = problem_of(error)
+    yield in_config(problem) if isinstance(problem, Problem) else f"config.{field}: {problem}"
 
 
 def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
@@ -154,12 +155,8 @@ def task_settings(config: ConfigDict) -> dict[str, Any]:
 
 
 def environment_settings(config: ConfigDict) -> dict[str, Any]:
-  """Returns the settings that the environment itself reads, if they are set.
-
-  A 0 counts as unset, so that the command line can undo a setting.
-  """
-  settings = given(config.environment, "name", "max_turns", "max_turn_tokens", "timeout_s", "weight")
-  return {name: value for name, value in settings.items() if value != 0}
+  """Returns the settings that the environment itself reads, if they are set."""
+  return given(config.environment, "name", "weight", *entries.OF_CONVERSATIONS)
 
 
 def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
@@ -258,7 +255,7 @@ def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
     why = f"its output can be negative, and advantage.estimator={estimator!r} takes rewards of 0 or more"
     yield Problem("config.reward.model_path", repr(path), f"None: {why}")
   budget = max(config.rollout.prompt_buckets or (0,)) + config.rollout.max_new_tokens
-  yield from model.folder_problems(path, chat=config.task.chat, budget=budget)
+  yield from model.folder_problems(path, chat=config.task.get("chat"), budget=budget)
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:

@@ -193,13 +193,16 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
   for field, texts in sorted(overrides.items(), key=lambda item: fields.is_open(item[0], table)):
     expected = None
     if fields.is_open(field, table):
-      if texts[-1] == "None":
+      if texts[-1] == "None" and fields.OPEN[field.partition(".")[0]]:
         entries.drop(config, field)
         continue
       try:
         expected = entries.admit(config, field, texts[-1])
       except ValueError as error:
         wrong.append(f"config.{error}")
+        continue
+      if texts[-1] == "None":
+        config.update_from_flattened_dict({field: None})
         continue
     elif field not in known:
       continue
@@ -241,7 +244,7 @@ def _drop_settings(config: ConfigDict, before: Mapping[str, Any], overrides: Map
   """
   for section, name in fields.open_sections(fields.table_of(config)).items():
     chosen = f"{section}.{name}"
-    if fields.flatten(config).get(chosen) == before.get(chosen):
+    if not name or fields.flatten(config).get(chosen) == before.get(chosen):
       continue
     kept = () if section == "objective" else entries.paths(config)
     gone = {path: x for path, x in before.items() if path.startswith(f"{section}.") and path not in (*overrides, *kept)}

@@ -10,14 +10,18 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from jaxrl_llm.config import renamed
+from jaxrl_llm.config import alarms, renamed
 from jaxrl_llm.config.fields import FIELDS, OPEN, Field, describe_fields, flatten, is_open, open_sections, table_of
 from jaxrl_llm.messages import Problem, problem_of, shown
 from jaxrl_llm.settings.signature import Setting, settings_of, unread
-from jaxrl_llm.settings.values import holds
+from jaxrl_llm.settings.values import ABOVE_ZERO, COUNT, LINES, OPTIONS, holds, one_of
 
 Values = Mapping[str, Any]
 """Values of a config by path."""
+
+
+OF_CONVERSATIONS = ("max_turns", "max_turn_tokens", "timeout_s")
+"""Settings of `config.environment` that all environments have; `Rules` takes them."""
 
 
 def _of_objective(values: Values) -> dict[str, Setting]:
@@ -38,10 +42,44 @@ def _of_corrections(values: Values) -> dict[str, Setting]:
   return renamed.CORRECTIONS
 
 
+def _of_task(values: Values) -> dict[str, Setting]:
+  from jaxrl_llm import tasks
+  from jaxrl_llm.config.check import OF_TOKENIZERS
+  from jaxrl_llm.pretrained.tokenizer import load_tokenizer
+
+  of_tokenizer = settings_of(load_tokenizer, {"chat_options": OPTIONS, "special_tokens": one_of("text", "tokens"), "system": LINES})
+  own = settings_of(tasks.factory(values["task.name"]), tasks.RULES)
+  return own | {name: of_tokenizer[name] for name in OF_TOKENIZERS}
+
+
+def _of_environment(values: Values) -> dict[str, Setting]:
+  if values["environment.name"] is None:
+    return {}
+  from jaxrl_llm.rollouts import environments
+  from jaxrl_llm.rollouts.rules import Rules
+
+  of_rules = settings_of(Rules, {"max_turns": COUNT, "max_turn_tokens": COUNT, "timeout_s": ABOVE_ZERO})
+  return {name: of_rules[name] for name in OF_CONVERSATIONS} | environments.settings_of(values["environment.name"])
+
+
+def _of_sandbox(values: Values) -> dict[str, Setting]:
+  from jaxrl_llm.rewards.sandbox.grades import settings_of_backend
+
+  return settings_of_backend(values["sandbox.backend"])
+
+
+def _of_alarms(values: Values) -> dict[str, Setting]:
+  return settings_of(alarms.AlarmLimits, alarms.RULES)
+
+
 _SETTINGS: dict[str, Callable[[Values], dict[str, Setting]]] = {
   "objective": _of_objective,
   "advantage": _of_estimator,
   "correction": _of_corrections,
+  "task": _of_task,
+  "environment": _of_environment,
+  "sandbox": _of_sandbox,
+  "alarms": _of_alarms,
 }
 
 
@@ -84,28 +122,30 @@ def paths(config: ConfigDict) -> list[str]:
 
 
 def entry(section: str, config: Values | ConfigDict) -> str:
-  """Returns the name of the entry for messages, as in `objective gspo`."""
-  return f"{section} {flatten(config).get(f'{section}.{OPEN[section]}')}"
+  """Returns an entry's name for messages, as in `objective gspo`; it is `environment None` if there is none."""
+  noun = OPEN[section] if OPEN[section] in ("estimator", "backend") else section
+  return f"{noun} {flatten(config).get(f'{section}.{OPEN[section]}', '')}".rstrip()
 
 
 def problems(config: ConfigDict) -> Iterator[Problem | str]:
   """Yields what is wrong with the settings of the open sections, each by itself.
 
-  They can be read if no problem is yielded for a section.
+  An entry that does not exist is a problem here only if it has settings.
   """
   values = flatten(config)
   for section in OPEN:
+    given = [path for path in values if path.startswith(f"{section}.") and is_open(path)]
     try:
-      known = settings(section, values)
+      known = settings(section, values) if given else {}
     except (ImportError, ValueError) as error:
       problem = problem_of(error)
       yield problem.with_prefix("config") if isinstance(problem, Problem) else f"config.{section}: {problem}"
       continue
-    for path in (path for path in values if path.startswith(f"{section}.") and is_open(path)):
+    for path in given:
       name, value = path.partition(".")[2], values[path]
-      if value is not None and name not in known:
-        yield unread(f"config.{path}", value, known, entry(section, values))
-      elif value is not None and not holds(known[name].check, value):
+      if name not in known:
+        yield from [] if value is None else [unread(f"config.{path}", value, known, entry(section, values))]
+      elif not (value is None and (OPEN[section] or known[name].check.optional)) and not holds(known[name].check, value):
         yield Problem(f"config.{path}", shown(value), known[name].check.words)
 
 

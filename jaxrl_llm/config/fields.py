@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 
 from jaxrl_llm.config.conditions import (  # isort: skip
-  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CHECKPOINT_TEACHER, CONTAINER, DIVERGENCE, ENVIRONMENT, FILE_OF_PAIRS, IN_FLIGHT, KEPT_WARM_START,
-  KL_IN_REWARD, LAG, PRESET, PRIVILEGED, PROGRAMS, REWARD_MODEL, SAMPLERS, SELF_TEACHER, SERVICE, SHOTS, SPIKES, TEACHER, TEACHERS, TRACE,
-  Condition,
+  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CHECKPOINT_TEACHER, DIVERGENCE, ENVIRONMENT, FILE_OF_PAIRS, IN_FLIGHT, KEPT_WARM_START, KL_IN_REWARD,
+  LAG, PRESET, PRIVILEGED, REWARD_MODEL, SAMPLERS, SELF_TEACHER, SHOTS, TEACHER, TEACHERS, TRACE, Condition,
 )  # fmt: skip
 from jaxrl_llm.settings.values import (  # isort: skip
-  ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
-  SCHEDULE, SEED, SHARE, SILENCE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, names_path, one_of, or_none, texts,
+  ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER, OPTIONS,
+  SCHEDULE, SEED, SHARE, SILENCE, SWITCH, TEXT, UNIT, WORKERS, Check, compiles, names_path, one_of, or_none, texts,
 )  # fmt: skip
 from jaxrl_llm.messages import Problem, did_you_mean, shown
 
@@ -77,8 +76,14 @@ SECTIONS = {
   "log": "Output of a run besides its metrics.",
 }
 
-OPEN = {"objective": "name", "advantage": "estimator", "correction": "terms"}
-"""Sections that also take the settings of the entry that one of their fields names; see `entries`."""
+OPEN = {
+  "objective": "name", "advantage": "estimator", "correction": "terms", "task": "name", "environment": "name", "sandbox": "backend",
+  "alarms": "",
+}  # fmt: skip
+"""Sections that also take the settings of the entry that one of their fields names; see `entries`.
+
+No field chooses the rules of `alarms`, for which None is a value: it switches a rule off.
+"""
 
 # fmt: off
 FIELDS: dict[str, Field] = {
@@ -157,14 +162,6 @@ FIELDS: dict[str, Field] = {
 
   "task.name": Field("arithmetic", TEXT, "A name that `tasks.names()` gives, gym:NAME, file, environment or mixture."),
   "task.levels": Field((1, 2), or_none(LEVELS), "Difficulties, 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms)."),
-  "task.chat": Field(None, SWITCH, "Write prompts with the checkpoint's chat template. None: True if there is one."),
-  "task.system": Field(None, LINES, "System message of the chat."),
-  "task.chat_options": Field(None, texts("one or more options, as in ('enable_thinking=False', 'date_string=27 Nov 2026')", least=1),
-    "Options of the chat template, as NAME=VALUE. The date that it reads is 2024-07-26, or that of strftime_now=2026-11-27."),
-  "task.special_tokens": Field(None, one_of("text", "tokens"),
-    "What the name of a special token in a prompt or a reply is: text, or the token, which can end a turn. None: text."),
-  "task.pad_token": Field(None, TEXT,
-    "Padding token, from the checkpoint's vocabulary. None: its own, or an unused special token."),
   "task.data_dir": Field(None, TEXT, "Folder that datasets are built in. None: ~/.cache/jaxrl_llm/data."),
   "task.bad_rows": Field("drop", one_of("drop", "error"), "Leave unusable problems out, counted by reason, or stop at the first."),
   "task.curriculum": Field(None, TEXT,
@@ -179,27 +176,6 @@ FIELDS: dict[str, Field] = {
     "False: every prompt has the same ones, and they are not trained on.", SHOTS),
   "task.shot_template": Field("{prompt}{solution}\n", LINES,
     "Text of a solved problem, with columns in braces; {solution} is its demonstration, or its answer if there is none.", SHOTS),
-  "task.path": Field(None, TEXT, "Task file: a .jsonl, .json, .csv, .tsv (or .gz of these) or .parquet file."),
-  "task.test_path": Field(None, TEXT, "Task file: problems to test on. None: test_fraction of task.path is held out."),
-  "task.test_fraction": Field(None, INSIDE, "Tasks file and environment: share of the problems that is held out."),
-  "task.question_column": Field(None, TEXT, "Task file: column of the questions, texts or chats; a.b is b within a. None: a known one."),
-  "task.answer_column": Field(None, TEXT, "Task file: column of the answers, as in reward_model.ground_truth. None: a known one."),
-  "task.level_column": Field(None, TEXT, "Task file: column of the levels."),
-  "task.response_column": Field(None, TEXT, "Task file: column of solutions to imitate in the warm start. None: the ends of chats."),
-  "task.id_column": Field(None, TEXT, "Task file: column of the problems' names."),
-  "task.images_column": Field(None, TEXT, "Task file: column of the pictures, paths relative to the file, bytes or base64, one or a list."),
-  "task.prompt_template": Field(None, LINES, "Tasks file, environment: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
-  "task.reward": Field(None, TEXT,
-    "Task file: a key of `rewards.REWARDS`, MODULE:FUNCTION or judge:RUBRIC. None: the one that suits the answers."),
-  "task.source": Field(None, TEXT, "Published sets: file or folder of the original set. None: download it."),
-  "task.config": Field(None, TEXT, "Published sets: variant."),
-  "task.mode": Field(None, TEXT, "Tasks zebralogic and mathvision: variant."),
-  "task.after": Field(None, TEXT, "Published sets: only problems of this date or later, as in 2024-08-01."),
-  "task.before": Field(None, TEXT, "Published sets: only problems of this date or earlier."),
-  "task.size": Field(None, COUNT, "Tasks gym:NAME and environment: problems to generate."),
-  "task.seed": Field(None, NATURAL, "Tasks gym:NAME and environment: seed of the problems."),
-  "task.parts": Field(None, texts("tasks with weights, as in ('gsm8k=0.7', 'gym:countdown=0.3')", least=1),
-    "Task mixture: tasks with weights."),
 
   "reward.terms": Field((), texts("a tuple of rewards with weights, as in ('tags=0.1',)"),
     "Rewards with weights, beside the task's own; one of weight 0 is only logged."),
@@ -229,47 +205,10 @@ FIELDS: dict[str, Field] = {
     "Stop if more of a step's responses have no reward: the verifier is broken, not the policy."),
 
   "environment.name": Field(None, TEXT, "A key of `environments.ENVIRONMENTS`, openenv:URL, verifiers:ID, or MODULE:FUNCTION."),
-  "environment.max_turns": Field(4, COUNT,
-    "Maximum number of the policy's turns; a conversation that is not done by then counts as truncated.", ENVIRONMENT),
-  "environment.max_turn_tokens": Field(None, COUNT,
-    "Tokens that the policy may write in a turn. None: the rest of the budget.", ENVIRONMENT),
-  "environment.timeout_s": Field(60.0, ABOVE_ZERO,
-    "Limit on one reply; a response beyond it has no reward and is not learned from.", ENVIRONMENT),
   "environment.weight": Field(1.0, NOT_NEGATIVE,
     "Weight of the environment's rewards for turns, beside the task's; 0 leaves them out.", ENVIRONMENT),
-  "environment.call_reward": Field(None, NOT_NEGATIVE,
-    "Environment calculator: reward of a turn whose result is the right answer.", ENVIRONMENT),
-  "environment.action": Field(None, LINES,
-    "Environment openenv:URL: the action as a JSON object, with {text} where the policy's turn goes. None: the turn in "
-    "the action's only field, or a JSON object in the turn.", ENVIRONMENT),
-  "environment.reset": Field(None, LINES,
-    "Environment openenv:URL: settings of each reset as a JSON object, besides the seed.", ENVIRONMENT),
-  "environment.observation_field": Field(None, TEXT,
-    "Environment openenv:URL: field that the policy reads, as in result.data. None: a single text, or all fields as JSON.", ENVIRONMENT),
-  "environment.sessions": Field(None, COUNT,
-    "Environments openenv:URL and verifiers:ID: sessions open at once, in each process. None: as many as the server allows, at most 8; "
-    "all conversations of a batch.", ENVIRONMENT),
-  "environment.harness": Field(None, TEXT,
-    "Environment verifiers:ID: id of a harness. None: that of the environment, or else verifiers' chat program in this process.",
-    ENVIRONMENT),
-  "environment.settings": Field(None, LINES, "Environment verifiers:ID: settings of its own config as a JSON object.", ENVIRONMENT),
-  "environment.teacher": Field(None, TEXT,
-    "Environment verifiers:ID: MODULE:FUNCTION that plays the training problems for the warm start, (messages, tools, seed) -> text.",
-    ENVIRONMENT),
-  "environment.lessons": Field(None, COUNT,
-    "Environment verifiers:ID: number of times that the teacher plays each problem, with other seeds. None: 1.", ENVIRONMENT),
 
   "sandbox.backend": Field("off", TEXT, "A key of `sandbox.BACKENDS`, 'auto', or 'off': refuse to run programs."),
-  "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none.", PROGRAMS),
-  "sandbox.total_s": Field(60.0, ABOVE_ZERO, "Limit on all tests of a program.", PROGRAMS),
-  "sandbox.memory_gb": Field(1.0, ABOVE_ZERO, "Memory of a program.", PROGRAMS),
-  "sandbox.output_mb": Field(4.0, ABOVE_ZERO, "Output of a program; never less than twice the expected output.", PROGRAMS),
-  "sandbox.imports": Field(True, SWITCH,
-    "Give programs the names that LiveCodeBench's judge imports, such as heappush and inf. Prompts of HumanEval have their own.", PROGRAMS),
-  "sandbox.recursion_limit": Field(50_000, COUNT, "Recursion limit of a program, as in LiveCodeBench's judge.", PROGRAMS),
-  "sandbox.time_scale": Field(2.0, ABOVE_ZERO, "Multiple of a problem's own time limit that a program is given.", PROGRAMS),
-  "sandbox.image": Field("python:3.12-slim", TEXT, "Image for the back end docker.", CONTAINER),
-  "sandbox.url": Field("", TEXT, "Address of the back ends sandbox_fusion and piston.", SERVICE),
 
   "warm_start.num_steps": Field(450, NATURAL, "Optimizer updates, 0 for none."),
   "warm_start.batch_size": Field(80, COUNT, "Demonstrations per update."),
@@ -400,20 +339,6 @@ FIELDS: dict[str, Field] = {
   "checkpoint.asynchronous": Field(None, SWITCH,
     "Write while the run continues. None: yes on accelerators, no on CPU, where the two share the cores."),
 
-  "alarms.window": Field(128, at_least(16, "fewer steps do not show what is usual"),
-    "RL steps that a spike is measured against.", SPIKES),
-  "alarms.spike_sigmas": Field(None, or_none(ABOVE_ZERO),
-    "Deviations, by median and MAD, beyond which a loss or a gradient norm is a spike."),
-  "alarms.reward_sigmas": Field(3.0, or_none(ABOVE_ZERO),
-    "Deviations, by median and MAD, below its median beyond which a reward has collapsed."),
-  "alarms.policy_kl_above": Field(0.01, or_none(ABOVE_ZERO),
-    "Upper limit of the divergence k3 from the old policy, in nats per token."),
-  "alarms.entropy_below": Field(None, ABOVE_ZERO, "Lower limit of the entropy, in nats per token."),
-  "alarms.entropy_fraction": Field(None, or_none(ABOVE_ZERO),
-    "Lower limit of the entropy, as a fraction of the run's first."),
-  "alarms.truncation_above": Field(None, or_none(UNIT), "Upper limit of the share of responses cut at their budget."),
-  "alarms.no_signal_above": Field(None, or_none(UNIT),
-    "Upper limit of the share of groups without a signal, whose samples get no advantages."),
 
   "watchdog.seconds": Field(3600.0, ABOVE_ZERO,
     "Limit on a phase; beyond it the run is stalled, and the process writes its stacks and exits with status 42."),
@@ -436,8 +361,7 @@ FIELDS: dict[str, Field] = {
 
 _SHARED = """
 seed model.preset model.dtype model.param_dtype model.attention model.remat task.levels
-task.test_path task.test_fraction task.bad_rows task.chat task.system task.chat_options
-task.special_tokens task.pad_token task.data_dir
+task.bad_rows task.data_dir
 learner.rows_per_device learner.schedule learner.weight_decay learner.b1 learner.b2
 learner.max_grad_norm learner.moments_dtype learner.offload_optimizer learner.max_skipped
 mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor mesh.slices checkpoint.keep
@@ -461,6 +385,14 @@ REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED}
   "task.chosen_column": Field("chosen", COLUMN, "Task file: column of the better responses.", FILE_OF_PAIRS),
   "task.rejected_column": Field("rejected", COLUMN, "Task file: column of the worse responses.", FILE_OF_PAIRS),
   "task.margin_column": Field(None, TEXT, "Task file: column of a number for each pair, which replaces objective.margin."),
+  "task.test_path": Field(None, TEXT, "Task file: pairs to test on. None: test_fraction of task.path is held out."),
+  "task.test_fraction": Field(None, INSIDE, "Task file: share of the pairs that is held out."),
+  "task.chat": Field(None, SWITCH, "Write prompts with the checkpoint's chat template. None: True if there is one."),
+  "task.system": Field(None, LINES, "System message of the chat."),
+  "task.chat_options": Field(None, OPTIONS, "Options of the chat template, as NAME=VALUE."),
+  "task.special_tokens": Field(None, one_of("text", "tokens"),
+    "What the name of a special token in a prompt or a reply is: text, or the token, which can end a turn. None: text."),
+  "task.pad_token": Field(None, TEXT, "Padding token, from the checkpoint's vocabulary. None: its own, or an unused special token."),
   "task.max_tokens": Field(30, COUNT, "Tokens of a prompt with its response; longer ones are bad rows."),
   "learner.batch_pairs": Field(64, COUNT, "Pairs per update."),
   "learner.row_tokens": Field(120, COUNT, "Slots of a packed row; a pair lies in one row."),
@@ -502,7 +434,7 @@ def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
     >>> base().rollout.group_size
     8
   """
-  fields: dict[str, Any] = {}
+  fields: dict[str, Any] = {section: {} for section in open_sections(table)}
   for path, field in table.items():
     section, _, name = path.rpartition(".")
     # A plain None would not tell the type to which the command line converts text.
@@ -561,7 +493,8 @@ def describe_fields(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> st
       default, check, sentence, read_if = table[path]
       sentence += "" if read_if is None else f" Read only if {read_if.words}."
       value = "(required)" if default is inspect.Parameter.empty else repr(default)
-      lines.append(f"  config.{path} = {value}; expects {check.words}" + (", or None" if table[path].takes_none and "None" not in check.words else ""))
+      none = ", or None" if table[path].takes_none and "None" not in check.words else ""
+      lines.append(f"  config.{path} = {value}; expects {check.words}{none}")
       lines += textwrap.wrap(sentence, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
   if not lines:
     near = did_you_mean(prefix, [*SECTIONS, *table])
@@ -646,7 +579,7 @@ def unused(config: ConfigDict, paths: Mapping[str, Any] | Iterable[str], why: st
     'config.eval.every: found 10, expected None, because nothing reads it'
   """
   values, unset = flatten(config), paths if isinstance(paths, Mapping) else dict.fromkeys(paths)
-  return [Problem(f"config.{path}", repr(values[path]), f"{x!r}, because {why}") for path, x in unset.items() if values[path] != x]
+  return [Problem(f"config.{path}", repr(value), f"{x!r}, because {why}") for path, x in unset.items() if (value := values.get(path)) != x]
 
 
 def unread(config: Mapping[str, Any] | ConfigDict, table: Mapping[str, Field] = FIELDS) -> dict[str, str]:

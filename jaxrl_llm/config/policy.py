@@ -67,15 +67,15 @@ def tokenizer(config: ConfigDict) -> Tokenizer | None:
   task = config.task
   made = load_tokenizer(
     where.resolve(config.model.path),
-    chat=True if task.chat is None else task.chat,
-    system=task.system,
+    chat=task.get("chat") is not False,
+    system=task.get("system"),
     vocab_rows=model_config(config).vocab_size,
-    pad_token=task.pad_token,
-    chat_options=parse_options(task.chat_options or ()),
-    special_tokens=task.special_tokens or "text",
+    pad_token=task.get("pad_token"),
+    chat_options=parse_options(task.get("chat_options") or ()),
+    special_tokens=task.get("special_tokens") or "text",
   )
   for field in ("task.system", "task.prompt_template", "task.shot_template", "teacher.privileged"):
-    text = flatten(config)[field] or ""
+    text = flatten(config).get(field) or ""
     if spelt := [name for name in made.special if name in text]:
       what = f"{spelt[0]!r}, which is text there and not the special token"
       raise ValueError(Problem(field, what, "none, or config.task.special_tokens='tokens' if the texts of the data can be trusted"))

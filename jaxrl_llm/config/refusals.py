@@ -11,6 +11,7 @@ from jaxrl_llm import objectives, tasks
 from jaxrl_llm.advantages import estimators
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator
 from jaxrl_llm.config import entries, policy
+from jaxrl_llm.config.alarms import AlarmLimits
 from jaxrl_llm.config.fields import flatten, given, unread_problems, unused
 from jaxrl_llm.objectives.corrected import Term
 from jaxrl_llm.objectives.corrections import MISMATCH
@@ -302,6 +303,9 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, because mesh.sampler is above 0: mesh.sampler_expert and mesh.sampler_tensor lay out the sampler's weights"),
   Refusal("serving.layout", lambda c, x: c.serving.layout == "spread" and c.mesh.fsdp == c.mesh.expert == 1,
     "None, because mesh.fsdp and mesh.expert are 1: every device has all experts"),
+  Refusal("alarms.window",
+    lambda c, x: c.alarms.get("window") is not None and (limits := AlarmLimits(**c.alarms)).spike_sigmas is limits.reward_sigmas is None,
+    "no value, because it is read only if alarms.spike_sigmas or alarms.reward_sigmas is set"),
   Refusal("profile.start", lambda c, x: (c.profile.start or 0) > c.num_steps,
     "at most num_steps, the last RL step: nothing would be traced"),
   Refusal("checkpoint.every_minutes", lambda c, x: c.rollout.staleness > 0 and c.checkpoint.every_minutes is not None,

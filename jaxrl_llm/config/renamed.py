@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.fields import OPEN
+from jaxrl_llm.config.fields import FIELDS, OPEN
 from jaxrl_llm.messages import Problem, shown
 from jaxrl_llm.settings.signature import Setting
 from jaxrl_llm.settings.values import COLUMN, NUMBER, Check
@@ -174,9 +174,23 @@ def hint(text: str) -> str | None:
   return None
 
 
-def _without_none(section: Any) -> Any:
-  """Returns an open section without the settings that are None: they have the entry's default."""
-  return {name: x for name, x in section.items() if x is not None} if isinstance(section, Mapping) else section
+_DEFAULTS = {
+  "sandbox": {
+    "timeout_s": 10.0, "total_s": 60.0, "memory_gb": 1.0, "output_mb": 4.0, "imports": True, "recursion_limit": 50_000, "time_scale": 2.0,
+    "image": "python:3.12-slim", "url": "",
+  },
+  "environment": {"max_turns": 4, "timeout_s": 60.0},
+  "alarms": {"window": 128, "reward_sigmas": 3.0, "policy_kl_above": 0.01},
+}  # fmt: skip
+"""Defaults that earlier versions recorded, None for others, whether or not a setting was given."""
+
+
+def _given(name: str, section: Any) -> Any:
+  """Returns an open section without the settings that have their defaults."""
+  defaults = _DEFAULTS.get(name, {})
+  if not isinstance(section, Mapping):
+    return section
+  return {key: x for key, x in section.items() if f"{name}.{key}" in FIELDS or x != defaults.get(key)}
 
 
 def current(saved: Mapping[str, Any], *, updates: bool = True) -> dict[str, Any]:
@@ -186,7 +200,7 @@ def current(saved: Mapping[str, Any], *, updates: bool = True) -> dict[str, Any]
   value has the meaning of another number: it split every bucket of rows into as many parts. Such a
   number stays, for the caller to refuse.
 
-  Settings of entries that are None are left out, and corrections are terms.
+  Settings of entries that have their defaults are left out, and corrections are terms.
 
   Args:
     saved: Config by section, as a run recorded it.
@@ -201,7 +215,7 @@ def current(saved: Mapping[str, Any], *, updates: bool = True) -> dict[str, Any]
     >>> current({"objective": {"name": "sapo", "tau_pos": None}, "correction": {"bypass": True}})
     {'objective': {'name': 'sapo'}, 'correction': {'terms': ('bypass',)}}
   """
-  new = {name: _without_none(section) if name in OPEN else section for name, section in saved.items()}
+  new = {name: _given(name, section) if name in OPEN else section for name, section in saved.items()}
   if isinstance(correction := new.get("correction"), Mapping):
     with contextlib.suppress(TypeError, ValueError):  # Nothing that a run has recorded.
       new["correction"] = {"terms": correction_terms(correction)}

@@ -1,5 +1,6 @@
 """Settings of a registry entry, read from its signature, its docstring and the rules of its room."""
 
+import functools
 import inspect
 import os
 import re
@@ -9,9 +10,16 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import Problem, did_you_mean, shown
-from jaxrl_llm.settings.values import Check, has_type
+from jaxrl_llm.settings.values import NUMBER, SWITCH, TEXT, Check, has_type
 
-_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "True or False", tuple: "a tuple, as in (0.5, 5.0)"}
+_IS_NUMBER = lambda x: has_type(NUMBER, x)
+_BY_TYPE = {
+  float: Check(_IS_NUMBER, "a number", float),
+  int: Check(lambda x: isinstance(x, int) and _IS_NUMBER(x), "a whole number", int),
+  str: TEXT,
+  bool: SWITCH,
+  tuple: Check(lambda x: isinstance(x, tuple), "a tuple, as in (0.5, 5.0)", tuple),
+}
 
 
 class Setting(NamedTuple):
@@ -51,7 +59,7 @@ def settings_of(make: Callable[..., Any], rules: Mapping[str, Any] = types.Mappi
     ...       nats.
     ...   '''
     >>> settings_of(pull)["width"].sentence, settings_of(pull)["anchor"].check.words
-    ('Half-width of the pull, in nats.', 'a text')
+    ('Half-width of the pull, in nats.', 'text on one line, of printable characters')
   """
   try:
     parameters = inspect.signature(make).parameters
@@ -61,15 +69,17 @@ def settings_of(make: Callable[..., Any], rules: Mapping[str, Any] = types.Mappi
   for name, parameter in parameters.items():
     can_be_omitted = parameter.default is not parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     if parameter.kind is parameter.KEYWORD_ONLY or can_be_omitted:
-      kind = _type(parameter)
-      accepts, words = (rules.get(name) or (lambda x, kind=kind: has_type(Check(bool, "", kind), x), _WORDS[kind]))[:2]
-      default = parameter.default
-      settings[name] = Setting(default, Check(accepts, words, kind, default is None), sentences.get(name, ""))
+      rule = rules.get(name, _BY_TYPE[_type(parameter)])
+      check = rule if isinstance(rule, Check) else Check(*rule, _type(parameter))
+      optional = type(None) in (type(parameter.default), *typing.get_args(parameter.annotation))
+      settings[name] = Setting(parameter.default, check._replace(optional=optional), sentences.get(name, ""))
   return settings
 
 
 def documented(make: Callable[..., Any]) -> dict[str, str]:
   """Returns what a docstring says about each argument (or attribute), on one line each."""
+  while isinstance(make, functools.partial):
+    make = make.func
   section = re.search(r"^(?:Args|Attributes):\n((?:  .*\n|\n)*)", inspect.cleandoc(make.__doc__ or "") + "\n", flags=re.MULTILINE)
   entries = re.finditer(r"^  ([\w, ]+): (.*(?:\n    .*)*)", section[1] if section else "", flags=re.MULTILINE)
   return {name: " ".join(entry[2].split()) for entry in entries for name in entry[1].split(", ")}
@@ -77,11 +87,11 @@ def documented(make: Callable[..., Any]) -> dict[str, str]:
 
 def _type(parameter: inspect.Parameter) -> type:
   """Returns the type of a setting: that of its default, or what its annotation says besides None."""
-  if type(parameter.default) in _WORDS:
+  if type(parameter.default) in _BY_TYPE:
     return float if parameter.default.__class__ is int and float in _members(parameter.annotation) else type(parameter.default)
   members = [typing.get_origin(member) or member for member in _members(parameter.annotation)]
   for member in members:
-    if member in _WORDS:
+    if member in _BY_TYPE:
       return member
     if member is os.PathLike:
       return str
@@ -97,7 +107,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def in_words(settings: Mapping[str, Setting]) -> str:
   """Lists settings with their defaults, as in `tau_pos=1.0, tau_neg=1.05`."""
-  return ", ".join(name if x.is_required else f"{name}={x.default!r}" for name, x in settings.items())
+  return ", ".join(name if x.is_required or x.default is None else f"{name}={x.default!r}" for name, x in settings.items())
 
 
 def unread(field: str, value: Any, settings: Mapping[str, Setting], entry: str) -> Problem:
@@ -111,8 +121,8 @@ def unread(field: str, value: Any, settings: Mapping[str, Setting], entry: str) 
 
   Example:
     >>> str(unread("width", 2.0, {}, "objective gspo"))
-    'width: found 2.0, expected None, because objective gspo does not read it and takes no settings'
+    'width: found 2.0, expected None, because objective gspo does not read it and takes no settings of its own'
   """
-  takes = f"takes {in_words(settings)}" if settings else "takes no settings"
+  takes = f"takes {in_words(settings)}" if settings else "takes no settings of its own"
   near = did_you_mean(field.rpartition(".")[2], settings)
   return Problem(field, shown(value), f"None, because {entry} does not read it and {takes}{near}")
