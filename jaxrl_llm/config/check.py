@@ -114,7 +114,7 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
 
 
 def _entry_problems(config: ConfigDict) -> Iterator[Problem | str]:
-  """Yields a line for the first entry that cannot be made of settings that are legal by themselves."""
+  """Yields a line for the first entry that its settings, each of them legal, do not make."""
   from jaxrl_llm.advantages import estimators
   from jaxrl_llm.config import policy
 

@@ -232,17 +232,19 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
   if unread:
     print(f"dropped what nothing reads any more: {', '.join(f'{field}={known[field]}' for field in unread)}")
     config.update_from_flattened_dict(unread)
-  _drop_settings(config, known, overrides)
+  _drop_settings(config, fields.open_sections(table), known, overrides)
   return config
 
 
-def _drop_settings(config: ConfigDict, before: Mapping[str, Any], overrides: Mapping[str, list[str]]) -> None:
+def _drop_settings(
+  config: ConfigDict, sections: Mapping[str, str], before: Mapping[str, Any], overrides: Mapping[str, list[str]]
+) -> None:
   """Drops the file's settings of entries that the command line has replaced, with a line for each.
 
   Another objective inherits none of them: GSPO's clip range would silently ruin GRPO. Other entries
   keep those that they have too.
   """
-  for section, name in fields.open_sections(fields.table_of(config)).items():
+  for section, name in sections.items():
     chosen = f"{section}.{name}"
     if not name or fields.flatten(config).get(chosen) == before.get(chosen):
       continue

@@ -101,7 +101,7 @@ def settings(section: str, config: Values | ConfigDict) -> dict[str, Setting]:
 
 
 def values_of(section: str, config: Values | ConfigDict) -> dict[str, Any]:
-  """Returns the settings of the entry that an open section names, as the config sets them or by default.
+  """Returns the settings of the entry that a section names, as the config has them or by default.
 
   Example:
     >>> values_of("advantage", {"advantage": {"estimator": "pass_at_k", "pass_k": 4}})
@@ -116,13 +116,13 @@ def paths(config: ConfigDict) -> list[str]:
   """Returns the paths of all settings that the open sections of a config may have."""
   known = []
   for section in open_sections(table_of(config)):
-    with contextlib.suppress(ImportError, ValueError):  # `problems` reports an entry that does not exist.
+    with contextlib.suppress(ImportError, ValueError):  # The checks report what does not exist.
       known += [f"{section}.{name}" for name in settings(section, config)]
   return known
 
 
 def entry(section: str, config: Values | ConfigDict) -> str:
-  """Returns an entry's name for messages, as in `objective gspo`; it is `environment None` if there is none."""
+  """Returns an entry's name for messages, as in `objective gspo`."""
   noun = OPEN[section] if OPEN[section] in ("estimator", "backend") else section
   return f"{noun} {flatten(config).get(f'{section}.{OPEN[section]}', '')}".rstrip()
 
@@ -194,7 +194,7 @@ def describe(prefix: str, config: ConfigDict) -> str:
   for section in open_sections(table):
     if not (start or config.objective.name) or not f"{section}.".startswith(start[: len(section) + 1]):
       continue
-    with contextlib.suppress(ImportError, ValueError):  # Nothing is chosen yet, or it does not exist.
+    with contextlib.suppress(ImportError, ValueError):  # No entry is named, or none of the name is.
       rows |= {path: _row(x, entry(section, config)) for path, x in _described(section, config).items()}
   return describe_fields(prefix, {**table, **rows})
 

@@ -1,4 +1,4 @@
-"""Settings of a registry entry, read from its signature, its docstring and the rules of its room."""
+"""Settings of a registry entry, from its signature, its docstring and the rules of its room."""
 
 import functools
 import inspect
@@ -86,7 +86,7 @@ def documented(make: Callable[..., Any]) -> dict[str, str]:
 
 
 def _type(parameter: inspect.Parameter) -> type:
-  """Returns the type of a setting: that of its default, or what its annotation says besides None."""
+  """Returns the type of a setting: that of its default, or of its annotation besides None."""
   if type(parameter.default) in _BY_TYPE:
     return float if parameter.default.__class__ is int and float in _members(parameter.annotation) else type(parameter.default)
   members = [typing.get_origin(member) or member for member in _members(parameter.annotation)]
@@ -120,8 +120,8 @@ def unread(field: str, value: Any, settings: Mapping[str, Setting], entry: str) 
     entry: Name of the entry, for the message.
 
   Example:
-    >>> str(unread("width", 2.0, {}, "objective gspo"))
-    'width: found 2.0, expected None, because objective gspo does not read it and takes no settings of its own'
+    >>> unread("width", 2.0, {}, "objective gspo").expected
+    'None, because objective gspo does not read it and takes no settings of its own'
   """
   takes = f"takes {in_words(settings)}" if settings else "takes no settings of its own"
   near = did_you_mean(field.rpartition(".")[2], settings)
