@@ -20,6 +20,7 @@ PACKAGE = ROOT / "jaxrl_llm"
 # A room may import the rooms above it. Rooms of the same floor do not import each other.
 FLOORS = (
   ("messages", "text_types"),
+  ("settings",),
   ("types", "advantages", "pretrained", "kernels"),
   ("segments", "tasks", "devices"),
   ("objectives", "models"),
@@ -53,6 +54,7 @@ SERVICES = (
 # room, in a registry or by the kind of a file.
 DOORS = {
   "config/check.py": ("rewards.model", "rewards.sandbox"),
+  "config/entries.py": ("rewards.sandbox",),
   "evaluate.py": ("workdir.bucket",),
   "export.py": ("run.jobs.publish", "workdir.bucket"),
   "main.py": ("run.jobs.pilot", "run.jobs.reward_model", "workdir.bucket"),

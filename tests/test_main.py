@@ -47,7 +47,8 @@ ONE_LINE = {
   "like nothing": ([TINY, "--config.zzz=3"], ["unknown field config.zzz", "--help_fields lists"]),
   "section as value": ([TINY, "--config.rollout=3"], ["config.rollout is a section", "rollout.group_size"]),
   "unknown objective": ([TINY, "--config.objective.name=gsop"], ["config.objective", "'gsop'", "did you mean 'gspo'", "sapo"]),
-  "no effect": ([TINY, "--config.objective.tau_pos=2."], ["config.objective", "'tau_pos'", "it takes clip_low"]),
+  "no effect": ([TINY, "--config.objective.tau_pos=2."], ["config.objective.tau_pos", "gspo does not read it and takes clip_low"]),
+  "misspelt setting": ([TINY, "--config.objective.clip_lo=.1"], ["config.objective.clip_lo: found '.1'", "did you mean 'clip_low'?"]),
   "illegal": ([TINY, "--config.objective.clip_low=-2"], ["config.objective", "clip_low", "found -2.0", "from 0 to 1"]),
   "unknown task": ([TINY, "--config.task.name=aritmetic"], ["config.task.name", "'aritmetic'", "did you mean 'arithmetic'"]),
   "unknown preset": ([TINY, "--config.model.preset=nan"], ["config.model.preset", "'nan'", "did you mean 'nano'"]),
@@ -57,7 +58,7 @@ ONE_LINE = {
   "text for bool": ([TINY, "--config.advantage.whiten=perhaps"], ["config.advantage.whiten", "found 'perhaps'", "True or False"]),
   "unknown policy": ([TINY, "--config.model.remat=fll"], ["config.model.remat", "found 'fll'", "full, attention", "did you mean 'full'"]),
   "a switch no more": ([TINY, "--config.model.remat=True"], ["config.model.remat", "found 'True'", "did you mean 'full'"]),
-  "text for an optional float": ([TINY, "--config.objective.dual_clip=x"], ["config.objective.dual_clip", "found 'x'", "a number"]),
+  "text for an optional float": ([TINY, "--config.objective.dual_clip=x"], ["config.objective.dual_clip", "found 'x'", "number > 1"]),
   "text in a tuple": ([TINY, "--config.rollout.prompt_buckets=x"], ["config.rollout.prompt_buckets", "found ('x',)", "whole numbers"]),
   "float in a tuple": ([TINY, "--config.rollout.prompt_buckets=0.3"], ["config.rollout.prompt_buckets", "found (0.3,)", "whole numbers"]),
   "nan": ([TINY, "--config.learner.learning_rate=nan"], ["config.learner.learning_rate", "found nan", "finite number above 0"]),
@@ -226,6 +227,18 @@ def test_help_on_fields(capsys):
   assert "config.learner.batch_pairs = 64" in out and "config.rollout" not in out
 
 
+def test_help_on_an_entry_shows_all_of_its_settings(capsys):
+  shown = lambda *argv: (main.main(["main", *argv]), capsys.readouterr().out)[1]
+  out = shown(TINY, "--help_fields", "objective")
+  assert "config.objective.clip_low = 0.0003; expects a number from 0 to 1" in out and "tau_pos" not in out
+  out = shown(TINY, "--config.objective.name=sapo", "--config.advantage.estimator=gae", "--help_fields=")
+  assert "  config.objective.tau_pos = 1.0; expects a finite number > 0\n      Temperature " in out
+  assert "  config.advantage.critic_lam = 1.0; expects a number from 0 to 1\n      Lambda for the critic's targets." in out
+  assert "config.correction.terms off_policy_mask:delta = (required); expects a finite number of nats per token >= 0\n" in out
+  assert "config.objective.kl_estimator = 'k3'; expects one of 'k1', " in out
+  assert "normalize_std" in shown("--help_fields", "advantage") and "clip_low" not in shown("--help_fields", "objective")
+
+
 def test_help_on_fields_appears_only_on_request():
   for argv in ([], [TINY], [TINY, "--dry_run"]):
     assert command_line.help_text(["main", *argv], main.__doc__) is None
@@ -294,10 +307,10 @@ def test_the_default_workdir_distinguishes_runs():
 def test_another_objective_drops_the_settings_of_the_files(capsys):
   config, _, _ = parsed(TINY, "--config.objective.name=sapo")
   assert capsys.readouterr().out == "objective.name=sapo: dropped this config's clip_high=0.008, clip_low=0.006\n"
-  assert (config.objective.clip_low, config.objective.clip_high) == (None, None)
+  assert config.objective.to_dict() == {"name": "sapo"}
   config, _, _ = parsed("--config.objective.clip_low=0.1", TINY, "--config.objective.name=grpo")
   assert capsys.readouterr().out == "objective.name=grpo: dropped this config's clip_high=0.008\n"
-  assert (config.objective.clip_low, config.objective.clip_high) == (0.1, None)
+  assert config.objective.to_dict() == {"name": "grpo", "clip_low": 0.1}
   config, _, _ = parsed(TINY, "--config.objective.name=gspo", "--config.objective.clip_low=0.1")
   assert capsys.readouterr().out == "" and (config.objective.clip_low, config.objective.clip_high) == (0.1, 0.008)
 

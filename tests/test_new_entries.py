@@ -132,10 +132,9 @@ def test_a_config_need_not_list_the_settings_of_a_new_objective():
   """If a config has a field of that name, it reaches the objective."""
   config = config_of("of_sequences", "of_groups", {})
   assert check.config_problems(config) == [] and make_objective(config).ratio_level == "sequence"
-  with config.unlocked():
-    config.objective.width = -1.0
+  config.objective.width = -1.0
   (line,) = check.config_problems(config)
-  assert line == "config.objective: fresh: width: found -1.0, expected a number > 0"
+  assert line == "config.objective.width: found -1.0, expected a number > 0"
 
 
 TRAITS = {

@@ -5,7 +5,7 @@ import inspect
 
 from jaxrl_llm import objectives
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.rewards.imported import load
+from jaxrl_llm.settings.import_path import load
 from jaxrl_llm.types import Objective
 
 

@@ -1,5 +1,7 @@
 """Credit assignment: per-token advantages of a rollout batch, by the configured estimator."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -9,6 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm import advantages as adv
+from jaxrl_llm.messages import Problem, did_you_mean
+from jaxrl_llm.settings import import_path
+from jaxrl_llm.settings.values import ABOVE_ZERO, COUNT, NUMBER, UNIT, at_least
 
 
 class Evidence(NamedTuple):
@@ -75,8 +80,8 @@ class Estimator(NamedTuple):
 
   Attributes:
     estimate: `(evidence, group_size, **settings) -> Credit` without metrics; its advantages are
-      [N R], or [N] if they hold for whole sequences.
-    defaults: Settings of the estimator, with their default values.
+      [N R], or [N] if they hold for whole sequences. Its docstring describes the settings.
+    defaults: Settings of the estimator, with their default values. `RULES` has their legal values.
     needs: Optional fields of `Evidence` that the estimator reads.
     takes_kl: Whether the reward may contain a divergence term.
     from_zero: Whether rewards must be 0 or more.
@@ -87,7 +92,7 @@ class Estimator(NamedTuple):
   """
 
   estimate: Callable[..., Credit]
-  defaults: dict[str, Any]
+  defaults: Mapping[str, Any] = MappingProxyType({})
   needs: frozenset[str] = frozenset()
   takes_kl: bool = True
   from_zero: bool = False
@@ -127,6 +132,8 @@ def _of_samples(advantages_of: Callable[..., Array]) -> Callable[..., Credit]:
   def estimate(evidence, group_size, **settings):
     return Credit(advantages_of(_penalised(evidence), group_size, valid=evidence.valid, **settings))
 
+  estimate.__doc__ = advantages_of.__doc__
+
   return estimate
 
 
@@ -135,10 +142,21 @@ def _maxrl(evidence, group_size):
 
 
 def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
+  """Gives the reward of the best of k.
+
+  Args:
+    pass_k: Number of samples of which the best one counts, below rollout.group_size.
+    normalize_std: Whether to divide by the standard deviation of the maximum.
+  """
   return Credit(adv.pass_at_k_advantages(_penalised(evidence), group_size, k=pass_k, normalize_std=normalize_std))
 
 
 def _per_reward(evidence, group_size, *, normalize_std):
+  """Normalises each reward by itself.
+
+  Args:
+    normalize_std: Whether to divide each reward by its group's standard deviation.
+  """
   weights = jnp.ones(len(evidence.parts)) if evidence.weights is None else evidence.weights
   return Credit(adv.per_reward_advantages(evidence.parts, weights, group_size, normalize_std=normalize_std, valid=evidence.valid))
 
@@ -149,15 +167,33 @@ def _of_steps(evidence: Evidence) -> tuple[Array, Array, Array]:
 
 
 def _steps(evidence, group_size, *, normalize_std):
+  """Gives each token the rewards of the steps that have not ended yet.
+
+  Args:
+    normalize_std: Whether to divide by the standard deviation of the group's steps.
+  """
   return Credit(adv.step_advantages(*_of_steps(evidence), group_size, normalize_std=normalize_std))
 
 
 def _gtpo(evidence, group_size, *, entropy_share, right_above):
+  """Shapes the outcome by the entropies of the tokens.
+
+  Args:
+    entropy_share: Weight of the entropy in the rewards of tokens, beside 1 for the outcome.
+    right_above: Reward above which a response counts as right.
+  """
   rewards, entropy, mask = evidence.rewards, evidence.old_entropy, evidence.mask
   return Credit(adv.gtpo_advantages(rewards, entropy, mask, group_size, entropy_share=entropy_share, right_above=right_above))
 
 
 def _rae(evidence, group_size, *, num_roles, decay, zero_sum):
+  """Compares the rewards of turns with a running mean of their role.
+
+  Args:
+    num_roles: Roles that take turns in a conversation; turn k is played by role k mod num_roles.
+    decay: Share of a role's running mean of rewards that one game leaves in place.
+    zero_sum: Whether a role loses what the others win; False gives it the rewards of its own turns.
+  """
   del group_size
   baselines = jnp.zeros(num_roles) if evidence.role_baselines is None else evidence.role_baselines
   advantages, after = adv.role_advantages(*_of_steps(evidence), baselines, decay=decay, zero_sum=zero_sum)
@@ -165,11 +201,24 @@ def _rae(evidence, group_size, *, num_roles, decay, zero_sum):
 
 
 def _returns(evidence, group_size, *, gamma):
+  """Gives each token the rewards from it on.
+
+  Args:
+    gamma: Discount per token.
+  """
   del group_size
   return Credit(adv.returns_to_go(_per_token(evidence), evidence.mask, gamma=gamma))
 
 
 def _gae(evidence, group_size, *, gamma, lam, critic_lam, length_alpha):
+  """Compares rewards with a critic's values.
+
+  Args:
+    gamma: Discount per token.
+    lam: Lambda for the policy's advantages.
+    critic_lam: Lambda for the critic's targets.
+    length_alpha: Lambda is 1 - 1 / (length_alpha * length) for the policy, in place of `lam`.
+  """
   del group_size
   rewards, values, mask = _per_token(evidence), evidence.values, evidence.mask
   policy_lam = lam if length_alpha is None else adv.length_adaptive_lambda(mask, alpha=length_alpha)
@@ -212,27 +261,92 @@ ESTIMATORS = {
 """Estimators by name."""
 
 
-def first_baselines(estimator: str, *, num_roles: int | None = None, **others: Any) -> list[float] | None:
+RULES = {
+  "min_valid": at_least(2, "a baseline is made of the other samples"),
+  "entropy_share": ABOVE_ZERO,
+  "right_above": NUMBER,
+  "num_roles": COUNT,
+  "decay": UNIT,
+  "pass_k": COUNT,
+  "gamma": UNIT,
+  "lam": UNIT,
+  "critic_lam": UNIT,
+  "length_alpha": ABOVE_ZERO,
+}
+"""Legal values of settings by name, which mean the same in every estimator; others have a type."""
+
+
+def factory(name: str) -> Callable[..., Estimator]:
+  """Returns the function of settings by keyword that makes an estimator.
+
+  Args:
+    name: Key of `ESTIMATORS`, or import path MODULE:FUNCTION of such a function.
+
+  Raises:
+    ValueError: If there is no such estimator. One line, with the fix.
+
+  Example:
+    >>> inspect.signature(factory("pass_at_k"))
+    <Signature (*, pass_k=2, normalize_std=True)>
+  """
+  if ":" in name:
+    return import_path.load_factory(name, where=f"advantage.estimator {name!r}")
+  if name not in ESTIMATORS:
+    names = ", ".join(ESTIMATORS)
+    raise ValueError(Problem("advantage.estimator", repr(name), f"one of {names}, MODULE:FUNCTION{did_you_mean(name, ESTIMATORS)}"))
+  row = ESTIMATORS[name]
+
+  def bound(**settings: Any) -> Estimator:
+    return row._replace(estimate=functools.partial(row.estimate, **row.defaults | settings), defaults={})
+
+  annotations = getattr(row.estimate, "__annotations__", {})
+  settings = [
+    inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=x, annotation=annotations.get(key, inspect.Parameter.empty))
+    for key, x in row.defaults.items()
+  ]
+  bound.__signature__, bound.__doc__ = inspect.Signature(settings), row.estimate.__doc__
+  return bound
+
+
+def make(name: str, **settings: Any) -> Estimator:
+  """Returns an estimator with its settings bound, so that it has no more of them.
+
+  Args:
+    name: Name of the estimator; see `factory`.
+    **settings: Settings of the estimator. Omitted ones have their defaults.
+
+  Raises:
+    ValueError: If there is no such estimator, or the user's own cannot be made. One line.
+  """
+  return import_path.make(factory(name), settings, Estimator, where=f"advantage.estimator {name!r}")
+
+
+def of_section(estimator: str, *, whiten: bool = False, **settings: Any) -> Estimator:
+  """Returns the estimator of the section `advantage` of a config; a setting of None is left out."""
+  del whiten
+  return make(estimator, **{name: x for name, x in settings.items() if x is not None})
+
+
+def first_baselines(estimator: str, **settings: Any) -> list[float] | None:
   """Returns the baselines before the first batch: 0 for each role; None without roles.
 
   Example:
     >>> first_baselines("rae"), first_baselines("group")
     ([0.0, 0.0], None)
   """
-  del others
-  defaults = ESTIMATORS[estimator].defaults
-  return [0.0] * (num_roles or defaults["num_roles"]) if "num_roles" in defaults else None
+  roles = inspect.signature(factory(estimator)).parameters.get("num_roles")
+  return None if roles is None else [0.0] * settings.get("num_roles", roles.default)
 
 
-def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **settings: Any) -> Callable[[Evidence], Credit]:
+def make_credit(estimator: str | Estimator, group_size: int, *, whiten: bool = False, **settings: Any) -> Callable[[Evidence], Credit]:
   """Returns the jitted function from evidence to credit.
 
   Args:
-    estimator: Key of `ESTIMATORS`.
+    estimator: Estimator without settings, or its name; see `factory`.
     group_size: Number of samples per prompt (G).
     whiten: Whether to subtract the batch's mean from the advantages and divide by its standard
       deviation, over all tokens that the policy wrote.
-    **settings: Settings of the estimator. Omitted ones have their defaults.
+    **settings: Settings of an estimator that is given by its name.
 
   Returns:
     The function. If there is a critic, its only metric is `critic/vf_explained_var`, from before
@@ -248,13 +362,12 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
     >>> credit.advantages.tolist()
     [[1.0, 1.0], [-1.0, 0.0]]
   """
-  chosen = ESTIMATORS[estimator]
-  settings = chosen.defaults | settings
+  chosen = make(estimator, **settings) if isinstance(estimator, str) else estimator
 
   def credit(evidence: Evidence) -> Credit:
     compared = _compared(evidence, group_size if chosen.whole_groups else 1)
     learned = (evidence.mask > 0) & (compared.mask > 0)
-    advantages, returns, _, baselines = chosen.estimate(compared, group_size, **settings)
+    advantages, returns, _, baselines = chosen.estimate(compared, group_size)
     if advantages.ndim == 1:
       advantages = jnp.broadcast_to(advantages[:, None], learned.shape)
     if whiten:

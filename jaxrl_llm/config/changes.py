@@ -74,12 +74,13 @@ def _models(fields: Mapping[str, Any]) -> dict[str, bool]:
   """Returns whether a run of a config holds a critic, and whether it holds a frozen reference."""
   if "advantage.estimator" not in fields:  # The config of a reward model.
     return {"critic": False, "reference": False}
-  from jaxrl_llm import objectives
-  from jaxrl_llm.advantages.estimators import ESTIMATORS
+  from jaxrl_llm.advantages import estimators
+  from jaxrl_llm.config import policy
+  from jaxrl_llm.config.fields import nested
 
-  needs = ESTIMATORS[fields["advantage.estimator"]].needs
-  hyper = {field.partition(".")[2]: x for field, x in fields.items() if field.startswith("objective.") and x is not None}
-  penalised = bool(fields["reward.kl_coef"]) or "ref_logprobs" in needs | objectives.make(hyper.pop("name"), **hyper).needs
+  config = nested(fields)
+  needs = estimators.of_section(**config.advantage).needs
+  penalised = bool(fields["reward.kl_coef"]) or "ref_logprobs" in needs | policy.bare_objective(config).needs
   keeps = (penalised and fields["model.lora_rank"] is None) or bool(fields.get("teacher.frozen"))
   return {"critic": "values" in needs, "reference": keeps}
 

@@ -1,18 +1,17 @@
 """Checks of a config before any device starts; all problems in one message, each with its fix."""
 
-import inspect
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config import renamed
-from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown, unused
+from jaxrl_llm.config import entries, renamed
+from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, is_open, table_of, unknown, unused
 from jaxrl_llm.config.sizes import IMAGE_SIZES, most_rows, per_row
 from jaxrl_llm.config.trackers import tracker_problems
-from jaxrl_llm.config.values import has_type, holds
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
+from jaxrl_llm.settings.values import has_type, holds
 
 OF_TOKENIZERS = ("chat", "system", "chat_options", "special_tokens", "pad_token")
 """Fields of `config.task` that only the tokenizer of a checkpoint reads."""
@@ -31,20 +30,25 @@ def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
       inside = [name for name in known if name.startswith(f"{path}.")]
       inside = ", ".join(inside[:10]) + (f" and {len(inside) - 10} more" if len(inside) > 10 else "")
       lines.append(f"config.{path} is a section and cannot be set; set one of its fields: {inside}")
-    elif path not in known:
-      lines.append(unknown(path, known, "--help_fields lists all fields"))
+    elif path not in known and not is_open(path, table_of(config)):
+      line = unknown(path, known, "")
+      # Only this reads the signatures, which imports jax.
+      lines.append(unknown(path, [*known, *entries.paths(config)], "--help_fields lists all fields") if line.endswith("; ") else line)
   return lines
 
 
 def config_problems(config: ConfigDict) -> list[str]:
   """Returns every problem of a resolved config, one line each."""
-  wrong, readable = field_problems(config, FIELDS, "a config made by configs.common", optional=_hyperparameters())
+  wrong, readable = field_problems(config, FIELDS, "a config made by configs.common")
   if readable:
+    wrong += (of_entries := list(entries.problems(config)))
     from jaxrl_llm.config.refusals import refusals  # Imported late, because it imports jax.
 
     field_of = lambda problem: getattr(problem, "field", "")  # A string has no field.
     known = set(map(field_of, wrong))
     wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
+    if not of_entries:
+      wrong += _entry_problems(config)
     of_model = ("config.model.", "config.moe.", "config.serving.", "config.mesh.sampler_expert")
     if not any(field_of(problem).startswith(of_model) for problem in wrong):
       wrong += [problem for problem in _model_problems(config) if field_of(problem) not in known]
@@ -61,7 +65,7 @@ def in_config(problem: Problem | str) -> Problem | str:
 
 
 def field_problems(
-  config: ConfigDict, table: Mapping[str, Field], made: str, *, optional: Collection[str] = ()
+  config: ConfigDict, table: Mapping[str, Field], made: str
 ) -> tuple[list[Problem] | list[str], bool]:
   """Checks each field of a config by itself.
 
@@ -69,7 +73,6 @@ def field_problems(
     config: Config to check, of any origin.
     table: Fields that it must have.
     made: Text that says how to make a config with all fields.
-    optional: Paths of additional fields that it may have.
 
   Returns:
     The problems, and whether all values have the right type, so that further checks can read them.
@@ -79,8 +82,8 @@ def field_problems(
   lines = [str(renamed.problem(path, fields[path], config)) for path in gone]
   if missing := sorted(table.keys() - fields.keys() - {renamed.RENAMED[path].path for path in gone}):
     lines.append(f"config: found {len(missing)} missing field(s), such as {', '.join(missing[:3])}, expected {made}")
-  known = {*table, *optional, *gone}
-  lines += [unknown(path, known, f"expected {made}") for path in fields if path not in known]
+  known = {*table, *gone}
+  lines += [unknown(path, known, f"expected {made}") for path in fields if path not in known and not is_open(path, table)]
   if lines:
     return lines, False
   wrong = {
@@ -91,24 +94,14 @@ def field_problems(
   return list(wrong.values()), all(has_type(table[path].check, fields[path]) for path in wrong)
 
 
-def _hyperparameters() -> set[str]:
-  """Returns the fields of all objectives' hyper-parameters, including those of other packages."""
-  from jaxrl_llm.objectives import OBJECTIVES
-
-  return {f"objective.{name}" for make in OBJECTIVES.values() for name in inspect.signature(make).parameters}
-
-
 def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   """Yields a problem for each name that does not exist. These imports start no device."""
   yield from _task_problems(config)
-  from jaxrl_llm import objectives
-  from jaxrl_llm.advantages.estimators import ESTIMATORS
-  from jaxrl_llm.objectives.corrected import corrected
   from jaxrl_llm.objectives.penalties import KL_VALUES
   from jaxrl_llm.rewards.sandbox import BACKENDS
   from jaxrl_llm.tasks import prompt_template
 
-  for path, names in (("advantage.estimator", ESTIMATORS), ("reward.kl_estimator", KL_VALUES), ("sandbox.backend", ("auto", *BACKENDS))):
+  for path, names in (("reward.kl_estimator", KL_VALUES), ("sandbox.backend", ("auto", *BACKENDS))):
     if (value := flatten(config)[path]) is not None and value not in names:
       yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
   yield from tracker_problems(config.log.trackers)
@@ -118,13 +111,23 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
       prompt_template.fields(config.teacher.privileged, setting="config.teacher.privileged")
     except ValueError as error:
       yield error.args[0]
-  section = "objective"
+
+
+def _entry_problems(config: ConfigDict) -> Iterator[Problem | str]:
+  """Yields a line for the first entry that its settings, each of them legal, do not make."""
+  from jaxrl_llm.advantages import estimators
+  from jaxrl_llm.config import policy
+
+  field = "advantage"
   try:
-    objective = objectives.make(config.objective.name, **given(config.objective, "name"))
-    section = "correction"
-    corrected(objective, **given(config.correction))
+    estimators.of_section(**config.advantage)
+    field = "objective"
+    policy.bare_objective(config)
+    field = "correction.terms"
+    policy.make_objective(config)
   except ValueError as error:
-    yield f"config.{section}: {error}"
+    problem = problem_of(error)
+    yield in_config(problem) if isinstance(problem, Problem) else f"config.{field}: {problem}"
 
 
 def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
@@ -152,12 +155,8 @@ def task_settings(config: ConfigDict) -> dict[str, Any]:
 
 
 def environment_settings(config: ConfigDict) -> dict[str, Any]:
-  """Returns the settings that the environment itself reads, if they are set.
-
-  A 0 counts as unset, so that the command line can undo a setting.
-  """
-  settings = given(config.environment, "name", "max_turns", "max_turn_tokens", "timeout_s", "weight")
-  return {name: value for name, value in settings.items() if value != 0}
+  """Returns the settings that the environment itself reads, if they are set."""
+  return given(config.environment, "name", "weight", *entries.OF_CONVERSATIONS)
 
 
 def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
@@ -225,7 +224,7 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
 
 def _tower_problems(config: ConfigDict) -> Iterator[Problem]:
   """Yields settings that are not implemented for models with a vision tower."""
-  from jaxrl_llm.advantages.estimators import ESTIMATORS
+  from jaxrl_llm.advantages import estimators
 
   for field, value, expected in (
     ("mesh.context", config.mesh.context, 1),
@@ -234,7 +233,7 @@ def _tower_problems(config: ConfigDict) -> Iterator[Problem]:
   ):
     if value != expected:
       yield Problem(f"config.{field}", repr(value), f"{expected!r} for a model with a vision tower, for which it is not implemented")
-  if "values" in ESTIMATORS[config.advantage.estimator].needs:
+  if "values" in estimators.of_section(**config.advantage).needs:
     yield Problem("config.advantage.estimator", repr(config.advantage.estimator), "one without a critic for a model with a vision tower")
   if config.model.train_tower and config.model.lora_rank is not None:
     yield Problem("config.model.train_tower", True, "False beside model.lora_rank, which trains adapters alone")
@@ -245,18 +244,18 @@ def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
 
   Reads the headers of a checkpoint, and its tokenizer.
   """
-  from jaxrl_llm.advantages.estimators import ESTIMATORS
+  from jaxrl_llm.advantages import estimators
   from jaxrl_llm.rewards import model
 
   path = config.reward.model_path
   if config.environment.name is not None:
     yield Problem("config.reward.model_path", repr(path), "None: a reward model reads one response, and environment.name is set")
-  estimator = config.advantage.estimator
-  if estimator in ESTIMATORS and ESTIMATORS[estimator].from_zero:
+  if estimators.of_section(**config.advantage).from_zero:
+    estimator = config.advantage.estimator
     why = f"its output can be negative, and advantage.estimator={estimator!r} takes rewards of 0 or more"
     yield Problem("config.reward.model_path", repr(path), f"None: {why}")
   budget = max(config.rollout.prompt_buckets or (0,)) + config.rollout.max_new_tokens
-  yield from model.folder_problems(path, chat=config.task.chat, budget=budget)
+  yield from model.folder_problems(path, chat=config.task.get("chat"), budget=budget)
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:

@@ -8,12 +8,12 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrl_llm.config import check, fields, renamed
+from jaxrl_llm.config import check, entries, fields, renamed
 from jaxrl_llm.messages import did_you_mean, shown
 
 # Fields whose value type has changed, with the fix.
@@ -87,19 +87,20 @@ def parse(argv: Sequence[str]) -> CommandLine:
 def help_text(argv: Sequence[str], usage: str) -> str | None:
   """Returns the text that `--help` or `--help_fields` asks for; None without either.
 
-  The fields are those of the config file, or those of every RL experiment without one.
+  The fields are those of the config file, or those of every RL experiment without one. Settings are
+  those of the entries that the file and the flags name.
 
   Raises:
     UsageError: If no field has the prefix, or the config file cannot be loaded.
   """
   if {"-h", "--help"} & set(argv[1:]):
     return usage
-  path, _, rest = split(argv[1:])
+  path, overrides, rest = split(argv[1:])
   for flag, following in itertools.pairwise([*rest, "-"]):
     if match := re.fullmatch(r"--?help_fields(?:=(.*))?", flag):
       prefix = match[1] or ("" if following.startswith("-") else following)
       try:
-        return fields.describe_fields(prefix, fields.table_of(load(path)) if path else fields.FIELDS)
+        return entries.describe(prefix, override(load(path), overrides) if path else fields.base())
       except ValueError as error:
         raise UsageError(str(error)) from error
   return None
@@ -187,12 +188,25 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
   """
   wrong = check.unknown_fields([field for field in overrides if field not in renamed.RENAMED], config)
   known, table = fields.flatten(config), fields.table_of(config)
-  before = fields.given(config.objective) if "objective" in config else {}
   unread_before = fields.unread_defaults(config, table)
-  for field, texts in overrides.items():
-    if field not in known:
+  # The settings of an entry come after its name, on which their types depend.
+  for field, texts in sorted(overrides.items(), key=lambda item: fields.is_open(item[0], table)):
+    expected = None
+    if fields.is_open(field, table):
+      if texts[-1] == "None" and fields.OPEN[field.partition(".")[0]]:
+        entries.drop(config, field)
+        continue
+      try:
+        expected = entries.admit(config, field, texts[-1])
+      except ValueError as error:
+        wrong.append(f"config.{error}")
+        continue
+      if texts[-1] == "None":
+        config.update_from_flattened_dict({field: None})
+        continue
+    elif field not in known:
       continue
-    if texts[-1] == "None" and field in table and table[field].takes_none:
+    elif texts[-1] == "None" and field in table and table[field].takes_none:
       config.update_from_flattened_dict({field: None})  # ml_collections cannot parse None.
       continue
     args = ["jaxrl_llm.main", *(f"--config.{field}={text}" for text in texts)]
@@ -203,8 +217,8 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
     except (flags.Error, TypeError, ValueError):
       written = ", ".join(map(shown, texts[:3])) + (", ..." if len(texts) > 3 else "")
       # A later check refuses a field outside the table.
-      expected = table[field].check.words if field in table else "another value"
-      wrong.append(f"config.{field}: found {written}, expected {expected}; the file has {shown(known[field])}")
+      expected = expected or (table[field].check.words if field in table else "another value")
+      wrong.append(f"config.{field}: found {written}, expected {expected}; the file has {shown(known.get(field))}")
   # After the other fields, on which the new value depends.
   wrong += [str(renamed.problem(field, texts[-1], config)) for field, texts in overrides.items() if field in renamed.RENAMED]
   wrong += [
@@ -218,18 +232,30 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
   if unread:
     print(f"dropped what nothing reads any more: {', '.join(f'{field}={known[field]}' for field in unread)}")
     config.update_from_flattened_dict(unread)
-  # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would
-  # silently ruin GRPO.
-  if before and config.objective.name != before.get("name"):
-    dropped = {f: v for f, v in before.items() if f != "name" and f"objective.{f}" not in overrides}
-    for field in dropped:
-      config.objective[field] = None
-    if dropped:
-      print(
-        f"objective.name={config.objective.name}: dropped this config's "
-        f"{', '.join(f'{f}={v}' for f, v in dropped.items())}"
-      )
+  _drop_settings(config, fields.open_sections(table), known, overrides)
   return config
+
+
+def _drop_settings(
+  config: ConfigDict, sections: Mapping[str, str], before: Mapping[str, Any], overrides: Mapping[str, list[str]]
+) -> None:
+  """Drops the file's settings of entries that the command line has replaced, with a line for each.
+
+  Another objective inherits none of them: GSPO's clip range would silently ruin GRPO. Other entries
+  keep those that they have too.
+  """
+  for section, name in sections.items():
+    chosen = f"{section}.{name}"
+    if not name or fields.flatten(config).get(chosen) == before.get(chosen):
+      continue
+    kept = () if section == "objective" else entries.paths(config)
+    gone = {path: x for path, x in before.items() if path.startswith(f"{section}.") and path not in (*overrides, *kept)}
+    gone = {path: x for path, x in gone.items() if fields.is_open(path) and x is not None}
+    for path in gone:
+      entries.drop(config, path)
+    if gone:
+      listed = ", ".join(f"{path.partition('.')[2]}={x}" for path, x in gone.items())
+      print(f"{chosen}={config[section][name]}: dropped this config's {listed}")
 
 
 def config_files() -> list[Path]:

@@ -22,7 +22,6 @@ CHECKPOINT_TEACHER = Condition(
   "teacher.path is a checkpoint, or teacher.paths is set",
   lambda x: x["teacher.path"] not in (None, "self") or x["teacher.paths"] is not None,
 )
-CONTAINER = Condition("sandbox.backend is 'docker'", lambda x: x["sandbox.backend"] == "docker")
 DIVERGENCE = Condition("teacher.gkd_coef is above 0", lambda x: x["teacher.gkd_coef"] > 0)
 ENVIRONMENT = Condition("environment.name is set", lambda x: x["environment.name"] is not None)
 FILE_OF_PAIRS = Condition("task.name is 'file'", lambda x: x["task.name"] == "file")
@@ -35,19 +34,10 @@ KL_IN_REWARD = Condition("reward.kl_coef is above 0", lambda x: x["reward.kl_coe
 LAG = Condition("rollout.staleness is above 0", lambda x: x["rollout.staleness"] > 0)
 PRESET = Condition("model.path is None", lambda x: x["model.path"] is None)
 PRIVILEGED = Condition("teacher.privileged is set", lambda x: x["teacher.privileged"] is not None)
-PROGRAMS = Condition("sandbox.backend is not 'off'", lambda x: x["sandbox.backend"] != "off")
 REWARD_MODEL = Condition("reward.model_path is set", lambda x: x["reward.model_path"] is not None)
 SAMPLERS = Condition("rollout.samplers is above 0", lambda x: x["rollout.samplers"] > 0)
 SELF_TEACHER = Condition("teacher.path is 'self'", lambda x: x["teacher.path"] == "self")
-SERVICE = Condition(
-  "sandbox.backend is 'sandbox_fusion' or 'piston'",
-  lambda x: x["sandbox.backend"] in ("sandbox_fusion", "piston"),
-)
 SHOTS = Condition("task.shots is above 0", lambda x: x["task.shots"] > 0)
-SPIKES = Condition(
-  "alarms.spike_sigmas or alarms.reward_sigmas is set",
-  lambda x: x["alarms.spike_sigmas"] is not None or x["alarms.reward_sigmas"] is not None,
-)
 TEACHER = Condition(
   "teacher.path or teacher.paths is set", lambda x: x["teacher.path"] is not None or x["teacher.paths"] is not None
 )

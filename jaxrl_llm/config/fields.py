@@ -8,6 +8,8 @@ imports jax.
 
 import contextlib
 import difflib
+import functools
+import inspect
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +17,12 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 
 from jaxrl_llm.config.conditions import (  # isort: skip
-  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CHECKPOINT_TEACHER, CONTAINER, DIVERGENCE, ENVIRONMENT, FILE_OF_PAIRS, IN_FLIGHT, KEPT_WARM_START,
-  KL_IN_REWARD, LAG, PRESET, PRIVILEGED, PROGRAMS, REWARD_MODEL, SAMPLERS, SELF_TEACHER, SERVICE, SHOTS, SPIKES, TEACHER, TEACHERS, TRACE,
-  Condition,
+  ADAPTIVE_ENTROPY, ADAPTIVE_KL, CHECKPOINT_TEACHER, DIVERGENCE, ENVIRONMENT, FILE_OF_PAIRS, IN_FLIGHT, KEPT_WARM_START, KL_IN_REWARD,
+  LAG, PRESET, PRIVILEGED, REWARD_MODEL, SAMPLERS, SELF_TEACHER, SHOTS, TEACHER, TEACHERS, TRACE, Condition,
 )  # fmt: skip
-from jaxrl_llm.config.values import (  # isort: skip
-  ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
-  SCHEDULE, SEED, SHARE, SILENCE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, names_path, one_of, or_none, texts,
+from jaxrl_llm.settings.values import (  # isort: skip
+  ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER, OPTIONS,
+  SCHEDULE, SEED, SHARE, SILENCE, SWITCH, TEXT, UNIT, WORKERS, Check, compiles, names_path, one_of, or_none, texts,
 )  # fmt: skip
 from jaxrl_llm.messages import Problem, did_you_mean, shown
 
@@ -49,8 +50,8 @@ class Field(NamedTuple):
 
 
 SECTIONS = {
-  "objective": "The loss that is minimised; None is the objective's own default.",
-  "advantage": "How rewards become advantages; None is the estimator's own default.",
+  "objective": "The loss that is minimised.",
+  "advantage": "How rewards become advantages.",
   "critic": "Read if advantage.estimator is 'gae'.",
   "kl": "An adaptive coefficient, of the KL penalty in the loss or in the reward.",
   "entropy": "An adaptive coefficient of the entropy bonus.",
@@ -75,6 +76,15 @@ SECTIONS = {
   "log": "Output of a run besides its metrics.",
 }
 
+OPEN = {
+  "objective": "name", "advantage": "estimator", "correction": "terms", "task": "name", "environment": "name", "sandbox": "backend",
+  "alarms": "",
+}  # fmt: skip
+"""Sections that also take the settings of the entry that one of their fields names; see `entries`.
+
+No field chooses the rules of `alarms`, for which None is a value: it switches a rule off.
+"""
+
 # fmt: off
 FIELDS: dict[str, Field] = {
   "seed": Field(0, SEED, "Seed of all random draws."),
@@ -82,60 +92,9 @@ FIELDS: dict[str, Field] = {
     "Memory of a device in GB. A run that is predicted not to fit does not start; a larger number starts it. None: what the device has."),
   "num_steps": Field(40, NATURAL, "RL steps, 0 for none; a step is a rollout batch and learner.updates_per_rollout optimizer updates."),
 
-  "objective.name": Field("", TEXT, "A key of `objectives.OBJECTIVES`."),
-  "objective.clip_low": Field(None, judged(float), "How far below 1 the ratio may fall where A < 0."),
-  "objective.clip_high": Field(None, judged(float), "How far above 1 the ratio may rise where A > 0."),
-  "objective.dual_clip": Field(None, judged(float), "Largest ratio that counts where A < 0."),
-  "objective.tau_pos": Field(None, judged(float), "Temperature of the soft gate where A > 0."),
-  "objective.tau_neg": Field(None, judged(float), "Temperature of the soft gate where A <= 0."),
-  "objective.log_clip_low": Field(None, judged(float), "How far below 0 a token's log-ratio may fall where A < 0."),
-  "objective.log_clip_high": Field(None, judged(float), "How far above 0 a token's log-ratio may rise where A > 0."),
-  "objective.sigma": Field(None, judged(float), "Width of the Gaussian gate in units of the ratio."),
-  "objective.alpha": Field(None, judged(float), "How much wider the Gaussian gate is for rare tokens."),
-  "objective.beta": Field(None, judged(float), "How much wider the Gaussian gate is per unit of advantage."),
-  "objective.k_pos": Field(None, judged(float), "Exponent of the gamma gate where A > 0."),
-  "objective.lambda_pos": Field(None, judged(float), "Rate of the gamma gate where A > 0."),
-  "objective.k_neg": Field(None, judged(float), "Exponent of the gamma gate where A <= 0."),
-  "objective.lambda_neg": Field(None, judged(float), "Rate of the gamma gate where A <= 0."),
-  "objective.delta_low": Field(None, judged(float), "Largest divergence at which a token with A < 0 may still lose probability."),
-  "objective.delta_high": Field(None, judged(float), "Largest divergence at which a token with A > 0 may still gain probability."),
-  "objective.ratio_cap": Field(None, judged(float), "Largest importance weight."),
-  "objective.delta": Field(None, judged(float), "Largest weighted shift of a token's probability."),
-  "objective.w_min": Field(None, judged(float), "Weight of the last token's shift; the first token's is 1."),
-  "objective.budget": Field(None, judged(float), "Shift of probability per token that a response may spend."),
-  "objective.tis_cap": Field(None, judged(float), "Largest weight of a token's mismatch between learner and sampler."),
-  "objective.pull": Field(None, judged(float), "Loss per squared nat of log-ratio, halved, of the quadratic gate."),
-  "objective.cov_share": Field(None, judged(float), "Share of the batch's tokens that are selected by their covariance."),
-  "objective.cov_low": Field(None, judged(float), "Smallest covariance of log-probability and advantage of a token that may be detached."),
-  "objective.cov_high": Field(None, judged(float), "Largest covariance of a token that may be detached."),
-  "objective.cov_kl_coef": Field(None, judged(float), "Loss per nat of distance from the old policy, at selected tokens."),
-  "objective.anchor": Field(None, judged(str), "Policy that divergence is measured from: 'old' or 'sampler'."),
-  "objective.ratio": Field(None, judged(str), "Ratio of `custom`: a key of `ratios.RATIOS`."),
-  "objective.gate": Field(None, judged(str), "Gate of `custom`: a key of `gates.GATES`; its settings are those above."),
-  "objective.value_coef": Field(None, judged(float), "Weight of the critic's squared error."),
-  "objective.value_clip": Field(None, judged(float), "Half-width of the band around the critic's old prediction."),
-  "objective.kl_coef": Field(None, judged(float),
-    "Loss per nat of divergence from the reference; reward.kl_coef is the one in the reward."),
-  "objective.kl_estimator": Field(None, judged(str), "A key of `penalties.KL_ESTIMATORS`."),
-  "objective.entropy_coef": Field(None, judged(float), "Reward per nat of entropy."),
-  "objective.weights": Field(None, judged(str), "Weights of tokens in the loss: a key of `objectives.base.WEIGHTS`."),
-  "objective.max_tokens": Field(None, judged(int), "Generation budget in tokens, for weights 'constant'."),
+  "objective.name": Field("", TEXT, "A key of `objectives.OBJECTIVES`, or MODULE:FUNCTION, which makes an objective or is a gate."),
 
-  "advantage.estimator": Field("group", TEXT, "A key of `advantages.estimators.ESTIMATORS`; some read the fields below."),
-  "advantage.normalize_std": Field(None, SWITCH, "Divide by the group's standard deviation; False is Dr. GRPO's."),
-  "advantage.min_valid": Field(None, at_least(2, "a baseline is made of the other samples"),
-    "Smallest number of a group's samples with a reward that RLOO-N learns from."),
-  "advantage.entropy_share": Field(None, ABOVE_ZERO, "Weight of the entropy in GTPO's rewards of tokens, beside 1 for the outcome."),
-  "advantage.right_above": Field(None, NUMBER, "Reward above which a response counts as right in GTPO."),
-  "advantage.num_roles": Field(None, COUNT, "RAE: roles that take turns in a conversation; turn k is played by role k mod num_roles."),
-  "advantage.decay": Field(None, UNIT, "RAE: share of a role's running mean of rewards that one game leaves in place."),
-  "advantage.zero_sum": Field(None, SWITCH, "RAE: a role loses what the others win; False gives it the rewards of its own turns alone."),
-  "advantage.pass_k": Field(None, COUNT, "The k of Pass@k Training."),
-  "advantage.gamma": Field(None, UNIT, "Discount per token."),
-  "advantage.lam": Field(None, UNIT, "GAE's lambda for the policy's advantages."),
-  "advantage.critic_lam": Field(None, UNIT, "GAE's lambda for the critic's targets."),
-  "advantage.length_alpha": Field(None, ABOVE_ZERO,
-    "VAPO's GAE: lambda = 1 - 1 / (length_alpha * length) for the policy."),
+  "advantage.estimator": Field("group", TEXT, "A key of `advantages.estimators.ESTIMATORS`, or MODULE:FUNCTION."),
   "advantage.whiten": Field(False, SWITCH, "Mean 0 and deviation 1 over all tokens of the rollout batch."),
 
   "critic.init": Field(None, one_of("policy", "scratch"), "First weights: the policy's trunk after the warm start, or random."),
@@ -150,15 +109,8 @@ FIELDS: dict[str, Field] = {
     "Entropy of the policy to keep, in nats per token; objective.entropy_coef is the first coefficient."),
   "entropy.step": Field(None, ABOVE_ZERO, "Change of the coefficient per RL step. None: 0.005.", ADAPTIVE_ENTROPY),
 
-  "correction.tis": Field(None, judged(float), "Cap of the truncated importance weights."),
-  "correction.mis": Field(None, judged(float), "Largest importance weight; weights above it are 0."),
-  "correction.level": Field(None, judged(str), "Level of tis and mis: 'token' or 'sequence'."),
-  "correction.icepop": Field(None, judged(tuple), "(low, high): weights outside are 0."),
-  "correction.geometric_rejection": Field(None, judged(tuple), "(low, high) for a sequence's geometric mean."),
-  "correction.off_policy_mask": Field(None, judged(float), "Nats per token; drops stale sequences with A < 0."),
-  "correction.off_policy_anchor": Field(None, judged(str), "Policy that staleness is measured from: 'old' or 'sampler'."),
-  "correction.top_entropy": Field(None, judged(float), "Share of the tokens that is learned from, those of the largest entropy."),
-  "correction.bypass": Field(False, judged(bool), "Use the sampler's log-probabilities as those of the old policy."),
+  "correction.terms": Field((), texts("a tuple of corrections, as in ('tis:cap=2.0&level=sequence', 'bypass')"),
+    "Keys of `objectives.corrections.CORRECTIONS`, or MODULE:FUNCTION, with settings."),
 
   "teacher.path": Field(None, TEXT,
     "A checkpoint: the workdir of a run, WORKDIR@STEP, a Hugging Face folder, a .gguf file, or package:NAME; or 'self', the policy."),
@@ -210,14 +162,6 @@ FIELDS: dict[str, Field] = {
 
   "task.name": Field("arithmetic", TEXT, "A name that `tasks.names()` gives, gym:NAME, file, environment or mixture."),
   "task.levels": Field((1, 2), or_none(LEVELS), "Difficulties, 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms)."),
-  "task.chat": Field(None, SWITCH, "Write prompts with the checkpoint's chat template. None: True if there is one."),
-  "task.system": Field(None, LINES, "System message of the chat."),
-  "task.chat_options": Field(None, texts("one or more options, as in ('enable_thinking=False', 'date_string=27 Nov 2026')", least=1),
-    "Options of the chat template, as NAME=VALUE. The date that it reads is 2024-07-26, or that of strftime_now=2026-11-27."),
-  "task.special_tokens": Field(None, one_of("text", "tokens"),
-    "What the name of a special token in a prompt or a reply is: text, or the token, which can end a turn. None: text."),
-  "task.pad_token": Field(None, TEXT,
-    "Padding token, from the checkpoint's vocabulary. None: its own, or an unused special token."),
   "task.data_dir": Field(None, TEXT, "Folder that datasets are built in. None: ~/.cache/jaxrl_llm/data."),
   "task.bad_rows": Field("drop", one_of("drop", "error"), "Leave unusable problems out, counted by reason, or stop at the first."),
   "task.curriculum": Field(None, TEXT,
@@ -232,27 +176,6 @@ FIELDS: dict[str, Field] = {
     "False: every prompt has the same ones, and they are not trained on.", SHOTS),
   "task.shot_template": Field("{prompt}{solution}\n", LINES,
     "Text of a solved problem, with columns in braces; {solution} is its demonstration, or its answer if there is none.", SHOTS),
-  "task.path": Field(None, TEXT, "Task file: a .jsonl, .json, .csv, .tsv (or .gz of these) or .parquet file."),
-  "task.test_path": Field(None, TEXT, "Task file: problems to test on. None: test_fraction of task.path is held out."),
-  "task.test_fraction": Field(None, INSIDE, "Tasks file and environment: share of the problems that is held out."),
-  "task.question_column": Field(None, TEXT, "Task file: column of the questions, texts or chats; a.b is b within a. None: a known one."),
-  "task.answer_column": Field(None, TEXT, "Task file: column of the answers, as in reward_model.ground_truth. None: a known one."),
-  "task.level_column": Field(None, TEXT, "Task file: column of the levels."),
-  "task.response_column": Field(None, TEXT, "Task file: column of solutions to imitate in the warm start. None: the ends of chats."),
-  "task.id_column": Field(None, TEXT, "Task file: column of the problems' names."),
-  "task.images_column": Field(None, TEXT, "Task file: column of the pictures, paths relative to the file, bytes or base64, one or a list."),
-  "task.prompt_template": Field(None, LINES, "Tasks file, environment: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
-  "task.reward": Field(None, TEXT,
-    "Task file: a key of `rewards.REWARDS`, MODULE:FUNCTION or judge:RUBRIC. None: the one that suits the answers."),
-  "task.source": Field(None, TEXT, "Published sets: file or folder of the original set. None: download it."),
-  "task.config": Field(None, TEXT, "Published sets: variant."),
-  "task.mode": Field(None, TEXT, "Tasks zebralogic and mathvision: variant."),
-  "task.after": Field(None, TEXT, "Published sets: only problems of this date or later, as in 2024-08-01."),
-  "task.before": Field(None, TEXT, "Published sets: only problems of this date or earlier."),
-  "task.size": Field(None, COUNT, "Tasks gym:NAME and environment: problems to generate."),
-  "task.seed": Field(None, NATURAL, "Tasks gym:NAME and environment: seed of the problems."),
-  "task.parts": Field(None, texts("tasks with weights, as in ('gsm8k=0.7', 'gym:countdown=0.3')", least=1),
-    "Task mixture: tasks with weights."),
 
   "reward.terms": Field((), texts("a tuple of rewards with weights, as in ('tags=0.1',)"),
     "Rewards with weights, beside the task's own; one of weight 0 is only logged."),
@@ -282,47 +205,10 @@ FIELDS: dict[str, Field] = {
     "Stop if more of a step's responses have no reward: the verifier is broken, not the policy."),
 
   "environment.name": Field(None, TEXT, "A key of `environments.ENVIRONMENTS`, openenv:URL, verifiers:ID, or MODULE:FUNCTION."),
-  "environment.max_turns": Field(4, COUNT,
-    "Maximum number of the policy's turns; a conversation that is not done by then counts as truncated.", ENVIRONMENT),
-  "environment.max_turn_tokens": Field(None, COUNT,
-    "Tokens that the policy may write in a turn. None: the rest of the budget.", ENVIRONMENT),
-  "environment.timeout_s": Field(60.0, ABOVE_ZERO,
-    "Limit on one reply; a response beyond it has no reward and is not learned from.", ENVIRONMENT),
   "environment.weight": Field(1.0, NOT_NEGATIVE,
     "Weight of the environment's rewards for turns, beside the task's; 0 leaves them out.", ENVIRONMENT),
-  "environment.call_reward": Field(None, NOT_NEGATIVE,
-    "Environment calculator: reward of a turn whose result is the right answer.", ENVIRONMENT),
-  "environment.action": Field(None, LINES,
-    "Environment openenv:URL: the action as a JSON object, with {text} where the policy's turn goes. None: the turn in "
-    "the action's only field, or a JSON object in the turn.", ENVIRONMENT),
-  "environment.reset": Field(None, LINES,
-    "Environment openenv:URL: settings of each reset as a JSON object, besides the seed.", ENVIRONMENT),
-  "environment.observation_field": Field(None, TEXT,
-    "Environment openenv:URL: field that the policy reads, as in result.data. None: a single text, or all fields as JSON.", ENVIRONMENT),
-  "environment.sessions": Field(None, COUNT,
-    "Environments openenv:URL and verifiers:ID: sessions open at once, in each process. None: as many as the server allows, at most 8; "
-    "all conversations of a batch.", ENVIRONMENT),
-  "environment.harness": Field(None, TEXT,
-    "Environment verifiers:ID: id of a harness. None: that of the environment, or else verifiers' chat program in this process.",
-    ENVIRONMENT),
-  "environment.settings": Field(None, LINES, "Environment verifiers:ID: settings of its own config as a JSON object.", ENVIRONMENT),
-  "environment.teacher": Field(None, TEXT,
-    "Environment verifiers:ID: MODULE:FUNCTION that plays the training problems for the warm start, (messages, tools, seed) -> text.",
-    ENVIRONMENT),
-  "environment.lessons": Field(None, COUNT,
-    "Environment verifiers:ID: number of times that the teacher plays each problem, with other seeds. None: 1.", ENVIRONMENT),
 
   "sandbox.backend": Field("off", TEXT, "A key of `sandbox.BACKENDS`, 'auto', or 'off': refuse to run programs."),
-  "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none.", PROGRAMS),
-  "sandbox.total_s": Field(60.0, ABOVE_ZERO, "Limit on all tests of a program.", PROGRAMS),
-  "sandbox.memory_gb": Field(1.0, ABOVE_ZERO, "Memory of a program.", PROGRAMS),
-  "sandbox.output_mb": Field(4.0, ABOVE_ZERO, "Output of a program; never less than twice the expected output.", PROGRAMS),
-  "sandbox.imports": Field(True, SWITCH,
-    "Give programs the names that LiveCodeBench's judge imports, such as heappush and inf. Prompts of HumanEval have their own.", PROGRAMS),
-  "sandbox.recursion_limit": Field(50_000, COUNT, "Recursion limit of a program, as in LiveCodeBench's judge.", PROGRAMS),
-  "sandbox.time_scale": Field(2.0, ABOVE_ZERO, "Multiple of a problem's own time limit that a program is given.", PROGRAMS),
-  "sandbox.image": Field("python:3.12-slim", TEXT, "Image for the back end docker.", CONTAINER),
-  "sandbox.url": Field("", TEXT, "Address of the back ends sandbox_fusion and piston.", SERVICE),
 
   "warm_start.num_steps": Field(450, NATURAL, "Optimizer updates, 0 for none."),
   "warm_start.batch_size": Field(80, COUNT, "Demonstrations per update."),
@@ -453,20 +339,6 @@ FIELDS: dict[str, Field] = {
   "checkpoint.asynchronous": Field(None, SWITCH,
     "Write while the run continues. None: yes on accelerators, no on CPU, where the two share the cores."),
 
-  "alarms.window": Field(128, at_least(16, "fewer steps do not show what is usual"),
-    "RL steps that a spike is measured against.", SPIKES),
-  "alarms.spike_sigmas": Field(None, or_none(ABOVE_ZERO),
-    "Deviations, by median and MAD, beyond which a loss or a gradient norm is a spike."),
-  "alarms.reward_sigmas": Field(3.0, or_none(ABOVE_ZERO),
-    "Deviations, by median and MAD, below its median beyond which a reward has collapsed."),
-  "alarms.policy_kl_above": Field(0.01, or_none(ABOVE_ZERO),
-    "Upper limit of the divergence k3 from the old policy, in nats per token."),
-  "alarms.entropy_below": Field(None, ABOVE_ZERO, "Lower limit of the entropy, in nats per token."),
-  "alarms.entropy_fraction": Field(None, or_none(ABOVE_ZERO),
-    "Lower limit of the entropy, as a fraction of the run's first."),
-  "alarms.truncation_above": Field(None, or_none(UNIT), "Upper limit of the share of responses cut at their budget."),
-  "alarms.no_signal_above": Field(None, or_none(UNIT),
-    "Upper limit of the share of groups without a signal, whose samples get no advantages."),
 
   "watchdog.seconds": Field(3600.0, ABOVE_ZERO,
     "Limit on a phase; beyond it the run is stalled, and the process writes its stacks and exits with status 42."),
@@ -489,8 +361,7 @@ FIELDS: dict[str, Field] = {
 
 _SHARED = """
 seed model.preset model.dtype model.param_dtype model.attention model.remat task.levels
-task.test_path task.test_fraction task.bad_rows task.chat task.system task.chat_options
-task.special_tokens task.pad_token task.data_dir
+task.bad_rows task.data_dir
 learner.rows_per_device learner.schedule learner.weight_decay learner.b1 learner.b2
 learner.max_grad_norm learner.moments_dtype learner.offload_optimizer learner.max_skipped
 mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor mesh.slices checkpoint.keep
@@ -514,6 +385,14 @@ REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED}
   "task.chosen_column": Field("chosen", COLUMN, "Task file: column of the better responses.", FILE_OF_PAIRS),
   "task.rejected_column": Field("rejected", COLUMN, "Task file: column of the worse responses.", FILE_OF_PAIRS),
   "task.margin_column": Field(None, TEXT, "Task file: column of a number for each pair, which replaces objective.margin."),
+  "task.test_path": Field(None, TEXT, "Task file: pairs to test on. None: test_fraction of task.path is held out."),
+  "task.test_fraction": Field(None, INSIDE, "Task file: share of the pairs that is held out."),
+  "task.chat": Field(None, SWITCH, "Write prompts with the checkpoint's chat template. None: True if there is one."),
+  "task.system": Field(None, LINES, "System message of the chat."),
+  "task.chat_options": Field(None, OPTIONS, "Options of the chat template, as NAME=VALUE."),
+  "task.special_tokens": Field(None, one_of("text", "tokens"),
+    "What the name of a special token in a prompt or a reply is: text, or the token, which can end a turn. None: text."),
+  "task.pad_token": Field(None, TEXT, "Padding token, from the checkpoint's vocabulary. None: its own, or an unused special token."),
   "task.max_tokens": Field(30, COUNT, "Tokens of a prompt with its response; longer ones are bad rows."),
   "learner.batch_pairs": Field(64, COUNT, "Pairs per update."),
   "learner.row_tokens": Field(120, COUNT, "Slots of a packed row; a pair lies in one row."),
@@ -548,19 +427,38 @@ def check_argument(arg: str, known: Sequence[str]) -> None:
 def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
   """Builds a config in which every field has its default.
 
-  The config is locked, so that a misspelt field is an error instead of a new field.
+  The config is locked, so that a misspelt field is an error instead of a new field. Open sections
+  take any setting, which `config.check` compares with their entry.
 
   Example:
     >>> base().rollout.group_size
     8
   """
-  fields: dict[str, Any] = {}
+  fields: dict[str, Any] = {section: {} for section in open_sections(table)}
   for path, field in table.items():
     section, _, name = path.rpartition(".")
     # A plain None would not tell the type to which the command line converts text.
     value = FieldReference(field.default, field_type=field.check.type) if field.takes_none else field.default
     (fields.setdefault(section, {}) if section else fields)[name] = value
-  return ConfigDict(fields).lock()
+  config = ConfigDict(fields).lock()
+  for section in open_sections(table):
+    config[section].unlock()
+  return config
+
+
+def open_sections(table: Mapping[str, Field]) -> dict[str, str]:
+  """Returns the sections of `OPEN` of a table; a reward model's has none."""
+  return OPEN if table is FIELDS else {}
+
+
+def is_open(path: str, table: Mapping[str, Field] = FIELDS) -> bool:
+  """Returns whether a path is that of a setting in an open section, and of no field of the table.
+
+  Example:
+    >>> is_open("objective.tau_pos"), is_open("objective.name"), is_open("rollout.slots")
+    (True, False, False)
+  """
+  return path not in table and path.count(".") == 1 and path.partition(".")[0] in open_sections(table)
 
 
 def table_of(config: Mapping[str, Any] | ConfigDict) -> Mapping[str, Field]:
@@ -594,7 +492,9 @@ def describe_fields(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> st
     for path in rows:
       default, check, sentence, read_if = table[path]
       sentence += "" if read_if is None else f" Read only if {read_if.words}."
-      lines.append(f"  config.{path} = {default!r}; expects {check.words}" + (", or None" if table[path].takes_none else ""))
+      value = "(required)" if default is inspect.Parameter.empty else repr(default)
+      none = ", or None" if table[path].takes_none and "None" not in check.words else ""
+      lines.append(f"  config.{path} = {value}; expects {check.words}{none}")
       lines += textwrap.wrap(sentence, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
   if not lines:
     near = did_you_mean(prefix, [*SECTIONS, *table])
@@ -643,6 +543,20 @@ def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[st
   return fields
 
 
+def nested(fields: Mapping[str, Any]) -> ConfigDict:
+  """Returns the config of values by dotted path, the inverse of `flatten`.
+
+  Example:
+    >>> nested({"seed": 0, "mesh.data": -1}).mesh.data
+    -1
+  """
+  config: dict[str, Any] = {}
+  for path, value in fields.items():
+    *sections, name = path.split(".")
+    functools.reduce(lambda inner, section: inner.setdefault(section, {}), sections, config)[name] = value
+  return ConfigDict(config)
+
+
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:
   """Returns the fields of a section that are set.
 
@@ -665,7 +579,7 @@ def unused(config: ConfigDict, paths: Mapping[str, Any] | Iterable[str], why: st
     'config.eval.every: found 10, expected None, because nothing reads it'
   """
   values, unset = flatten(config), paths if isinstance(paths, Mapping) else dict.fromkeys(paths)
-  return [Problem(f"config.{path}", repr(values[path]), f"{x!r}, because {why}") for path, x in unset.items() if values[path] != x]
+  return [Problem(f"config.{path}", repr(value), f"{x!r}, because {why}") for path, x in unset.items() if (value := values.get(path)) != x]
 
 
 def unread(config: Mapping[str, Any] | ConfigDict, table: Mapping[str, Field] = FIELDS) -> dict[str, str]:

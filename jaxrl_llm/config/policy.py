@@ -7,11 +7,12 @@ from jaxtyping import PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives
+from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import flatten, given
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.models import Lora, Model, ModelConfig, load_params, preset, read_config
 from jaxrl_llm.models.config import Vision
-from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.objectives.corrected import Term, corrected, read_terms
 from jaxrl_llm.objectives.interpolation import interpolated
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.chat_options import parse_options
@@ -66,15 +67,15 @@ def tokenizer(config: ConfigDict) -> Tokenizer | None:
   task = config.task
   made = load_tokenizer(
     where.resolve(config.model.path),
-    chat=True if task.chat is None else task.chat,
-    system=task.system,
+    chat=task.get("chat") is not False,
+    system=task.get("system"),
     vocab_rows=model_config(config).vocab_size,
-    pad_token=task.pad_token,
-    chat_options=parse_options(task.chat_options or ()),
-    special_tokens=task.special_tokens or "text",
+    pad_token=task.get("pad_token"),
+    chat_options=parse_options(task.get("chat_options") or ()),
+    special_tokens=task.get("special_tokens") or "text",
   )
   for field in ("task.system", "task.prompt_template", "task.shot_template", "teacher.privileged"):
-    text = flatten(config)[field] or ""
+    text = flatten(config).get(field) or ""
     if spelt := [name for name in made.special if name in text]:
       what = f"{spelt[0]!r}, which is text there and not the special token"
       raise ValueError(Problem(field, what, "none, or config.task.special_tokens='tokens' if the texts of the data can be trusted"))
@@ -96,7 +97,18 @@ def first_params(config: ConfigDict, model: Model, shardings: PyTree) -> Callabl
   return lambda key: load_params(where.resolve(config.model.path), model, key=key)
 
 
+def bare_objective(config: ConfigDict) -> Objective:
+  """Builds the objective that the config names, without its corrections."""
+  return objectives.make(config.objective.name, **given(config.objective, "name"))
+
+
+def corrections(config: ConfigDict) -> list[Term]:
+  """Returns the corrections that the config asks for, in the order in which they apply."""
+  return read_terms(bare_objective(config), renamed.correction_terms(config.correction))
+
+
 def make_objective(config: ConfigDict) -> Objective:
   """Builds the objective, with the corrections and the old policy that the config asks for."""
-  objective = corrected(objectives.make(config.objective.name, **given(config.objective, "name")), **given(config.correction))
+  objective = corrected(bare_objective(config), renamed.correction_terms(config.correction))
   return interpolated(objective) if config.learner.old_logprobs == "interpolated" else objective
+

@@ -1,5 +1,6 @@
 """Settings that are legal alone but wrong or without effect in combination, as one table."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -7,9 +8,13 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
+from jaxrl_llm.advantages import estimators
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator
+from jaxrl_llm.config import entries, policy
+from jaxrl_llm.config.alarms import AlarmLimits
 from jaxrl_llm.config.fields import flatten, given, unread_problems, unused
-from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.objectives.corrected import Term
+from jaxrl_llm.objectives.corrections import MISMATCH
 from jaxrl_llm.rewards.terms import parse_terms
 from jaxrl_llm.rollouts.window import steps_ahead, window_size
 from jaxrl_llm.types import Objective
@@ -24,14 +29,18 @@ class Chosen(NamedTuple):
   Attributes:
     objective: Objective that `config.objective` names.
     corrected: Objective with the corrections of `config.correction`.
+    corrections: Those corrections.
     hyper: Hyper-parameters of the objective that the config sets.
     estimator: Advantage estimator that `config.advantage` names.
+    settings: Settings of the estimator, given or by default.
   """
 
   objective: Objective
   corrected: Objective
+  corrections: list[Term]
   hyper: dict[str, Any]
   estimator: Estimator
+  settings: dict[str, Any]
 
   @property
   def penalised(self) -> bool:
@@ -42,6 +51,12 @@ class Chosen(NamedTuple):
   def ignores_lag(self) -> bool:
     """Whether neither a ratio nor a weight π_old/μ corrects for older weights."""
     return self.objective.ratio_level is None and not self.corrected.corrects_mismatch
+
+  @property
+  def leaves_out_lag(self) -> bool:
+    """Whether the ratio is that to the old policy, and nothing weighs π_old/μ."""
+    needs = self.objective.needs & self.corrected.needs
+    return "old_logprobs" in needs and self.objective.ratio_level is not None and not self.corrected.corrects_mismatch
 
   @property
   def reads_values(self) -> bool:
@@ -104,12 +119,6 @@ def _learns_nothing(c: ConfigDict) -> bool:
   return c.num_steps > 0 and not _rewards(c) and not has_teacher(c) and not c.learner.echo_coef
 
 
-def _setting(c: ConfigDict, x: Chosen, name: str) -> Any:
-  """Returns the value of a setting of the estimator, given or by default; None for others."""
-  given_here = c.advantage[name]
-  return x.estimator.defaults.get(name) if given_here is None or name not in x.estimator.defaults else given_here
-
-
 def _named_paths(c: ConfigDict) -> list[tuple[str, str]]:
   """Returns the names of several teachers, each with its path."""
   return [tuple(text.split("=", 1)) for text in c.teacher.paths or ()]
@@ -133,7 +142,7 @@ class Refusal(NamedTuple):
 
 _IGNORES_LAG = (
   "0, because the objective has no ratio, and nothing would correct for the older weights; or learner.old_logprobs='learner' with "
-  "correction.tis, mis or icepop"
+  "the correction tis, mis or icepop"
 )
 
 _FROM_ZERO = ", because this advantage.estimator divides by the mean of a group's rewards, none of which may be negative"
@@ -206,17 +215,17 @@ REFUSALS: tuple[Refusal, ...] = (
     "{value_estimators}, because this objective trains a critic (objective.value_coef) that no other estimator reads"),
   Refusal("critic.value_warmup_steps", lambda c, x: x.reads_values and (c.critic.value_warmup_steps or 0) >= c.num_steps > 0,
     "less than num_steps, or the policy would never be trained"),
-  Refusal("advantage.lam", lambda c, x: c.advantage.lam is not None and c.advantage.length_alpha is not None,
+  Refusal("advantage.lam", lambda c, x: c.advantage.get("lam") is not None and x.settings.get("length_alpha") is not None,
     "None, because advantage.length_alpha takes its place"),
   Refusal("rollout.group_size",
     lambda c, x: c.rollout.group_size < 2 and x.estimator.compares_groups
     and not (c.teacher.path is not None and c.reward.verifier_weight == 0),
     "2 or more, because this advantage.estimator compares the samples of one prompt; 1 is for critics, and for a teacher without a reward"),
-  Refusal("advantage.min_valid", lambda c, x: (_setting(c, x, "min_valid") or 0) > c.rollout.group_size,
+  Refusal("advantage.min_valid", lambda c, x: (x.settings.get("min_valid") or 0) > c.rollout.group_size,
     "at most rollout.group_size (None is 3), or no group would be learned from"),
-  Refusal("advantage.pass_k", lambda c, x: (_setting(c, x, "pass_k") or 0) >= c.rollout.group_size,
+  Refusal("advantage.pass_k", lambda c, x: (x.settings.get("pass_k") or 0) >= c.rollout.group_size,
     "less than rollout.group_size (None is 2): there is one best of all samples, and every advantage would be 0"),
-  Refusal("advantage.decay", lambda c, x: _setting(c, x, "decay") == 0,
+  Refusal("advantage.decay", lambda c, x: x.settings.get("decay") == 0,
     "above 0: a game's own reward would be its baseline, and every advantage 0"),
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
     "False, because a response without an advantage has a gradient here (a divergence, entropy, a teacher, the critic, a pull to the old "
@@ -228,7 +237,8 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.corrected.prepare is not None,
     "False, because the tokens of such responses are part of the statistic by which this objective or correction selects tokens"),
   Refusal("learner.old_logprobs",
-    lambda c, x: c.learner.old_logprobs == "sampler" and (x.corrected.corrects_mismatch or c.correction.geometric_rejection is not None),
+    lambda c, x: c.learner.old_logprobs == "sampler"
+    and (x.corrected.corrects_mismatch or any(term.needs >= MISMATCH for term in x.corrections)),
     "'learner', because with the sampler's log-probabilities for log π_old there is no mismatch to correct"),
   Refusal("learner.old_logprobs",
     lambda c, x: c.learner.old_logprobs == "learner" and "old_logprobs" not in x.corrected.needs
@@ -238,11 +248,11 @@ REFUSALS: tuple[Refusal, ...] = (
     "'learner', because moe.replay='R2' records routes in that pass, and log π_old must belong to those routes"),
   Refusal("moe.replay", lambda c, x: c.moe.replay == "R2" and c.learner.updates_per_rollout == 1,
     "None or 'R3', because with learner.updates_per_rollout=1 the learner takes the same routes without a replay"),
-  Refusal("correction.off_policy_mask",
-    lambda c, x: c.correction.off_policy_mask is not None and c.learner.updates_per_rollout == 1 and c.learner.old_logprobs == "learner"
-    and not (_lags(c) and c.correction.off_policy_anchor == "sampler"),
-    "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness or spare_prompts above 0, "
-    "off_policy_anchor='sampler'"),
+  Refusal("correction.terms",
+    lambda c, x: c.learner.updates_per_rollout == 1 and c.learner.old_logprobs == "learner"
+    and any(term.measures_staleness and not (_lags(c) and "sampler_logprobs" in term.needs) for term in x.corrections),
+    "no off_policy_mask, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness or spare_prompts "
+    "above 0, off_policy_mask:anchor=sampler"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and x.ignores_lag, _IGNORES_LAG),
   Refusal("rollout.driver",
     lambda c, x: c.rollout.driver == "drain"
@@ -264,20 +274,18 @@ REFUSALS: tuple[Refusal, ...] = (
     "None or 'R2', or rollout.update_in_flight='keep', because recomputed tokens visit experts of other weights than those that drew them"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and x.ignores_lag, _IGNORES_LAG),
   Refusal("learner.old_logprobs",
-    lambda c, x: _lags(c) and c.learner.old_logprobs == "learner" and "old_logprobs" in x.objective.needs
-    and x.objective.ratio_level is not None and not (x.corrected.corrects_mismatch or c.correction.bypass),
+    lambda c, x: _lags(c) and c.learner.old_logprobs == "learner" and x.leaves_out_lag,
     "'sampler', because with rollout.staleness or spare_prompts above 0 the ratio would start at 1 however much "
     "the sampler's weights "
-    "lag; or correction.tis, mis or icepop, which correct for the lag"),
+    "lag; or the correction tis, mis or icepop, which correct for the lag"),
   Refusal("learner.old_logprobs", lambda c, x: _interpolates(c) and (c.rollout.staleness == 0 or c.rollout.spare_prompts > 0),
     "'sampler' or 'learner', because the interpolation needs a lag that is known for each token: a rollout.staleness above 0, and "
     "spare_prompts=0"),
-  Refusal("learner.old_logprobs", lambda c, x: _interpolates(c) and ("old_logprobs" not in x.corrected.needs or c.correction.bypass),
-    "'sampler', because the objective does not read the old policy's log-probabilities, or correction.bypass replaces them"),
+  Refusal("learner.old_logprobs", lambda c, x: _interpolates(c) and "old_logprobs" not in x.corrected.needs,
+    "'sampler', because the objective does not read the old policy's log-probabilities, or the correction bypass replaces them"),
   Refusal("learner.old_logprobs",
-    lambda c, x: _interpolates(c) and _lags(c) and "old_logprobs" in x.objective.needs and x.objective.ratio_level is not None
-    and not (x.corrected.corrects_mismatch or c.correction.bypass),
-    "'sampler', because the ratio to the interpolated policy leaves out a part of the lag; or correction.tis, mis or icepop, which "
+    lambda c, x: _interpolates(c) and _lags(c) and x.leaves_out_lag,
+    "'sampler', because the ratio to the interpolated policy leaves out a part of the lag; or the correction tis, mis or icepop, which "
     "correct for it"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and min(c.checkpoint.every, c.num_steps) < 2,
     "0, because the first step and those after a checkpoint never lag: with checkpoint.every=1 or num_steps below "
@@ -295,6 +303,9 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, because mesh.sampler is above 0: mesh.sampler_expert and mesh.sampler_tensor lay out the sampler's weights"),
   Refusal("serving.layout", lambda c, x: c.serving.layout == "spread" and c.mesh.fsdp == c.mesh.expert == 1,
     "None, because mesh.fsdp and mesh.expert are 1: every device has all experts"),
+  Refusal("alarms.window",
+    lambda c, x: c.alarms.get("window") is not None and (limits := AlarmLimits(**c.alarms)).spike_sigmas is limits.reward_sigmas is None,
+    "no value, because it is read only if alarms.spike_sigmas or alarms.reward_sigmas is set"),
   Refusal("profile.start", lambda c, x: (c.profile.start or 0) > c.num_steps,
     "at most num_steps, the last RL step: nothing would be traced"),
   Refusal("checkpoint.every_minutes", lambda c, x: c.rollout.staleness > 0 and c.checkpoint.every_minutes is not None,
@@ -308,23 +319,25 @@ REFUSALS: tuple[Refusal, ...] = (
 def refusals(config: ConfigDict) -> Iterator[str]:
   """Yields a line for each row of the table that applies and for each setting without effect.
 
-  A setting has no effect if its condition in the table of fields does not hold, if the chosen
-  estimator does not read it, or if it belongs to a missing critic.
+  A setting has no effect if its condition in the table of fields does not hold, or if it belongs to
+  a missing critic.
 
   Args:
     config: Config whose fields are legal by themselves.
   """
-  estimator, values, hyper = config.advantage.estimator, flatten(config), given(config.objective, "name")
-  objective = objectives.make(config.objective.name, **hyper)
-  chosen = Chosen(objective, corrected(objective, **given(config.correction)), hyper, ESTIMATORS[estimator])
+  hyper, settings = given(config.objective, "name"), entries.values_of("advantage", config)
+  objective, terms, estimator = policy.bare_objective(config), policy.corrections(config), estimators.of_section(**config.advantage)
+  corrected = functools.reduce(lambda inner, term: term.wrap(inner), terms, objective)
+  chosen = Chosen(objective, corrected, terms, hyper, estimator, settings)
+  values = {f"advantage.{name}": x for name, x in settings.items()} | flatten(config)
+  values["correction.terms"] = tuple(term.text for term in terms)
   with_critic = [name for name, make in objectives.OBJECTIVES.items() if "value_coef" in inspect.signature(make).parameters]
   of_values = [repr(name) for name, entry in ESTIMATORS.items() if "values" in entry.needs]
   names = {"value_estimators": " or ".join(of_values), "critic_objectives": " or ".join(with_critic)}
   for row in REFUSALS:
     if row.applies(config, chosen):
-      yield f"config.{row.field}: found {values[row.field]!r}, expected {row.expected.format(**names)}"
+      yield f"config.{row.field}: found {values.get(row.field)!r}, expected {row.expected.format(**names)}"
   yield from map(str, unread_problems(config))
-  of_others = [f"advantage.{name}" for name in config.advantage if name not in ("estimator", "whiten", *chosen.estimator.defaults)]
-  yield from map(str, unused(config, of_others, f"the estimator {estimator!r} does not read it"))
   if not chosen.reads_values:
-    yield from map(str, unused(config, [f"critic.{name}" for name in config.critic], f"advantage.estimator={estimator!r} has no critic"))
+    why = f"advantage.estimator={config.advantage.estimator!r} has no critic"
+    yield from map(str, unused(config, [f"critic.{name}" for name in config.critic], why))

@@ -1,5 +1,6 @@
 """Fields that others have replaced: what to write instead, and what a recorded config means."""
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -7,7 +8,10 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm.config.fields import FIELDS, OPEN
 from jaxrl_llm.messages import Problem, shown
+from jaxrl_llm.settings.signature import Setting
+from jaxrl_llm.settings.values import COLUMN, NUMBER, Check
 
 
 class Renamed(NamedTuple):
@@ -108,6 +112,53 @@ RENAMED = {
 """Fields that are gone, by path."""
 
 
+_BAND = Check(lambda x: isinstance(x, tuple | list) and len(x) == 2, "two numbers, as in (0.5, 5.0)", tuple)
+_ON = Check(lambda x: isinstance(x, bool), "True or False", bool)
+
+CORRECTIONS = {
+  name: Setting(None, check, f"Earlier spelling of correction.terms=({term!r},).")
+  for name, check, term in (
+    ("tis", NUMBER, "tis:cap=VALUE"),
+    ("mis", NUMBER, "mis:cap=VALUE"),
+    ("level", COLUMN, "tis:cap=2.0&level=VALUE"),
+    ("icepop", _BAND, "icepop:low=0.5&high=5.0"),
+    ("geometric_rejection", _BAND, "geometric_rejection:low=0.5&high=2.0"),
+    ("off_policy_mask", NUMBER, "off_policy_mask:delta=VALUE"),
+    ("off_policy_anchor", COLUMN, "off_policy_mask:delta=0.1&anchor=VALUE"),
+    ("top_entropy", NUMBER, "top_entropy:share=VALUE"),
+    ("bypass", _ON, "bypass"),
+  )
+}
+"""Fields of `correction` by their earlier names, which `correction_terms` reads."""
+
+
+def correction_terms(section: Mapping[str, Any] | ConfigDict) -> tuple[str, ...]:
+  """Returns `correction.terms` with what the earlier fields of the section add to it.
+
+  Raises:
+    ValueError: If a field belongs to a correction that is not there. One line.
+
+  Example:
+    >>> correction_terms({"terms": ("bypass",), "tis": 2.0, "level": "sequence", "icepop": None})
+    ('bypass', 'tis:cap=2.0&level=sequence')
+  """
+  old, terms = {name: x for name, x in section.items() if name in CORRECTIONS and x is not None}, list(section.get("terms") or ())
+  parts = {"tis": ("level",), "mis": ("level",), "off_policy_mask": ("off_policy_anchor",)}
+  of_value = {"tis": ("cap",), "mis": ("cap",), "off_policy_mask": ("delta",), "top_entropy": ("share",), "bypass": ()}
+  shared = {name: old.pop(name) for name in ("level", "off_policy_anchor") if name in old}
+  for name, value in old.items():
+    values = value if isinstance(value, tuple | list) else (value,)
+    settings = dict(zip(of_value.get(name, ("low", "high")), values, strict=False))
+    settings |= {key.removeprefix("off_policy_"): shared[key] for key in parts.get(name, ()) if key in shared}
+    text = "&".join(f"{key}={x}" for key, x in settings.items())
+    terms += [] if value is False else [f"{name}:{text}" if text else name]
+  for name, value in shared.items():
+    owners = [owner for owner, names in parts.items() if name in names]
+    if not old.keys() & set(owners):
+      raise ValueError(Problem(f"correction.{name}", shown(value), f"None, because {' and '.join(owners)} are not set"))
+  return tuple(terms)
+
+
 def hint(text: str) -> str | None:
   """Returns the fix of a message of `ml_collections` that a field of `RENAMED` does not exist.
 
@@ -123,12 +174,33 @@ def hint(text: str) -> str | None:
   return None
 
 
+_DEFAULTS = {
+  "sandbox": {
+    "timeout_s": 10.0, "total_s": 60.0, "memory_gb": 1.0, "output_mb": 4.0, "imports": True, "recursion_limit": 50_000, "time_scale": 2.0,
+    "image": "python:3.12-slim", "url": "",
+  },
+  "environment": {"max_turns": 4, "timeout_s": 60.0},
+  "alarms": {"window": 128, "reward_sigmas": 3.0, "policy_kl_above": 0.01},
+}  # fmt: skip
+"""Defaults that earlier versions recorded, None for others, whether or not a setting was given."""
+
+
+def _given(name: str, section: Any) -> Any:
+  """Returns an open section without the settings that have their defaults."""
+  defaults = _DEFAULTS.get(name, {})
+  if not isinstance(section, Mapping):
+    return section
+  return {key: x for key, x in section.items() if f"{name}.{key}" in FIELDS or x != defaults.get(key)}
+
+
 def current(saved: Mapping[str, Any], *, updates: bool = True) -> dict[str, Any]:
   """Returns a recorded config in the fields of this version.
 
   `learner.micro_batches=1` means what `learner.rows_per_device=None` means, with the same bits. No
   value has the meaning of another number: it split every bucket of rows into as many parts. Such a
   number stays, for the caller to refuse.
+
+  Settings of entries that have their defaults are left out, and corrections are terms.
 
   Args:
     saved: Config by section, as a run recorded it.
@@ -140,8 +212,13 @@ def current(saved: Mapping[str, Any], *, updates: bool = True) -> dict[str, Any]
     {'seed': 0, 'learner': {'b1': 0.9, 'rows_per_device': None}}
     >>> current({"rollout": {"queue": True, "staleness": 2, "update_in_flight": None}})
     {'rollout': {'staleness': 2, 'update_in_flight': 'wait', 'driver': 'loop'}}
+    >>> current({"objective": {"name": "sapo", "tau_pos": None}, "correction": {"bypass": True}})
+    {'objective': {'name': 'sapo'}, 'correction': {'terms': ('bypass',)}}
   """
-  new = dict(saved)
+  new = {name: _given(name, section) if name in OPEN else section for name, section in saved.items()}
+  if isinstance(correction := new.get("correction"), Mapping):
+    with contextlib.suppress(TypeError, ValueError):  # Nothing that a run has recorded.
+      new["correction"] = {"terms": correction_terms(correction)}
   learner, rollout = saved.get("learner"), saved.get("rollout")
   if isinstance(learner, Mapping) and "micro_batches" in learner and (not updates or learner["micro_batches"] == 1):
     new["learner"] = {name: value for name, value in learner.items() if name != "micro_batches"} | {"rows_per_device": None}

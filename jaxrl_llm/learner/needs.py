@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm.advantages.estimators import ESTIMATORS
+from jaxrl_llm.advantages import estimators
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.types import Objective, TaughtRows, TrainBatch
@@ -16,7 +16,7 @@ from jaxrl_llm.types import Objective, TaughtRows, TrainBatch
 
 def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
   """Returns the union of what the objective, the advantages and a KL term in the reward read."""
-  needs = set(objective.needs) | ESTIMATORS[config.advantage.estimator].needs
+  needs = set(objective.needs) | estimators.of_section(**config.advantage).needs
   if config.reward.kl_coef:
     needs |= {"old_logprobs", "ref_logprobs"}
   if config.teacher.opd_coef:

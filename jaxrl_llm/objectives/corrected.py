@@ -1,131 +1,198 @@
-"""The corrections that a config enables, checked together and applied in a fixed order."""
+"""The corrections that a config names, checked together and applied in a fixed order."""
 
-from typing import Any
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from jaxrl_llm.objectives.corrections import CORRECTIONS, LEVELS
-from jaxrl_llm.objectives.settings import is_finite, is_number
+from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.objectives.corrections import CORRECTIONS, LEVELS, MISMATCH
+from jaxrl_llm.objectives.settings import is_finite, is_number, one_of
+from jaxrl_llm.settings import import_path
+from jaxrl_llm.settings.signature import Setting, settings_of, unread
+from jaxrl_llm.settings.values import holds
 from jaxrl_llm.types import Objective
 
-
-def _is_band(x: Any) -> bool:
-  return isinstance(x, tuple | list) and len(x) == 2 and all(map(is_number, x)) and 0 <= x[0] <= 1 <= x[1] and x[0] < x[1]
-
-
-_CAP = (lambda x: x is None or (is_number(x) and x >= 1), "None or a number >= 1, so that k = 1 keeps its weight")
-_BAND = (lambda x: x is None or _is_band(x), "None or two numbers (low, high) with 0 <= low <= 1 <= high and low < high")
+_CAP = {"cap": (lambda x: is_number(x) and x >= 1, "a number >= 1, so that k = 1 keeps its weight"), "level": one_of(LEVELS)}
+_BAND = {
+  "low": (lambda x: is_number(x) and 0 <= x <= 1, "a number from 0 to 1, so that k = 1 is inside"),
+  "high": (lambda x: is_number(x) and x >= 1, "a number >= 1, so that k = 1 is inside"),
+}
 
 RULES = {
   "tis": _CAP,
   "mis": _CAP,
-  "level": (lambda x: isinstance(x, str) and x in LEVELS, "one of " + ", ".join(map(repr, LEVELS))),
   "icepop": _BAND,
   "geometric_rejection": _BAND,
-  "off_policy_mask": (lambda x: x is None or (is_finite(x) and x >= 0), "None or a finite number of nats per token >= 0"),
-  "off_policy_anchor": (lambda x: x in ("old", "sampler"), "'old' or 'sampler'"),
-  "bypass": (lambda x: isinstance(x, bool), "True or False"),
-  "top_entropy": (lambda x: x is None or (is_number(x) and 0 < x < 1), "None or a number > 0 and < 1, the share of tokens to keep"),
+  "off_policy_mask": {
+    "delta": (lambda x: is_finite(x) and x >= 0, "a finite number of nats per token >= 0"),
+    "anchor": one_of(("old", "sampler")),
+  },
+  "top_entropy": {"share": (lambda x: is_number(x) and 0 < x < 1, "a number > 0 and < 1, the share of tokens to keep")},
 }
-"""Rule of each setting of `corrected`: the test that it must pass, and the same test in words."""
+"""Rules of the settings of each correction: the test that one must pass, and the same in words."""
 
 
-def corrected(
-  objective: Objective,
-  *,
-  tis: Any = None,
-  mis: Any = None,
-  level: Any = "token",
-  icepop: Any = None,
-  geometric_rejection: Any = None,
-  off_policy_mask: Any = None,
-  off_policy_anchor: Any = "old",
-  bypass: Any = False,
-  top_entropy: Any = None,
-) -> Objective:
-  """Wraps an objective in the corrections that are enabled.
+class Term(NamedTuple):
+  """A correction with its settings.
 
-  The order from the inside out is top_entropy, off_policy_mask, geometric_rejection, one of tis,
-  mis and icepop, bypass. Weights multiply, so only the place of bypass matters: as the outermost,
-  it sets what all others see as π_old. The settings come from a config, so they may have any type.
+  Attributes:
+    text: The term as it was given.
+    wrap: Function from an objective to the corrected one.
+    needs: Optional fields of a batch that it reads.
+    weighs: Whether it puts a weight on the mismatch of learner and sampler.
+    replaces_old: Whether it takes another policy for π_old.
+  """
+
+  text: str
+  wrap: Callable[[Objective], Objective]
+  needs: frozenset[str]
+  weighs: bool
+  replaces_old: bool
+
+  @property
+  def measures_staleness(self) -> bool:
+    """Whether it compares the current policy with the old one or the sampler's, not these two."""
+    return not self.replaces_old and len(self.needs & MISMATCH) == 1
+
+
+def factory(name: str) -> Callable[..., Objective]:
+  """Returns a correction `(objective, **settings) -> Objective`.
+
+  Args:
+    name: Key of `CORRECTIONS`, or import path MODULE:FUNCTION of such a function.
+
+  Raises:
+    ValueError: If there is no such correction. One line, with the fix.
+  """
+  if ":" in name:
+    return import_path.load_factory(name, where=f"{name!r}")
+  if name not in CORRECTIONS:
+    hint = did_you_mean(name, CORRECTIONS)
+    raise ValueError(f"found {name!r}, expected one of {', '.join(CORRECTIONS)}, MODULE:FUNCTION{hint}")
+  return CORRECTIONS[name]
+
+
+def settings_by_name(name: str) -> dict[str, Setting]:
+  """Returns the settings of a correction; see `factory`."""
+  return settings_of(factory(name), RULES.get(name, {}))
+
+
+def parse_term(text: str) -> tuple[str, dict[str, Any]]:
+  """Splits NAME or NAME:SETTING=VALUE&SETTING=VALUE.
+
+  Example:
+    >>> parse_term("tis:cap=2.0&level=sequence"), parse_term("my_module:mine")
+    (('tis', {'cap': 2.0, 'level': 'sequence'}), ('my_module:mine', {}))
+  """
+  name, _, settings = text.rpartition(":") if "=" in text.rpartition(":")[2] else (text, "", "")
+  return name, {key: _value(value) for key, _, value in (part.partition("=") for part in filter(None, settings.split("&")))}
+
+
+def _value(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text
+
+
+def corrected(objective: Objective, terms: Sequence[str] = ()) -> Objective:
+  """Wraps an objective in corrections.
+
+  They apply in the order of `CORRECTIONS`, from the inside out, those of other modules as the last
+  but one. Weights multiply, so only the place of bypass matters: as the outermost, it sets what all
+  others see as π_old.
 
   Args:
     objective: Objective to wrap.
-    tis, mis: Caps of these corrections; None leaves a correction out.
-    level: Level of `tis` and `mis`, "token" or "sequence".
-    icepop: Band (low, high), a tuple or a list.
-    geometric_rejection: Band (low, high), a tuple or a list.
-    off_policy_mask: Threshold delta, in nats per token.
-    off_policy_anchor: Anchor of `off_policy_mask`, "old" or "sampler".
-    bypass: Whether the sampler's policy is used as π_old.
-    top_entropy: Share of the tokens that is kept, those of the largest entropy.
+    terms: Corrections with their settings; see `parse_term`.
 
   Returns:
-    The wrapped objective, or the objective itself if no correction is enabled.
+    The wrapped objective, or the objective itself without terms.
 
   Raises:
-    ValueError: If settings are illegal, exclude each other or have no effect on this objective,
-      such as any correction of sft. All problems are in one line.
+    ValueError: If terms are illegal, exclude each other or have no effect on this objective, such
+      as any correction of sft. All problems are in one line.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
-    >>> sorted(corrected(gspo(), tis=2.0, off_policy_mask=0.1).needs)
+    >>> sorted(corrected(gspo(), ["tis:cap=2.0", "off_policy_mask:delta=0.1"]).needs)
     ['old_logprobs', 'sampler_logprobs']
-    >>> corrected(gspo(), level="sequence")
+    >>> corrected(gspo(), ["tis:capp=2"])
     Traceback (most recent call last):
       ...
-    ValueError: level: found 'sequence', expected 'token', because neither tis nor mis is set and \
-it would be ignored
+    ValueError: tis:capp=2: capp: found 2, expected None, because correction tis does not read it \
+and takes cap=2.0, level='token'; did you mean 'cap'?
   """
-  settings = dict(tis=tis, mis=mis, level=level, icepop=icepop, geometric_rejection=geometric_rejection)
-  settings |= dict(off_policy_mask=off_policy_mask, off_policy_anchor=off_policy_anchor, bypass=bypass, top_entropy=top_entropy)
-  problems = [f"{name}: found {x!r}, expected {RULES[name][1]}" for name, x in settings.items() if not RULES[name][0](x)]
-  # Only legal settings can be compared with one another.
-  problems = problems or _conflicts(objective, settings)
-  if problems:
-    raise ValueError("; ".join(problems))
-  arguments = {
-    "off_policy_mask": {"delta": off_policy_mask, "anchor": off_policy_anchor},
-    "geometric_rejection": dict(zip(("low", "high"), geometric_rejection or (), strict=False)),
-    "tis": {"cap": tis, "level": level},
-    "mis": {"cap": mis, "level": level},
-    "icepop": dict(zip(("low", "high"), icepop or (), strict=False)),
-    "bypass": {},
-    "top_entropy": {"share": top_entropy},
-  }
-  for name, wrap in CORRECTIONS.items():
-    if _is_on(settings[name]):
-      objective = wrap(objective, **arguments[name])
+  for term in read_terms(objective, terms):
+    objective = term.wrap(objective)
   return objective
 
 
-def _is_on(setting: Any) -> bool:
-  return setting is not None and setting is not False
+def read_terms(objective: Objective, texts: Sequence[str]) -> list[Term]:
+  """Returns corrections of an objective in the order in which they apply; see `corrected`.
 
-
-def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
-  """Returns problems of settings that are legal alone, but not together or with this objective."""
-  on = {name: x for name, x in settings.items() if name in CORRECTIONS and _is_on(x)}
-  weights = [name for name in ("tis", "mis", "icepop") if name in on]
-  problems = []
-  if len(weights) > 1:
-    clashes = ", ".join(f"{name}: found {on[name]!r}" for name in weights)
-    problems.append(f"{clashes}, expected at most one of them, because each puts its own weight on the mismatch")
-  if settings["level"] != "token" and not {"tis", "mis"} & on.keys():
-    problems.append(f"level: found {settings['level']!r}, expected 'token', because neither tis nor mis is set and it would be ignored")
-  if settings["off_policy_anchor"] != "old" and "off_policy_mask" not in on:
-    anchor = settings["off_policy_anchor"]
-    problems.append(
-      f"off_policy_anchor: found {anchor!r}, expected 'old', because off_policy_mask is not set and it would be ignored"
-    )
-  if not objective.correctable:
+  Raises:
+    ValueError: If they cannot be used. One line.
+  """
+  parsed = [(text, *parse_term(text)) for text in texts]
+  problems = [problem for text, name, settings in parsed for problem in _problems(text, name, settings)]
+  names = [name for _, name, _ in parsed]
+  problems += [f"found {name!r} twice, expected each correction once" for name in dict.fromkeys(names) if names.count(name) > 1]
+  if problems:
+    raise ValueError("; ".join(problems))
+  if texts and not objective.correctable:
     why = "because the objective has no policy term that a weight could correct"
-    return problems + [f"{name}: found {x!r}, expected {'False' if name == 'bypass' else 'None'}, {why}" for name, x in on.items()]
-  of_mismatch = [*weights, *(["geometric_rejection"] if "geometric_rejection" in on else [])]
-  if "bypass" in on:
-    ignored = "bypass uses the sampler's policy as the old one, which leaves no mismatch"
-    problems += [f"{name}: found {on[name]!r}, expected None, because {ignored}" for name in of_mismatch]
-    if "old_logprobs" not in objective.needs and "off_policy_mask" not in on:
-      problems.append("bypass: found True, expected False, because the objective never reads the old policy")
+    raise ValueError("; ".join(f"found {text!r}, expected no such term, {why}" for text in texts))
+  places = {name: place for place, name in enumerate(CORRECTIONS)}
+  parsed.sort(key=lambda each: places.get(each[1], len(places) - 1.5))
+  terms = [_term(objective, *each) for each in parsed]
+  if problems := _conflicts(objective, terms):
+    raise ValueError("; ".join(problems))
+  return terms
+
+
+def _problems(text: str, name: str, settings: Mapping[str, Any]) -> list[str]:
+  """Returns what is wrong with a term by itself."""
+  try:
+    known = settings_by_name(name)
+  except ValueError as error:
+    return [str(error)]
+  wrong = [f"{text}: {unread(key, x, known, f'correction {name}')}" for key, x in settings.items() if key not in known]
+  wrong += [
+    f"{text}: {key}: found {settings[key]!r}, expected {setting.check.words}"
+    for key, setting in known.items()
+    if key in settings and not holds(setting.check, settings[key])
+  ]
+  missing = [key for key, setting in known.items() if setting.is_required and key not in settings]
+  wrong += [f"found {text!r}, expected a value of {key}, as in {name}:{key}=..." for key in missing]
+  if not wrong and {"low", "high"} <= settings.keys() and not settings["low"] < settings["high"]:
+    wrong = [f"{text}: low: found {settings['low']!r}, expected less than high"]
+  return wrong
+
+
+def _term(objective: Objective, text: str, name: str, settings: Mapping[str, Any]) -> Term:
+  make = factory(name)
+  wrap = lambda inner: import_path.make(make, settings, Objective, inner, where=repr(name))
+  bare = wrap(objective._replace(needs=frozenset(), corrects_mismatch=False))
+  with_old = wrap(objective._replace(needs=frozenset({"old_logprobs"})))
+  return Term(text, wrap, bare.needs, bare.corrects_mismatch, "old_logprobs" not in with_old.needs)
+
+
+def _conflicts(objective: Objective, terms: Sequence[Term]) -> list[str]:
+  """Returns problems of terms that are legal alone, but not together or with this objective."""
+  said = lambda term, why: f"found {term.text!r}, expected no such term, because {why}"
+  weighing = [term for term in terms if term.weighs]
+  problems = []
+  if len(weighing) > 1:
+    clashing = " and ".join(repr(term.text) for term in weighing)
+    problems.append(f"found {clashing}, expected at most one of them, because each puts its own weight on the mismatch")
+  replacing = [term for term in terms if term.replaces_old]
+  if replacing:
+    ignored = f"{replacing[0].text} uses the sampler's policy as the old one, which leaves no mismatch"
+    problems += [said(term, ignored) for term in terms if term not in replacing and term.needs >= MISMATCH]
+    if not any("old_logprobs" in needs for needs in (objective.needs, *(term.needs for term in terms if term not in replacing))):
+      problems.append(said(replacing[0], "the objective never reads the old policy"))
   elif "sampler_logprobs" in objective.needs:
     twice = "the objective itself corrects the mismatch, which would count twice"
-    problems += [f"{name}: found {on[name]!r}, expected None, because {twice}" for name in weights]
+    problems += [said(term, twice) for term in weighing]
   return problems

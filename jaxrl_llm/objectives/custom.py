@@ -1,5 +1,7 @@
 """Custom objectives: any ratio x any gate x any weights."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.objectives.algorithm import Slots, algorithm
@@ -8,7 +10,7 @@ from jaxrl_llm.objectives.gates import GATES
 from jaxrl_llm.objectives.penalties import value_loss
 from jaxrl_llm.objectives.ratios import RATIOS
 from jaxrl_llm.objectives.settings import name_or_function
-from jaxrl_llm.types import GateFn, RatioFn
+from jaxrl_llm.types import GateFn, Objective, RatioFn
 
 
 @algorithm(weights="token_mean", rules={"weights": name_or_function(WEIGHTS)})
@@ -55,3 +57,28 @@ log_clip_low=0.4, log_clip_high=0.4 (did you mean 'log_clip_low'?)
     value_loss=value_loss(value_coef, value_clip) if value_coef else None,
     anchor=anchor,
   )
+
+
+def is_gate(function: Callable[..., Any]) -> bool:
+  """Returns whether a function is a gate, `(log_ratio, advantages, context)`, and no factory.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gates import hard_clip
+    >>> is_gate(hard_clip(0.2, 0.2)), is_gate(hard_clip), is_gate(custom)
+    (True, False, False)
+  """
+  parameters = inspect.signature(function).parameters.values()
+  return sum(x.default is x.empty and x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in parameters) >= 2
+
+
+def with_gate(gate: GateFn) -> Callable[..., Objective]:
+  """Returns the factory of `custom` with a gate, which has no settings of gates."""
+
+  def made(**settings: Any) -> Objective:
+    return custom(gate=gate, **settings)
+
+  left_out = {"gate"} | {setting for factory in GATES.values() for setting in inspect.signature(factory).parameters}
+  parameters = inspect.signature(custom).parameters.values()
+  made.__signature__ = inspect.Signature([x for x in parameters if x.name not in left_out])
+  made.__doc__, made.rules = custom.__doc__, custom.rules
+  return made

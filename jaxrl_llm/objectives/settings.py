@@ -165,7 +165,8 @@ def _plain(name: str, x: Any) -> Any:
 def checked(factory: Callable[..., Objective], rules: Mapping[str, Rule] | None = None) -> Callable[..., Objective]:
   """Decorates an objective's factory to reject unknown, illegal and ineffective settings.
 
-  The ValueError lists every problem in one line, as field, found, expected.
+  The ValueError lists every problem in one line, as field, found, expected. The rules stay with the
+  factory, as its attribute `rules`.
 
   Args:
     factory: Function of keyword hyper-parameters that all have a default and a rule.
@@ -198,4 +199,5 @@ below 0
       raise ValueError(f"{factory.__name__}: {'; '.join(problems)}")
     return factory(**{name: _plain(name, x) for name, x in settings.items()})
 
+  checked_factory.rules = rules
   return checked_factory

@@ -38,7 +38,7 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
     # Still logged, and used by evaluations.
     terms = [term._replace(weight=0.0) if section.model_only else term for term in terms]
     budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
-    options = dict(tokenizer=task.tokenizer, max_tokens=budget, dtype=config.model.dtype, chat=config.task.chat)
+    options = dict(tokenizer=task.tokenizer, max_tokens=budget, dtype=config.model.dtype, chat=config.task.get("chat"))
     terms.append(model.reward_model_term(section.model_path, weight=section.model_weight, **options))
   if config.environment.name is not None and config.environment.weight and REWARD not in task.rewards:
     terms.append(WeightedReward(REWARD, environment_reward, config.environment.weight, steps=turn_steps))
@@ -77,7 +77,7 @@ def _term(task: Task, name: str, config: ConfigDict, settings: Mapping[str, Any]
   if section is None:
     return weighted(name, spec_of(name, settings))
   try:
-    return weighted(name, spec_of(name, config[section].to_dict() | dict(settings)))
+    return weighted(name, spec_of(name, {key: x for key, x in config[section].items() if x is not None} | dict(settings)))
   except ValueError as error:
     raise ValueError(f"config.{section}: reward {name!r} of task {task.name}: {error}") from error
 
@@ -112,7 +112,7 @@ def reward_problems(config: ConfigDict) -> Iterator[Problem | str]:
     problem = problem_of(error)
     yield problem.with_prefix("config") if isinstance(problem, Problem) else problem
     return
-  for field, name in (("task.reward", config.task.reward), *(("reward.terms", name) for name in weights)):
+  for field, name in (("task.reward", config.task.get("reward")), *(("reward.terms", name) for name in weights)):
     if name is not None and (path := path_of(name)) is not None:
       yield from _judge_problems(f"config.{field}", path, config)
       continue

@@ -1,11 +1,11 @@
 """A reward that is any Python function, given by its import path."""
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.messages import did_you_mean, one_line
+from jaxrl_llm.messages import one_line
+from jaxrl_llm.settings.import_path import load
 from jaxrl_llm.text_types import RewardFn
 
 
@@ -41,32 +41,6 @@ def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
       raise ValueError(f"{where}: calling it with {sorted(settings)} raised {one_line(error)}") from error
   _check_call(where, function, (None, None), {}, "a function of (completion, example)")
   return function
-
-
-def load(path: str, *, where: str) -> Any:
-  """Returns the object at an import path.
-
-  Args:
-    path: Import path `package.module:name`.
-    where: Prefix of error messages.
-
-  Raises:
-    ValueError: If the module or name does not exist. One line, with the fix.
-  """
-  module_name, colon, name = str(path).partition(":")
-  if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-    raise ValueError(f"{where}: expected an import path such as 'my_rewards:brevity' or 'package.module:function'")
-  try:
-    module = importlib.import_module(module_name)
-  except Exception as error:  # A user's module may raise anything while it is imported.
-    missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
-    hint = "; is its folder on PYTHONPATH?" if missing else ""
-    raise ValueError(f"{where}: importing {module_name!r} raised {one_line(error)}{hint}") from error
-  if not hasattr(module, name):
-    names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    hint = did_you_mean(name, names)
-    raise ValueError(f"{where}: found no {name!r} in the module, expected one of {', '.join(sorted(names)[:12]) or 'its functions'}{hint}")
-  return getattr(module, name)
 
 
 def _check_call(where: str, function: Any, args: tuple, kwargs: dict[str, Any], expected: str) -> None:

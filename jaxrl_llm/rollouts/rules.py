@@ -30,14 +30,15 @@ class Rules(NamedTuple):
       as truncated.
     max_turn_tokens: Maximum number of tokens that the policy writes in a turn; None means the rest
       of the budget.
-    timeout_s: Timeout of a step of the environment, in seconds.
+    timeout_s: Timeout of a step of the environment, in seconds. A response beyond it has no reward
+      and is not learned from.
     num_threads: Number of concurrent steps of the environment.
   """
 
   environment: Environment
   max_turns: int = 4
   max_turn_tokens: int | None = None
-  timeout_s: float = 30.0
+  timeout_s: float = 60.0
   num_threads: int = 8
 
 

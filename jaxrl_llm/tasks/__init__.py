@@ -3,15 +3,16 @@
 This package uses NumPy and text, but not JAX.
 """
 
-import inspect
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
+from jaxrl_llm.messages import Problem, did_you_mean, problem_of
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.pictures import check_installed
+from jaxrl_llm.settings import signature
+from jaxrl_llm.settings.values import COUNT, INSIDE, LINES, NATURAL, texts
 from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
 from jaxrl_llm.tasks.files.storage import IMAGES, GeneratedProblems, Row
@@ -23,7 +24,7 @@ from jaxrl_llm.tasks.sets.own_files import check_file, file_task
 from jaxrl_llm.tasks.shots import with_shots
 from jaxrl_llm.tasks.task import Task
 
-__all__ = ["TASKS", "Row", "Setup", "Task", "has_parts", "is_of_environment", "make", "names", "task_problems"]
+__all__ = ["TASKS", "Row", "Setup", "Task", "factory", "has_parts", "is_of_environment", "make", "names", "task_problems"]
 
 
 def generated_task(builder: type[GeneratedProblems], setup: Setup, **judged: Any) -> Task:
@@ -88,7 +89,7 @@ def mixture_task(setup: Setup, *, parts: Sequence[str] = (), source: str | os.Pa
     raise ValueError(f"task.levels: found {tuple(setup.levels)} for a mixture, whose parts have levels of their own; expected None")
   made = []
   for name in weights:
-    settings = {"source": os.path.join(source, name)} if source is not None and "source" in _settings(_entry(name)) else {}
+    settings = {"source": os.path.join(source, name)} if source is not None and "source" in signature.settings_of(_entry(name).load) else {}
     made.append(make(name, **setup._asdict(), **settings))
   return mixture.mix(made, list(weights.values()))
 
@@ -132,6 +133,30 @@ def has_parts(name: str) -> bool:
   return name in SETS and SETS[name].has_parts
 
 
+RULES = {
+  "test_fraction": INSIDE,
+  "prompt_template": LINES,
+  "size": COUNT,
+  "seed": NATURAL,
+  "parts": texts("tasks with weights, as in ('gsm8k=0.7', 'gym:countdown=0.3')", least=1),
+}
+"""Legal values of settings, which mean the same in every task; others have a type."""
+
+
+def factory(name: str) -> Callable[..., Task]:
+  """Returns the function `(setup, **settings) -> task` of a task.
+
+  Raises:
+    MissingPackageError: If the task needs a package that is missing.
+    ValueError: If there is no such task. One line, with the fix.
+  """
+  if name.startswith(gym.PREFIX):
+    gym.check_name(name)
+  elif name not in names():
+    raise ValueError(Problem("task.name", repr(name), f"one of {', '.join(names())}, gym:NAME{did_you_mean(name, names())}"))
+  return _entry(name).load
+
+
 def task_problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | str]:
   """Yields what is wrong with a task's name and settings, without loading any data.
 
@@ -142,25 +167,17 @@ def task_problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | 
   Yields:
     Problems with their fixes, or plain texts if no setting is at fault.
   """
-  if str(name).startswith(gym.PREFIX):
-    try:
-      gym.check_name(name)
-    except (ImportError, ValueError) as error:
-      yield problem_of(error)
-      return
-  elif name not in names():
-    yield Problem("task.name", repr(name), f"one of {', '.join(names())}, gym:NAME{did_you_mean(name, names())}")
+  try:
+    known = signature.settings_of(factory(str(name)))
+  except (ImportError, ValueError) as error:
+    yield problem_of(error)
     return
-  entry = _entry(name)
-  known = _settings(entry)
   for setting in settings:
     if setting not in known:
-      takes = f"takes {', '.join(known)}" if known else "takes no settings of its own"
-      why = f"because task {name} does not read it and {takes}{did_you_mean(setting, known)}"
-      yield Problem(f"task.{setting}", shown(settings[setting]), f"None, {why}")
+      yield signature.unread(f"task.{setting}", settings[setting], known, f"task {name}")
       return
   try:
-    entry.check(**settings)
+    _entry(name).check(**settings)
     if (template := settings.get("prompt_template")) is not None:
       prompt_template.fields(template)
   except (ImportError, ValueError) as error:
@@ -169,11 +186,6 @@ def task_problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | 
 
 def _entry(name: str) -> ProblemSetEntry:
   return gym.entry(name) if name.startswith(gym.PREFIX) else (TASKS | SETS)[name]
-
-
-def _settings(entry: ProblemSetEntry) -> list[str]:
-  parameters = inspect.signature(entry.load).parameters.values()
-  return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def make(

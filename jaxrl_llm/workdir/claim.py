@@ -209,7 +209,7 @@ def _both(marker: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
   saved = renamed.current(saved)
   # Earlier versions kept what nothing reads. Through JSON, which turns tuples into lists.
   old = flatten(saved) | unread_defaults(saved, table_of(saved))
-  return json.loads(json.dumps(old)), flatten(json.loads(json.dumps(config)))
+  return json.loads(json.dumps(old)), flatten(json.loads(json.dumps(renamed.current(config))))
 
 
 def recorded_config(workdir: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:

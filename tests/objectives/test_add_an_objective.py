@@ -42,7 +42,7 @@ def test_its_weight_is_one_minus_the_scaled_shift_of_probability(x64, make_batch
 def test_it_has_what_every_objective_has(make_batch):
   drpo = scope()["drpo"]
   assert drpo(kl_coef=0.1).needs == {"old_logprobs", "ref_logprobs"}
-  assert corrected(drpo(), tis=2.0).needs == {"old_logprobs", "sampler_logprobs"}
+  assert corrected(drpo(), ["tis:cap=2.0"]).needs == {"old_logprobs", "sampler_logprobs"}
   with pytest.raises(ValueError, match=r"^drpo: width: found -1, expected a number > 0$"):
     drpo(width=-1)
   with pytest.raises(ValueError, match=r"^drpo: unknown hyper-parameter 'widht' \(did you mean 'width'\?\)"):

@@ -11,7 +11,6 @@ from jaxrl_llm.objectives import make
 from jaxrl_llm.objectives.base import policy_objective
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.corrections import (
-  CORRECTIONS,
   bypass,
   geometric_rejection,
   icepop,
@@ -471,88 +470,83 @@ def test_packing_and_micro_batches_change_nothing(x64, make_batch, name, composi
 
 
 @pytest.mark.parametrize(
-  ("settings", "wrap"),
+  ("terms", "wrap"),
   [
-    ({"tis": 1.1}, WRAPPERS["tis"]),
-    ({"tis": 1.2, "level": "sequence"}, WRAPPERS["tis_sequence"]),
-    ({"mis": 1.1}, WRAPPERS["mis"]),
-    ({"mis": 1.3, "level": "sequence"}, WRAPPERS["mis_sequence"]),
-    ({"icepop": (0.8, 1.3)}, WRAPPERS["icepop"]),
-    ({"geometric_rejection": [0.95, 1.04]}, WRAPPERS["geometric_rejection"]),
-    ({"off_policy_mask": 0.0}, WRAPPERS["off_policy_mask"]),
-    ({"off_policy_mask": 0.0, "off_policy_anchor": "sampler"}, WRAPPERS["off_policy_mask_sampler"]),
+    (["tis:cap=1.1"], WRAPPERS["tis"]),
+    (["tis:cap=1.2&level=sequence"], WRAPPERS["tis_sequence"]),
+    (["mis:cap=1.1"], WRAPPERS["mis"]),
+    (["mis:level=sequence&cap=1.3"], WRAPPERS["mis_sequence"]),
+    (["icepop:low=0.8&high=1.3"], WRAPPERS["icepop"]),
+    (["geometric_rejection:low=0.95&high=1.04"], WRAPPERS["geometric_rejection"]),
+    (["off_policy_mask:delta=0.0"], WRAPPERS["off_policy_mask"]),
+    (["off_policy_mask:delta=0&anchor=sampler"], WRAPPERS["off_policy_mask_sampler"]),
     (
-      {"tis": 1.1, "geometric_rejection": (0.95, 1.04), "off_policy_mask": 0.0},
+      ["tis:cap=1.1", "geometric_rejection:low=0.95&high=1.04", "off_policy_mask:delta=0.0"],
       lambda o: WRAPPERS["tis"](WRAPPERS["geometric_rejection"](WRAPPERS["off_policy_mask"](o))),
     ),
-    ({"bypass": True, "off_policy_mask": 0.0}, lambda o: bypass(WRAPPERS["off_policy_mask"](o))),
+    (["bypass", "off_policy_mask:delta=0.0"], lambda o: bypass(WRAPPERS["off_policy_mask"](o))),
   ],
 )
-def test_corrected_applies_the_corrections_that_are_set(x64, make_batch, settings, wrap):
+def test_corrected_applies_the_terms_in_the_order_of_the_table(x64, make_batch, terms, wrap):
   outputs, batch = as_batch(mismatched(make_batch()))
-  actual, expected = corrected(SPY, **settings), wrap(SPY)
+  actual, expected = corrected(SPY, terms), wrap(SPY)
   assert actual.needs == expected.needs
-  if settings.get("bypass"):
+  if "bypass" in terms:
     assert actual.needs == {"sampler_logprobs"}
   (a, a_metrics), (b, b_metrics) = (objective.token_loss(outputs, batch) for objective in (actual, expected))
   np.testing.assert_array_equal(a, b)
   assert a_metrics.keys() == b_metrics.keys()
 
 
-def test_corrected_without_settings_is_the_objective():
+def test_corrected_without_terms_is_the_objective():
   for objective in (gspo(), sft()):
     assert corrected(objective) is objective
-  assert corrected(gspo(), bypass=True).needs == {"sampler_logprobs"}
+  assert corrected(gspo(), ["bypass"]).needs == {"sampler_logprobs"}
 
 
 @pytest.mark.parametrize(
-  ("settings", "message"),
+  ("terms", "message"),
   [
-    ({"tis": 0.9}, r"tis: found 0\.9, expected None or a number >= 1"),
-    ({"mis": True}, "mis: found True, expected None or a number >= 1"),
-    ({"tis": float("nan")}, "tis: found nan"),
-    ({"level": "geometric"}, "level: found 'geometric', expected one of 'token', 'sequence'"),
-    ({"icepop": (5.0, 0.5)}, r"icepop: found \(5\.0, 0\.5\), expected None or two numbers"),
-    ({"icepop": 5.0}, "icepop: found 5.0, expected None or two numbers"),
-    ({"geometric_rejection": (1.0, 1.0)}, "geometric_rejection: found .* low < high"),
-    ({"geometric_rejection": (1.1, 1.2)}, "geometric_rejection: found .* low <= 1 <= high"),
-    ({"off_policy_mask": -0.1}, r"off_policy_mask: found -0\.1, expected None or a finite number of nats per token >= 0"),
-    ({"off_policy_mask": float("inf")}, "off_policy_mask: found inf"),
-    ({"off_policy_anchor": "sampler"}, "off_policy_anchor: found 'sampler', expected 'old', because off_policy_mask is not set"),
-    ({"off_policy_mask": 0.1, "off_policy_anchor": "new"}, "off_policy_anchor: found 'new', expected 'old' or 'sampler'"),
-    ({"bypass": 1}, "bypass: found 1, expected True or False"),
-    ({"tis": 2.0, "mis": 3.0}, r"tis: found 2\.0, mis: found 3\.0, expected at most one of them"),
-    ({"mis": 3.0, "icepop": (0.5, 5.0)}, r"mis: found 3\.0, icepop: found \(0\.5, 5\.0\), expected at most one of them"),
-    ({"level": "sequence"}, "level: found 'sequence', expected 'token', because neither tis nor mis"),
-    ({"icepop": (0.5, 5.0), "level": "sequence"}, "level: found 'sequence'"),
-    ({"tis": 2.0, "bypass": True}, r"tis: found 2\.0, expected None, because bypass"),
-    ({"geometric_rejection": (0.9, 1.1), "bypass": True}, "geometric_rejection: found .*, expected None, because bypass"),
+    (["tiss:cap=2"], "found 'tiss', expected one of .*MODULE:FUNCTION; did you mean 'tis'?"),
+    (["tis:capp=2"], "tis:capp=2: capp: found 2, expected None, because .*did you mean 'cap'?"),
+    (["tis", "tis:cap=3"], "found 'tis' twice, expected each correction once"),
+    (["top_entropy:share=0.0"], "top_entropy:share=0.0: share: found 0.0, expected a number > 0 and < 1"),
+    (["off_policy_mask"], "found 'off_policy_mask', expected a value of delta, as in off_policy_mask:delta=..."),
+    (["tis:cap=0.9"], r"tis:cap=0\.9: cap: found 0\.9, expected a number >= 1"),
+    (["mis:cap=True"], "mis:cap=True: cap: found True, expected a number >= 1"),
+    (["tis:cap=nan"], "tis:cap=nan: cap: found 'nan'"),
+    (["tis:level=geometric"], "tis:level=geometric: level: found 'geometric', expected one of 'token', 'sequence'"),
+    (["icepop:low=5.0&high=0.5"], "icepop:low=5.0&high=0.5: low: found 5.0, expected a number from 0 to 1"),
+    (["geometric_rejection:low=1.0&high=1.0"], "geometric_rejection:.*: low: found 1.0, expected less than high"),
+    (["off_policy_mask:delta=-0.1"], r".*delta: found -0\.1, expected a finite number of nats per token >= 0"),
+    (["off_policy_mask:delta=0.1&anchor=new"], ".*anchor: found 'new', expected one of 'old', 'sampler'"),
+    (["bypass:on=1"], ".*on: found 1, expected None, because correction bypass does not read it and takes no settings"),
+    (["tis", "mis:cap=3.0"], "found 'tis' and 'mis:cap=3.0', expected at most one of them"),
+    (["mis:cap=3.0", "icepop"], "found 'mis:cap=3.0' and 'icepop', expected at most one of them"),
+    (["tis", "bypass"], "found 'tis', expected no such term, because bypass uses the sampler's policy"),
+    (["geometric_rejection", "bypass"], "found 'geometric_rejection', expected no such term, because bypass"),
   ],
 )
-def test_illegal_settings_are_named(settings, message):
+def test_illegal_terms_are_named(terms, message):
   with pytest.raises(ValueError, match=rf"^{message}"):
-    corrected(gspo(), **settings)
+    corrected(gspo(), terms)
 
 
 def test_all_problems_come_in_one_line():
   with pytest.raises(ValueError) as error:
-    corrected(gspo(), tis=0, icepop=(2, 3), off_policy_mask=-1, bypass=None)
+    corrected(gspo(), ["tis:cap=0", "icepop:low=2&high=0", "off_policy_mask:delta=-1"])
   message = str(error.value)
   assert message.count("; ") == 3 and message.count("expected") == 4 and "\n" not in message
   with pytest.raises(ValueError) as error:
-    corrected(gspo(), mis=2.0, tis=2.0, geometric_rejection=(0.9, 1.1), bypass=True)
-  assert all(f"{name}: found" in str(error.value) for name in ("tis", "mis", "geometric_rejection"))
+    corrected(gspo(), ["mis", "tis", "geometric_rejection", "bypass"])
+  assert all(f"'{name}'" in str(error.value) for name in ("tis", "mis", "geometric_rejection"))
 
 
-@pytest.mark.parametrize(
-  "settings",
-  [{"tis": 2.0}, {"mis": 2.0}, {"icepop": (0.5, 5.0)}, {"geometric_rejection": (0.9, 1.1)}, {"off_policy_mask": 0.1}, {"bypass": True}],
-)
-def test_an_objective_without_a_policy_term_is_refused(settings):
-  assert settings.keys() <= CORRECTIONS.keys()
+@pytest.mark.parametrize("term", ["tis", "mis", "icepop", "geometric_rejection", "off_policy_mask:delta=0.1", "top_entropy", "bypass"])
+def test_an_objective_without_a_policy_term_is_refused(term):
   reason = "because the objective has no policy term that a weight could correct"
-  with pytest.raises(ValueError, match=rf"^{next(iter(settings))}: found .*, {reason}$"):
-    corrected(sft(), **settings)
+  with pytest.raises(ValueError, match=rf"^found '{term}', expected no such term, {reason}$"):
+    corrected(sft(), [term])
 
 
 def test_an_objective_that_would_ignore_the_weight_is_refused():
@@ -563,16 +557,16 @@ def test_an_objective_that_would_ignore_the_weight_is_refused():
 
 
 def test_reinforce_reads_the_old_policy_only_to_correct_the_mismatch():
-  assert make("reinforce").needs == set() and corrected(make("reinforce"), tis=2.0).needs == {"old_logprobs", "sampler_logprobs"}
+  assert make("reinforce").needs == set() and corrected(make("reinforce"), ["tis"]).needs == {"old_logprobs", "sampler_logprobs"}
 
 
 def test_a_mismatch_is_never_counted_twice():
   anchored = policy_objective(ratio=token_ratio, gate=hard_clip(0.2, 0.2), weigh=token_mean, anchor="sampler")
   for objective in (anchored, tis(gspo(), cap=5.0)):
-    for settings in ({"tis": 2.0}, {"mis": 2.0}, {"icepop": (0.5, 5.0)}):
+    for term in ("tis", "mis", "icepop"):
       with pytest.raises(ValueError, match="because the objective itself corrects the mismatch, which would count twice"):
-        corrected(objective, **settings)
-    assert corrected(objective, geometric_rejection=(0.9, 1.1)).needs == {"old_logprobs", "sampler_logprobs"}
-  with pytest.raises(ValueError, match="bypass: found True, expected False, because the objective never reads the old policy"):
-    corrected(anchored, bypass=True)
-  assert corrected(anchored, off_policy_mask=0.1, bypass=True).needs == {"sampler_logprobs"}
+        corrected(objective, [term])
+    assert corrected(objective, ["geometric_rejection"]).needs == {"old_logprobs", "sampler_logprobs"}
+  with pytest.raises(ValueError, match="found 'bypass', expected no such term, because the objective never reads the old policy"):
+    corrected(anchored, ["bypass"])
+  assert corrected(anchored, ["off_policy_mask:delta=0.1", "bypass"]).needs == {"sampler_logprobs"}

@@ -48,8 +48,8 @@ def test_a_sequence_counts_as_a_whole(make_batch):
 def test_a_token_dropped_by_a_correction_has_no_gradient(make_batch):
   arrays = make_batch(lengths=(3,), num_tokens=3) | {"advantages": np.ones((1, 3))}
   arrays |= {"old_logprobs": arrays["logprobs"], "sampler_logprobs": arrays["logprobs"] - np.log([[1.0, 1.5, 9.0]])}
-  np.testing.assert_allclose(weights_of(corrected(make("dapo"), tis=2.0), arrays), [[1, 1.5, 2]], rtol=1e-5)
-  np.testing.assert_allclose(weights_of(corrected(make("dapo"), icepop=(0.5, 2.0)), arrays), [[1, 1.5, 0]], rtol=1e-5)
+  np.testing.assert_allclose(weights_of(corrected(make("dapo"), ["tis:cap=2.0"]), arrays), [[1, 1.5, 2]], rtol=1e-5)
+  np.testing.assert_allclose(weights_of(corrected(make("dapo"), ["icepop:low=0.5&high=2.0"]), arrays), [[1, 1.5, 0]], rtol=1e-5)
 
 
 def test_without_an_advantage_there_is_no_weight(make_batch):

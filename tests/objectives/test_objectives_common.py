@@ -467,7 +467,7 @@ def test_the_tokens_of_largest_entropy_are_those_of_the_whole_batch(x64, batch):
 def test_selections_chain_and_follow_a_bypass(batch):
   batch["sampler_logprobs"] -= np.cos(np.arange(128.0)).reshape(8, 16)
   _, whole = as_batch(batch | {"old_entropy": batch["entropy"]})
-  both = corrected(make("kl_cov", cov_share=0.2), top_entropy=0.5, bypass=True)
+  both = corrected(make("kl_cov", cov_share=0.2), ["top_entropy:share=0.5", "bypass"])
   assert both.needs == {"sampler_logprobs", "old_entropy"}
   prepared, sampled = both.prepare(whole), whole._replace(old_logprobs=whole.sampler_logprobs)
   np.testing.assert_array_equal(prepared.selected, make("kl_cov", cov_share=0.2).prepare(sampled).selected)

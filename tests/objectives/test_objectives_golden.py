@@ -109,7 +109,8 @@ def test_the_mask_of_the_top_entropies_is_the_reference(x64, index):
   section = GOLDEN["corrections"]["top_entropy"]
   case = section["cases"][index]
   assert section["defaults"] == {"share": inspect.signature(CORRECTIONS["top_entropy"]).parameters["share"].default}
-  objective = corrected(objectives.make(case["objective"], **case["objective_settings"]), top_entropy=case["settings"]["share"])
+  term = f"top_entropy:share={case['settings']['share']}"
+  objective = corrected(objectives.make(case["objective"], **case["objective_settings"]), [term])
   inputs = GOLDEN["inputs"][case["inputs"]] | {"old_entropy": section["old_entropy"]}
   arrays = with_junk({field: np.array(inputs[field], float) for field in case["reads"]})
   loss_fn = lambda logprobs: value(objective, **(arrays | {"logprobs": logprobs}))
@@ -124,7 +125,7 @@ def test_the_mask_of_the_top_entropies_is_the_reference(x64, index):
 
 def test_the_reference_gradient_under_the_mask_is_that_of_its_loss():
   for case in GOLDEN["corrections"]["top_entropy"]["cases"]:
-    check_slopes(case["objective"], case["objective_settings"], case, top_entropy=case["settings"]["share"])
+    check_slopes(case["objective"], case["objective_settings"], case, [f"top_entropy:share={case['settings']['share']}"])
 
 
 def test_divergences_from_a_teacher_are_the_reference(x64):

@@ -18,11 +18,13 @@ class Backend(NamedTuple):
     execute_pair: Function that runs two programs that read each other's output. None if the back
       end cannot do that.
     fix: Advice for a machine on which the back end does not work.
+    own: Settings that no other kind of back end reads.
   """
 
   execute: Callable[[Program, Sandbox], Execution]
   execute_pair: Callable[[Program, Program, Sandbox], Execution] | None
   fix: str
+  own: tuple[str, ...] = ()
 
 
 BACKENDS: dict[str, Backend] = {
@@ -40,9 +42,9 @@ BACKENDS: dict[str, Backend] = {
   "bubblewrap": Backend(
     local.execute, local.execute_pair, "install bubblewrap, allow it to make user namespaces, or choose docker"
   ),
-  "docker": Backend(local.execute, local.execute_pair, "start the engine and pull the image, or choose namespaces"),
-  "sandbox_fusion": Backend(services.execute, None, "start the service and give its address in url"),
-  "piston": Backend(services.execute, None, "start the service and give its address in url"),
+  "docker": Backend(local.execute, local.execute_pair, "start the engine and pull the image, or choose namespaces", ("image",)),
+  "sandbox_fusion": Backend(services.execute, None, "start the service and give its address in url", ("url",)),
+  "piston": Backend(services.execute, None, "start the service and give its address in url", ("url",)),
   "unsafe": Backend(local.execute, local.execute_pair, "find out why a plain process cannot be started"),
 }
 """Back ends by name.

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.sandbox import asker, callee, literals, prelude
-from jaxrl_llm.rewards.sandbox.backends import backend_of, choose, execute
+from jaxrl_llm.rewards.sandbox.backends import BACKENDS, backend_of, choose, execute
 from jaxrl_llm.rewards.sandbox.code_blocks import extract_code
 from jaxrl_llm.rewards.sandbox.comparison import same_output, same_value
 from jaxrl_llm.rewards.sandbox.program import Execution, Judge, Program, ProgramRefused, Sandbox, SandboxLimits
 from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, Tests, program_pattern, read_tests
+from jaxrl_llm.settings.signature import Setting, settings_of
+from jaxrl_llm.settings.values import ABOVE_ZERO, COUNT
 from jaxrl_llm.text_types import Completion, RewardFn
 
 _JUDGE = Judge()
@@ -153,6 +155,24 @@ def _callee_program(files: Mapping[str, str], questions: str) -> Program:
 
 def _source(module: Any) -> str:
   return pathlib.Path(module.__file__).read_text(encoding="utf-8")
+
+
+RULES = dict.fromkeys(("timeout_s", "total_s", "memory_gb", "output_mb", "time_scale"), ABOVE_ZERO) | {"recursion_limit": COUNT}
+"""Legal values of the settings of `code_tests`; others have a type."""
+
+
+def settings_of_backend(backend: str) -> dict[str, Setting]:
+  """Returns the settings of programs in a back end, for the section `sandbox` of a config.
+
+  Example:
+    >>> "image" in settings_of_backend("docker"), "image" in settings_of_backend("namespaces"), settings_of_backend("off")
+    (True, False, {})
+  """
+  if backend == "off":
+    return {}
+  own = BACKENDS[backend].own if backend in BACKENDS else ()
+  others = {name for row in BACKENDS.values() for name in row.own} - {*own}
+  return {name: x for name, x in settings_of(code_tests, RULES).items() if name not in (*others, "partial")}
 
 
 def code_tests(

@@ -13,17 +13,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import Problem, did_you_mean, shown
-from jaxrl_llm.rewards.imported import load
+from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.rollouts.environments.calculator import calculator
 from jaxrl_llm.rollouts.environments.openenv import check_openenv, openenv
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
 from jaxrl_llm.rollouts.environments.python_tool import python_tool
 from jaxrl_llm.rollouts.environments.verifiers import check_verifiers, verifiers
+from jaxrl_llm.settings import import_path, signature
+from jaxrl_llm.settings.signature import Setting
+from jaxrl_llm.settings.values import COUNT, LINES, NOT_NEGATIVE
 
 __all__ = [
-  "ENVIRONMENTS", "FAMILIES", "Environment", "Family", "Named", "Reply", "State", "check_environment", "holds_problems",
-  "make", "shared_settings",
+  "ENVIRONMENTS", "FAMILIES", "Environment", "Family", "Named", "Reply", "State", "check_environment", "factory", "holds_problems",
+  "make", "settings_of", "shared_settings",
 ]  # fmt: skip
 
 class Named(NamedTuple):
@@ -69,8 +71,14 @@ FAMILIES: dict[str, Family] = {
 """Families of environments by the part of the name before the colon."""
 
 
+RULES = {"call_reward": NOT_NEGATIVE, "sessions": COUNT, "lessons": COUNT, "max_chars": COUNT} | dict.fromkeys(
+  ("action", "reset", "settings"), LINES
+)
+"""Legal values of settings, which mean the same in every environment; others have a type."""
+
+
 def check_environment(name: str, settings: dict[str, Any]) -> None:
-  """Checks the name and the settings of an environment without importing any user code.
+  """Checks the name and the settings of an environment without making it.
 
   The name is a key of `ENVIRONMENTS`, FAMILY:REST with a key of `FAMILIES`, or MODULE:FUNCTION.
 
@@ -85,18 +93,35 @@ def check_environment(name: str, settings: dict[str, Any]) -> None:
     ValueError: environment.name: found 'calculater', expected one of calculator, python, ...
   """
   family, rest = _family(name)
-  if ":" not in name and name not in ENVIRONMENTS:
-    hint = did_you_mean(name, ENVIRONMENTS)
-    names = f"{', '.join(ENVIRONMENTS)}, openenv:URL, verifiers:ID, MODULE:FUNCTION"
-    raise ValueError(Problem("environment.name", repr(name), f"one of {names}{hint}"))
-  factory = family.make if family else ENVIRONMENTS[name].make if name in ENVIRONMENTS else lambda: None
-  known = tuple(inspect.signature(factory).parameters)
-  for setting in settings:
-    if setting not in known:
-      expected = f"None or 0, because environment {name} does not read it"
-      raise ValueError(Problem(f"environment.{setting}", shown(settings[setting]), expected))
+  if ":" not in name or family or settings:  # Else there is nothing to import a user's module for.
+    make = factory(name)
+    for setting in settings:
+      if setting not in inspect.signature(make).parameters:
+        known = signature.settings_of(make)
+        raise ValueError(signature.unread(f"environment.{setting}", settings[setting], known, f"environment {name}"))
   if family:
     family.check(rest, **settings)
+
+
+def factory(name: str) -> Callable[..., Environment]:
+  """Returns the function of settings by keyword that makes an environment.
+
+  Raises:
+    ValueError: If there is no such environment. One line, with the fix.
+  """
+  if name in ENVIRONMENTS:
+    return ENVIRONMENTS[name].make
+  if (family := _family(name)[0]) is not None:
+    return family.make
+  if ":" in name:
+    return import_path.load_factory(name, where=f"environment.name {name!r}")
+  names = f"{', '.join(ENVIRONMENTS)}, openenv:URL, verifiers:ID, MODULE:FUNCTION"
+  raise ValueError(Problem("environment.name", repr(name), f"one of {names}{did_you_mean(name, ENVIRONMENTS)}"))
+
+
+def settings_of(name: str) -> dict[str, Setting]:
+  """Returns the settings that an environment alone has; those of another section are left out."""
+  return {key: x for key, x in signature.settings_of(factory(name), RULES).items() if key not in shared_settings(name)[1]}
 
 
 def holds_problems(name: str | None) -> bool:
@@ -139,7 +164,4 @@ def make(name: str, *, reply_timeout_s: float = 60.0, **settings: Any) -> Enviro
   family, rest = _family(name)
   if family:
     return family.make(rest, timeout_s=reply_timeout_s, **settings)
-  made = load(name, where=f"environment.name {name!r}")()
-  if not isinstance(made, Environment):
-    raise ValueError(f"environment.name: {name} returned {type(made).__name__}, expected a jaxrl_llm.rollouts.environments.Environment")
-  return made
+  return import_path.make(factory(name), settings, Environment, where=f"environment.name {name!r}")

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_llm.messages import Problem
-from jaxrl_llm.rewards.imported import load
 from jaxrl_llm.rollouts.environments.actions import json_object
 from jaxrl_llm.rollouts.environments.hub.names import check_installed
 from jaxrl_llm.rollouts.environments.protocol import Environment
+from jaxrl_llm.settings.import_path import load
 
 
 def verifiers(

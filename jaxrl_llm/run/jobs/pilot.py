@@ -201,7 +201,7 @@ def advice(findings: Findings, config: ConfigDict) -> Iterator[str]:
       f"{percent(1 - findings.stated)} of the responses state no answer that the verifier can read: show the format "
       f"in solved problems (task.shots={config.task.shots}, task.shot_template) or describe it in task.prompt_template"
     )
-    if config.task.shots and config.task.chat is not False:
+    if config.task.shots and config.task.get("chat") is not False:
       yield (
         "if the checkpoint has a chat template, the solved problems are written as a chat: --config.task.chat=False "
         "lets the model continue them"

@@ -15,7 +15,9 @@ that healthy runs respect.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from jaxrl_llm.config.alarms import AlarmLimits
 
 WARM_UP = 16
 """Steps that a rule must have seen before it calls one an outlier."""
@@ -28,33 +30,6 @@ State = dict[str, Any]
 """State as JSON. `window`: the last finite values of each watched metric. `first_entropy`: the
 run's first entropy. `since`: for each active alarm, the steps at which it began and at which its
 rule last held. `counts`: how often each alarm has begun."""
-
-
-class AlarmLimits(NamedTuple):
-  """Limits of the rules; None turns a rule off.
-
-  Attributes:
-    window: Number of steps that a spike is measured against.
-    spike_sigmas: Deviations from their median beyond which a loss or a gradient norm is a spike.
-    reward_sigmas: Deviations below its median beyond which a reward has collapsed.
-    policy_kl_above: Upper limit of the divergence k3 from the old policy, in nats per token, mean
-      over the updates of a step. It grows with the updates of each rollout batch, the learning rate
-      and the lag of the samplers.
-    entropy_below: Lower limit of the entropy, in nats per token.
-    entropy_fraction: Lower limit of the entropy, as a fraction of the run's first.
-    truncation_above: Upper limit of the share of responses cut at their budget.
-    no_signal_above: Upper limit of the share of groups without a signal, whose samples get no
-      advantages.
-  """
-
-  window: int = 128
-  spike_sigmas: float | None = None
-  reward_sigmas: float | None = 3.0
-  policy_kl_above: float | None = 0.01
-  entropy_below: float | None = None
-  entropy_fraction: float | None = None
-  truncation_above: float | None = None
-  no_signal_above: float | None = None
 
 
 def new_state() -> State:

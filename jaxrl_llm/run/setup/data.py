@@ -8,8 +8,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm import tasks
-from jaxrl_llm.config import outliers, policy, sizes
+from jaxrl_llm.config import entries, outliers, policy, sizes
 from jaxrl_llm.config.check import environment_settings, task_settings
+from jaxrl_llm.config.fields import given
 from jaxrl_llm.config.outliers import NO_LIMITS, SizeLimits
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.pretrained.pictures import PictureConfig
@@ -165,7 +166,8 @@ def make_rules(config: ConfigDict) -> Rules | None:
   made, limits = make_environment(config), {}
   if made.concurrency is not None:
     limits["num_threads"] = made.concurrency
-  return Rules(made, max_turns=section.max_turns, max_turn_tokens=section.max_turn_tokens, timeout_s=section.timeout_s, **limits)
+  given_rules = {name: x for name, x in given(section).items() if name in entries.OF_CONVERSATIONS}
+  return Rules(made, **given_rules, **limits)
 
 
 def make_environment(config: ConfigDict) -> Environment:
@@ -179,9 +181,9 @@ def make_environment(config: ConfigDict) -> Environment:
   section = config.environment
   settings = environment_settings(config)
   shared, names = environments.shared_settings(section.name)
-  settings |= {name: config[shared][name] for name in names}
+  settings |= {name: x for name, x in (given(config[shared]) if shared else {}).items() if name in names}
   try:
-    return environments.make(section.name, reply_timeout_s=section.timeout_s, **settings)
+    return environments.make(section.name, reply_timeout_s=entries.values_of("environment", config)["timeout_s"], **settings)
   except ValueError as error:
     raise ValueError(f"config.{f'{shared}.{names[0]}: ' if names else ''}{error}") from error
 

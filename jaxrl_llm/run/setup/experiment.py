@@ -1,6 +1,5 @@
 """An experiment assembled from its config: task, mesh, model, objective and compiled programs."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -11,10 +10,9 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
-from jaxrl_llm import objectives
-from jaxrl_llm.advantages.estimators import ESTIMATORS, Credit, Evidence, make_credit
-from jaxrl_llm.config import policy, sizes
-from jaxrl_llm.config.check import given
+from jaxrl_llm.advantages import estimators
+from jaxrl_llm.advantages.estimators import Credit, Estimator, Evidence
+from jaxrl_llm.config import entries, policy, sizes
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
@@ -50,6 +48,7 @@ class Experiment(NamedTuple):
     init: Function `(key) -> state` that makes a sharded state at step 0 of the warm start.
     needs: Optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop
       computes these and no others.
+    estimator: Estimator of advantages.
     credit: Function from rewards and log-probabilities to advantages and value targets.
     compare: The same without whitening; None if the estimator does not compare the samples of a
       prompt.
@@ -69,6 +68,7 @@ class Experiment(NamedTuple):
   verifier: WeightedReward
   init: Callable[[PRNGKeyArray], TrainState]
   needs: frozenset[str]
+  estimator: Estimator
   credit: Callable[[Evidence], Credit]
   compare: Callable[[Evidence], Credit] | None
   learner: Programs
@@ -85,10 +85,7 @@ class Experiment(NamedTuple):
 
 def kl_coef_in_loss(config: ConfigDict) -> float:
   """Returns the objective's `kl_coef`, or its default; 0 if it has none."""
-  if config.objective.get("kl_coef") is not None:
-    return config.objective.kl_coef
-  parameters = inspect.signature(objectives.OBJECTIVES[config.objective.name]).parameters
-  return parameters["kl_coef"].default if "kl_coef" in parameters else 0.0
+  return entries.values_of("objective", config).get("kl_coef", 0.0)
 
 
 def build_experiment(config: ConfigDict) -> Experiment:
@@ -128,10 +125,9 @@ def build_experiment(config: ConfigDict) -> Experiment:
   drawing = make_drawing(config, learner, sampler_mesh, task.tokenizer, rules=rules)
   terms = make_rewards(task, config)
   check_rewards(config, task.name, terms, needs=needs, has_replies=rules is not None)
-  estimator = dict(estimator=config.advantage.estimator, group_size=config.rollout.group_size)
-  settings = given(config.advantage, "estimator", "whiten")
-  credit = make_credit(**estimator, **settings, whiten=config.advantage.whiten)
-  compare = make_credit(**estimator, **settings) if config.advantage.whiten else credit
+  estimator, whiten = estimators.of_section(**config.advantage), config.advantage.whiten
+  credit = estimators.make_credit(estimator, config.rollout.group_size, whiten=whiten)
+  compare = estimators.make_credit(estimator, config.rollout.group_size) if whiten else credit
   return Experiment(
     config=config,
     lengths=lengths,
@@ -144,8 +140,9 @@ def build_experiment(config: ConfigDict) -> Experiment:
     init=lambda key: learner.start(make_params(key)),
     learner=learner,
     needs=needs,
+    estimator=estimator,
     credit=credit,
-    compare=compare if ESTIMATORS[config.advantage.estimator].compares_groups else None,
+    compare=compare if estimator.compares_groups else None,
     drawing=drawing,
     teachers=teachers,
     privileged=privileged,

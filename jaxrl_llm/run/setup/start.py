@@ -9,7 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrl_llm.advantages.estimators import first_baselines
-from jaxrl_llm.config import sizes
+from jaxrl_llm.config import entries, sizes
 from jaxrl_llm.config.fields import flatten, given
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compilation import CompileCounter
@@ -117,9 +117,9 @@ def start_run(
     chosen, config = [*sizes.describe_sizes(config, experiment.config, experiment.lengths), *experiment.left_out], experiment.config
     data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
     own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef)
-    entropy_coef = None if config.entropy.target is None else config.objective.entropy_coef
+    entropy_coef = None if config.entropy.target is None else entries.values_of("objective", config)["entropy_coef"]
     own |= dict(entropy_coef=entropy_coef, entropy_coef_began=entropy_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
-    own["role_baselines"] = first_baselines(config.advantage.estimator, **given(config.advantage, "estimator"))
+    own["role_baselines"] = first_baselines(config.advantage.estimator, **given(config.advantage, "estimator", "whiten"))
     own["teacher"] = fingerprint(experiment.teachers)
     vocab_size, open_rows = experiment.learner.model.config.vocab_size, "learner.row_buckets" in sizes.open_sizes(asked)
     predicted = footprint(config, vocab_size)

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 from jaxtyping import Bool
 
-from jaxrl_llm.advantages.estimators import ESTIMATORS
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rewards.at_random import with_draws
 from jaxrl_llm.rewards.outcome import refuse_failures
@@ -29,7 +28,7 @@ def assess(run: Run, drawn: DrawnBatch) -> batch_lib.Batch:
       reward.
     NegativeRewardError: If a reward is below 0 and the estimator takes none.
   """
-  section, estimator = run.config.reward, ESTIMATORS[run.config.advantage.estimator]
+  section, estimator = run.config.reward, run.experiment.estimator
   batch = batch_lib.assess(
     drawn.rollouts, drawn.responses, drawn.examples, rewards=run.experiment.rewards, graded=drawn.graded, call=run.grader
   )

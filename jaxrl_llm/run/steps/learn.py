@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxrl_llm import models
-from jaxrl_llm.advantages.estimators import ESTIMATORS, Credit
+from jaxrl_llm.advantages.estimators import Credit
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
@@ -189,7 +189,7 @@ def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBa
     reads["ref_logprobs"] = lambda x: x.ref_logprobs
   if run.critic is not None:
     reads["values"] = lambda x: x.old_values
-  if "old_entropy" in ESTIMATORS[run.config.advantage.estimator].needs:
+  if "old_entropy" in run.experiment.estimator.needs:
     reads["old_entropy"] = lambda x: x.old_entropy
   return reads
 

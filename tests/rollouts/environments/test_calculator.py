@@ -47,5 +47,5 @@ def test_unknown_names_and_settings_are_refused():
     make("python", call_reward=1.0, backend="off")
   with pytest.raises(ValueError, match="environment.name 'no_such_module:make': importing 'no_such_module' raised"):
     make("no_such_module:make")
-  with pytest.raises(ValueError, match="returned Fraction, expected a jaxrl_llm.rollouts.environments.Environment"):
+  with pytest.raises(ValueError, match="it returned Fraction, expected jaxrl_llm.rollouts.environments.protocol.Environment"):
     make("fractions:Fraction")

@@ -167,8 +167,8 @@ def test_a_server_that_cannot_be_used_is_one_line():
     ("openenv:http://h", {"action": "hi"}, "environment.action: found 'hi', expected an object in JSON"),
     ("openenv:http://h", {"action": "{}"}, "environment.action: found '{}', expected {text} in it"),
     ("openenv:http://h", {"reset": "[]"}, "environment.reset: found '[]', expected an object in JSON"),
-    ("openenv:http://h", {"call_reward": 1.0}, "environment.call_reward: found 1.0, expected None or 0"),
-    ("calculator", {"sessions": 1}, "environment.sessions: found 1, expected None or 0"),
+    ("openenv:http://h", {"call_reward": 1.0}, "environment.call_reward: found 1.0, expected None, because environment "),
+    ("calculator", {"sessions": 1}, "environment.sessions: found 1, expected None, because environment "),
   ],
 )
 def test_wrong_settings_are_one_line(name, settings, line):

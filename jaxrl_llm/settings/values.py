@@ -92,12 +92,6 @@ def or_none(check: Check) -> Check:
   return check._replace(optional=True)
 
 
-def judged(type: type) -> Check:
-  """Accepts everything; for settings that an objective or the corrections check themselves."""
-  words = {float: "a number", int: "a whole number", str: "a name", bool: "True or False", tuple: "two numbers, as in (0.5, 5.0)"}
-  return Check(lambda x: True, words[type], type)
-
-
 def names_path(text: str) -> bool:
   """Returns whether a text is NAME=PATH.
 
@@ -158,5 +152,6 @@ TEXT = Check(_is_line, "text on one line, of printable characters", str)
 LINES = Check(lambda x: isinstance(x, str) and "".join(x.split()).isprintable(), "text of printable characters", str)
 COLUMN = Check(lambda x: x != "" and _is_line(x), "the name of a column", str)
 BRADLEY_TERRY = Check(lambda x: x == "bradley_terry", "'bradley_terry', which trains reward models", str)
+OPTIONS = texts("one or more options, as in ('enable_thinking=False', 'date_string=27 Nov 2026')", least=1)
 DTYPE = one_of("float32", "bfloat16")
 SCHEDULE = one_of("constant", "linear")

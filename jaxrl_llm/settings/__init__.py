@@ -1,0 +1,1 @@
+"""Settings of registry entries: names, import paths, signatures and legal values; no JAX."""
