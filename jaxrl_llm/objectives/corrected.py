@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from jaxrl_llm.objectives.corrections import CORRECTIONS, LEVELS
+from jaxrl_llm.objectives.corrections import CORRECTIONS
+from jaxrl_llm.objectives.mismatch import LEVELS
 from jaxrl_llm.objectives.settings import is_finite, is_number
 from jaxrl_llm.types import Objective
 
@@ -92,7 +93,7 @@ it would be ignored
     "top_entropy": {"share": top_entropy},
   }
   for name, wrap in CORRECTIONS.items():
-    if _is_on(settings[name]):
+    if _is_on(settings.get(name)):
       objective = wrap(objective, **arguments[name])
   return objective
 

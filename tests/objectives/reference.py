@@ -17,7 +17,7 @@ import re
 import struct
 from typing import Any, NamedTuple
 
-from tests.objectives import reference_terms
+from tests.objectives import reference_corrections, reference_terms
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "jaxrl_llm" / "objectives" / "golden.json"
 
@@ -148,14 +148,14 @@ class Term(NamedTuple):
 
 
 class Result(NamedTuple):
-  """Results of a case; `kept` is 1 at tokens whose policy term the mask of entropies keeps."""
+  """Results of a case; `weights` are those of the policy terms, 0 outside the mask."""
 
   loss: float
   grad_logprobs: list[list[float]]
   grad_values: list[list[float]]
   clip_fraction: float | None
   margin: float
-  kept: list[list[int]]
+  weights: list[list[float]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -458,12 +458,17 @@ def kl(estimator, logprob, at, ref, anchor):
 
 
 def reference(
-  name: str, settings: dict[str, Any], inputs: dict[str, list[list[float]]], at=None, *, top_entropy: float = 1.0
+  name: str,
+  settings: dict[str, Any],
+  inputs: dict[str, list[list[float]]],
+  at=None,
+  *,
+  correction: tuple[str, dict[str, Any]] | None = None,
 ) -> Result:
   """Computes loss, closed-form gradients and clip fraction of one batch.
 
-  Stop-gradients are evaluated at `at`, by default the log-probabilities. The policy term keeps the
-  share `top_entropy` of the tokens.
+  Stop-gradients are evaluated at `at`, by default the log-probabilities. `correction` is the name
+  and the settings of one of `reference_corrections`.
   """
   s, bounds = PAPERS[name] | settings, Bounds()
   if name == "custom":
@@ -480,9 +485,9 @@ def reference(
   grad = [[0.0] * len(row) for row in mask]
   value_grad = [[0.0] * len(row) for row in mask]
   losses, clips, selected = [], [], set()
-  kept = {place for seq in places for place in seq}
-  if top_entropy < 1:
-    kept = reference_terms.most_uncertain(top_entropy, reference_terms.OLD_ENTROPY, mask, bounds)
+  weights = {place: 1.0 for seq in places for place in seq}
+  if correction is not None:
+    weights = reference_corrections.weights(*correction, inputs, at, bounds)
   if name in SELECTIONS:
     of_tokens = ({(b, t): inputs[field][b][t] for seq in places for b, t in seq} for field in ("old_logprobs", "advantages"))
     selected = SELECTIONS[name](s, *of_tokens, bounds)
@@ -520,7 +525,7 @@ def reference(
       elif place in selected:
         terms[i] = Term(0.0)
     for i, term in enumerate(terms):
-      importance = float(seq[i] in kept)
+      importance = weights[seq[i]]
       if "tis_cap" in s:
         k = math.exp(inputs["old_logprobs"][seq[i][0]][seq[i][1]] - inputs["sampler_logprobs"][seq[i][0]][seq[i][1]])
         importance *= s["tis_cap"] if bounds.above(k, s["tis_cap"]) else k
@@ -546,8 +551,8 @@ def reference(
           value_grad[b][t] += weight * s["value_coef"] * 2 * (v - target)
 
   fraction = None if not clips or clips[0] is None else sum(clips) / num_tokens
-  kept_mask = [[int((b, t) in kept) for t in range(len(row))] for b, row in enumerate(mask)]
-  return Result(math.fsum(losses), grad, value_grad, fraction, bounds.margin, kept_mask)
+  of_tokens = [[weights.get((b, t), 0.0) for t in range(len(row))] for b, row in enumerate(mask)]
+  return Result(math.fsum(losses), grad, value_grad, fraction, bounds.margin, of_tokens)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -740,7 +745,7 @@ def table() -> dict[str, Any]:
       case |= {} if result.clip_fraction is None else {"clip_fraction": result.clip_fraction}
       objectives[name]["cases"].append(case)
   terms = reference_terms.sections(reference, reads, inputs, MARGIN)
-  return {"format": 1, "inputs": inputs, "groups": GROUPS, "objectives": objectives} | terms
+  return {"format": 2, "inputs": inputs, "groups": GROUPS, "objectives": objectives} | terms
 
 
 def dumps(tree: Any) -> str:
