@@ -18,6 +18,7 @@ from jaxrl_llm.objectives.divergence import divergence
 from jaxrl_llm.objectives.dppo import dppo_kl, dppo_tv
 from jaxrl_llm.objectives.dr_grpo import dr_grpo
 from jaxrl_llm.objectives.dro import dro
+from jaxrl_llm.objectives.fipo import fipo
 from jaxrl_llm.objectives.gmpo import gmpo
 from jaxrl_llm.objectives.grpo import grpo
 from jaxrl_llm.objectives.gspo import gspo
@@ -34,6 +35,7 @@ from jaxrl_llm.objectives.rloo import rloo
 from jaxrl_llm.objectives.sapo import sapo
 from jaxrl_llm.objectives.settings import did_you_mean
 from jaxrl_llm.objectives.sft import sft
+from jaxrl_llm.objectives.topr import topr
 from jaxrl_llm.objectives.vespo import vespo
 from jaxrl_llm.types import Objective
 
@@ -63,6 +65,8 @@ OBJECTIVES = {
   "dro": dro,
   "clip_cov": clip_cov,
   "kl_cov": kl_cov,
+  "fipo": fipo,
+  "topr": topr,
   "custom": custom,
   "sft": sft,
 }
@@ -92,7 +96,8 @@ def make(name: str, **hyperparameters: Any) -> Objective:
       ...
     ValueError: unknown objective 'gsop' (did you mean 'gspo'?); known: ppo, grpo, dr_grpo, dapo, \
 gspo, gspo_token, sapo, reinforce, rloo, reinforce_plus_plus, cispo, gmpo, minirl, luspo, vespo, \
-dppo_tv, dppo_kl, cppo, minpro, maspo, dro, clip_cov, kl_cov, custom, sft
+dppo_tv, dppo_kl, cppo, minpro, maspo, dro, clip_cov, kl_cov, fipo, topr, \
+custom, sft
   """
   if not isinstance(name, str) or name not in OBJECTIVES:
     raise ValueError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}; known: {', '.join(OBJECTIVES)}")

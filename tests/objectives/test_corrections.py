@@ -285,8 +285,10 @@ def test_rejection_by_the_mean_of_k1_is_that_of_the_geometric_mean(x64, make_bat
 
 
 def test_rejection_of_a_sequence_by_its_maximum_drops_those_with_a_dropped_token(x64, make_batch):
-  outputs, batch = as_batch(mismatched(make_batch(lengths=(6, 4, 2, 1))))
-  for estimator in ("k1", "k2", "k3"):
+  arrays = mismatched(make_batch(lengths=(6, 4, 2, 1)))
+  for estimator, sign in (("k1", 1), ("k1", -1), ("k2", 1), ("k3", 1)):
+    gap = sign * (arrays["sampler_logprobs"] - arrays["old_logprobs"])
+    outputs, batch = as_batch(arrays | {"sampler_logprobs": arrays["old_logprobs"] + gap})
     settings = {"limit": {"k1": 0.2}.get(estimator, 0.02), "estimator": estimator}
     tokens = weights_of(functools.partial(rejection, over="token", **settings), outputs, batch)
     sequences = weights_of(functools.partial(rejection, over="sequence_max", **settings), outputs, batch)
