@@ -22,10 +22,10 @@ from jaxrl_llm.types import Objective
 
 FAMILIES = {
   "no gate": ("reinforce", "sft"),
-  "clip of a token": ("ppo", "grpo", "dr_grpo", "reinforce_plus_plus", "dapo", "minirl"),
+  "clip of a token": ("ppo", "grpo", "dr_grpo", "reinforce_plus_plus", "dapo", "minirl", "fipo"),
   "clip of a sequence": ("gspo", "gspo_token", "luspo", "rloo", "gmpo"),
   "smooth": ("sapo", "custom", "maspo", "vespo"),
-  "capped weight": ("cispo", "minpro"),
+  "capped weight": ("cispo", "minpro", "topr"),
   "trust region": ("dppo_tv", "dppo_kl", "cppo"),
   "few tokens, or a pull": ("clip_cov", "kl_cov", "dro"),
 }
