@@ -173,11 +173,14 @@ def m2po(objective: Objective, *, threshold: float = 0.04) -> Objective:
     update and does not follow the updates. AReaL selects in each micro-batch, keeps one token if
     none is below the threshold, where none is kept here, and takes the dropped tokens out of the
     denominators. Tokens of equal mismatch are kept or dropped together. If π_old is replaced by μ
-    (`bypass`) or is interpolated between μ and π, there is no mismatch to select by beforehand.
+    (`bypass`) or is interpolated between μ and π, there is no mismatch to select by beforehand, and
+    the loss raises a ValueError.
   """
   require_correctable(objective)
 
   def second_moment(batch: TrainBatch) -> Float[Array, "B T"]:
+    why = "m2po selects by the mismatch of learner and sampler, which a replaced old policy leaves unknown"
+    required(batch.sampler_logprobs, "sampler_logprobs", why)
     log_k = jax.lax.stop_gradient(log_mismatch(batch))
     return jnp.square(jnp.where(batch.mask > 0, log_k, 0).astype(jnp.promote_types(log_k.dtype, jnp.float32)))
 

@@ -26,6 +26,7 @@ from jaxrl_llm.objectives.corrections import (
 from jaxrl_llm.objectives.dapo import dapo
 from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.gspo import gspo
+from jaxrl_llm.objectives.interpolation import interpolated
 from jaxrl_llm.objectives.ppo import ppo
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.sft import sft
@@ -334,6 +335,14 @@ def test_m2po_keeps_the_tokens_below_its_threshold_on_average(x64, make_batch):
   assert kept[0] == 0 < kept[1] < kept[2] < kept[3] == 24
 
 
+@pytest.mark.parametrize("replace", [bypass, interpolated])
+def test_m2po_refuses_an_old_policy_that_is_replaced(replace):
+  """It would select nothing, without a word."""
+  _, batch = small()
+  with pytest.raises(ValueError, match="which a replaced old policy leaves unknown$"):
+    replace(m2po(dapo())).prepare(batch)
+
+
 def test_m2po_keeps_or_drops_equal_tokens_together(x64):
   arrays = {"logprobs": np.zeros((1, 5)), "mask": np.ones((1, 5)), "advantages": np.ones((1, 5)), "old_logprobs": np.zeros((1, 5))}
   outputs, batch = as_batch(arrays | {"sampler_logprobs": np.array([[0.1, -0.3, 0.3, 0.3, -0.2]])})
@@ -495,7 +504,8 @@ def test_junk_outside_the_mask_is_ignored_and_a_nan_under_it_reaches_the_loss(x6
 @pytest.mark.parametrize(
   ("wrapper", "reason"),
   [
-    *((name, "the mismatch of learner and sampler is corrected") for name in WRAPPERS if not name.startswith("off_policy")),
+    *((name, "the mismatch of learner and sampler is corrected") for name in WRAPPERS if not name.startswith(("off_policy", "m2po"))),
+    ("m2po", "m2po selects by the mismatch of learner and sampler, which a replaced old policy leaves unknown"),
     ("off_policy_mask_sampler", "off_policy_mask compares the current policy with it"),
     ("bypass", "bypass uses the sampler's policy as the old one"),
   ],
