@@ -34,7 +34,7 @@ FAMILIES = {
 Here `custom` is the sequence ratio with SAPO's gate.
 """
 
-_COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)
+_COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK)
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 _RATIO = np.union1d(np.linspace(0.02, 3.0, 150), 1.0)
 
