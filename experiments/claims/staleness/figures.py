@@ -72,7 +72,7 @@ def _ladder(trials: Sequence[Mapping], names: Sequence[str], folder: pathlib.Pat
         axes.plot(rules.LADDER, other, color=GREY, linewidth=0.6, alpha=0.45, zorder=1)
       axes.axhline(start, color=BLACK, linestyle=":", linewidth=0.8, zorder=1)
       _panel(axes, trials, name)
-      letter(axes, chr(ord("a") + place), NAMES[name])
+      letter(axes, str(place + 1), NAMES[name])
     for axes in panels[len(names) :]:
       axes.set_visible(False)
     for axes in panels[-4:]:
