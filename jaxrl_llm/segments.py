@@ -8,6 +8,8 @@ tokens counts, and `prefixes[b, t]` holds its number for every token of its resp
 means run over counted tokens only, so shared prompts do not affect them.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -24,13 +26,29 @@ def segment_sum(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> F
     >>> segment_sum(jnp.array([[1., 2., 4., 8.]]), jnp.array([[1, 1, 2, 0]])).tolist()
     [[3.0, 3.0, 4.0, 8.0]]
   """
+  return _over_segments(jnp.sum, jax.ops.segment_sum, x, segments)
+
+
+def segment_max(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+  """Returns the maximum of `x` over each token's sequence, broadcast to every token of it.
+
+  `x` should be small, such as −∞, for tokens that do not count. A NaN is larger than any number.
+
+  Example:
+    >>> segment_max(jnp.array([[1., 2., 4., 8.]]), jnp.array([[1, 1, 2, 0]])).tolist()
+    [[2.0, 2.0, 4.0, 8.0]]
+  """
+  return _over_segments(jnp.max, jax.ops.segment_max, x, segments)
+
+
+def _over_segments(of_row: Callable, of_bins: Callable, x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   if segments is None:
-    return jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
+    return jnp.broadcast_to(of_row(x, axis=-1, keepdims=True), x.shape)
   # A row of T slots cannot hold more than T sequences, so T + 1 bins always suffice and the shape
   # never depends on the packing.
   num_bins = x.shape[-1] + 1
-  sums = jax.vmap(lambda row, ids: jax.ops.segment_sum(row, ids, num_segments=num_bins))(x, segments)
-  return jnp.take_along_axis(sums, segments, axis=-1)
+  reduced = jax.vmap(lambda row, ids: of_bins(row, ids, num_segments=num_bins))(x, segments)
+  return jnp.take_along_axis(reduced, segments, axis=-1)
 
 
 def segment_count(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
@@ -224,13 +242,34 @@ def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Fl
 def order_statistic(x: Float[Array, "B T"], inside: Bool[Array, "B T"], rank: Array) -> Float[Array, ""]:
   """Returns the selected entry that has `rank` of them below it, counted from 0.
 
-  It is found bit by bit, because the order of floats is that of their bits. This takes one count
-  per bit, 32 for float32, and devices exchange one number per count; a sort would gather all
-  entries on every device. No selected entry may be NaN. The statistic of no entries is NaN.
+  No selected entry may be NaN. The statistic of no entries is NaN.
 
   Example:
     >>> float(order_statistic(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), jnp.array(1)))
     1.0
+  """
+  return largest_bound(x, lambda below: jnp.sum(inside & below) <= rank)
+
+
+def largest_bound(x: Float[Array, "B T"], holds: Callable[[Bool[Array, "B T"]], Bool[Array, ""]]) -> Float[Array, ""]:
+  """Returns the largest number for which a condition on the entries below it holds.
+
+  It is found bit by bit, because the order of floats is that of their bits. This takes one
+  reduction per bit, 32 for float32, and devices exchange one number per reduction; a sort would
+  gather all entries on every device.
+
+  Args:
+    x: Entries; a NaN is above all numbers, or below them if its sign bit is set.
+    holds: Condition `(below) -> bool` on the entries that are below a number. It must hold for
+      small numbers, and for no number above one for which it does not.
+
+  Returns:
+    The number, which is an entry if the condition fails at all, or NaN if it always holds.
+
+  Example:
+    >>> x = jnp.array([[4.0, 1.0, -3.0, 100.0]])
+    >>> float(largest_bound(x, lambda below: jnp.sum(jnp.where(below, x, 0)) < 3))
+    100.0
   """
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   unsigned = jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32
@@ -238,10 +277,9 @@ def order_statistic(x: Float[Array, "B T"], inside: Bool[Array, "B T"], rank: Ar
   bits, top = jax.lax.bitcast_convert_type(x, unsigned), unsigned(1 << (width - 1))
   keys = jnp.where(bits >= top, ~bits, bits | top)  # Integers in the same order as the floats.
 
-  # The largest key with at most `rank` entries below it: the entry of that rank.
   def refine(i, key):
     trial = key | (top >> i.astype(unsigned))
-    return jnp.where(jnp.sum(inside & (keys < trial)) <= rank, trial, key)
+    return jnp.where(holds(keys < trial), trial, key)
 
   key = jax.lax.fori_loop(0, width, refine, unsigned(0))
   return jax.lax.bitcast_convert_type(jnp.where(key >= top, key ^ top, ~key), x.dtype)

@@ -111,6 +111,7 @@ SHOWN = {
   "none": (),
   "any": (),
   "hard clip": ("clip_low", "clip_high"),
+  "weight 1 if A ≥ 0, else at most": ("ratio_cap",),
   "soft": ("tau_pos", "tau_neg"),
   "capped weight, 1 +": ("clip_high",),
   "geometric clip": ("log_clip_low", "log_clip_high"),

@@ -172,6 +172,11 @@ show.curves(show.FAMILIES, lowest=-1.15)
 #   the further it has moved. `clip_cov` and `kl_cov` are shown without the few tokens that they
 #   select from a whole batch by the covariance of log-probability and advantage; those are left
 #   out, or pulled back.
+# * `topr` is flat at 1 for a good response: it is imitated, however unlikely it has become. A bad
+#   one counts less, the less likely the policy still finds it, and never more than once.
+# * `fipo` is DAPO's clip with a weight of 1 to 1.2 that grows with the log-ratios of the tokens
+#   that follow, here those of the token itself. The weight returns to 1 for $A < 0$ and ratios
+#   above 4, beyond the axis.
 # * `sft` reads no advantage. It makes every token more likely, so its $C$ is $-1$ for $A < 0$. It
 #   is the warm start, written as one more objective.
 

@@ -22,10 +22,10 @@ from jaxrl_llm.types import Objective
 
 FAMILIES = {
   "no gate": ("reinforce", "sft"),
-  "clip of a token": ("ppo", "grpo", "dr_grpo", "reinforce_plus_plus", "dapo", "minirl"),
+  "clip of a token": ("ppo", "grpo", "dr_grpo", "reinforce_plus_plus", "dapo", "minirl", "fipo"),
   "clip of a sequence": ("gspo", "gspo_token", "luspo", "rloo", "gmpo"),
   "smooth": ("sapo", "custom", "maspo", "vespo"),
-  "capped weight": ("cispo", "minpro"),
+  "capped weight": ("cispo", "minpro", "topr"),
   "trust region": ("dppo_tv", "dppo_kl", "cppo"),
   "few tokens, or a pull": ("clip_cov", "kl_cov", "dro"),
 }
@@ -34,7 +34,7 @@ FAMILIES = {
 Here `custom` is the sequence ratio with SAPO's gate.
 """
 
-_COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)
+_COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK)
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 _RATIO = np.union1d(np.linspace(0.02, 3.0, 150), 1.0)
 

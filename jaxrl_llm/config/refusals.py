@@ -14,7 +14,7 @@ from jaxrl_llm.config import entries, policy
 from jaxrl_llm.config.alarms import AlarmLimits
 from jaxrl_llm.config.fields import flatten, given, unread_problems, unused
 from jaxrl_llm.objectives.corrected import Term
-from jaxrl_llm.objectives.corrections import MISMATCH
+from jaxrl_llm.objectives.mismatch import MISMATCH
 from jaxrl_llm.rewards.terms import parse_terms
 from jaxrl_llm.rollouts.window import steps_ahead, window_size
 from jaxrl_llm.types import Objective
@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
 
   @property
   def leaves_out_lag(self) -> bool:
-    """Whether the ratio is that to the old policy, and nothing weighs π_old/μ."""
+    """Whether the ratio is that to the old policy, with no weight for its distance from the sampler's."""
     needs = self.objective.needs & self.corrected.needs
     return "old_logprobs" in needs and self.objective.ratio_level is not None and not self.corrected.corrects_mismatch
 

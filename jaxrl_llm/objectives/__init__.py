@@ -20,6 +20,7 @@ from jaxrl_llm.objectives.divergence import divergence
 from jaxrl_llm.objectives.dppo import dppo_kl, dppo_tv
 from jaxrl_llm.objectives.dr_grpo import dr_grpo
 from jaxrl_llm.objectives.dro import dro
+from jaxrl_llm.objectives.fipo import fipo
 from jaxrl_llm.objectives.gmpo import gmpo
 from jaxrl_llm.objectives.grpo import grpo
 from jaxrl_llm.objectives.gspo import gspo
@@ -36,6 +37,7 @@ from jaxrl_llm.objectives.rloo import rloo
 from jaxrl_llm.objectives.sapo import sapo
 from jaxrl_llm.objectives.settings import did_you_mean
 from jaxrl_llm.objectives.sft import sft
+from jaxrl_llm.objectives.topr import topr
 from jaxrl_llm.objectives.vespo import vespo
 from jaxrl_llm.settings import import_path
 from jaxrl_llm.types import Objective
@@ -66,6 +68,8 @@ OBJECTIVES = {
   "dro": dro,
   "clip_cov": clip_cov,
   "kl_cov": kl_cov,
+  "fipo": fipo,
+  "topr": topr,
   "custom": custom,
   "sft": sft,
 }

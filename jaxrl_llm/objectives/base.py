@@ -187,8 +187,9 @@ def with_old_policy(
     return objective.token_loss(outputs, batch._replace(old_logprobs=logprobs_of(outputs, batch)))
 
   def prepare(batch: TrainBatch) -> TrainBatch:
-    prepared = objective.prepare(batch._replace(old_logprobs=batch.sampler_logprobs))
-    return prepared._replace(old_logprobs=batch.old_logprobs)
+    # A selection by the mismatch of the two finds one policy, and says so.
+    prepared = objective.prepare(batch._replace(old_logprobs=batch.sampler_logprobs, sampler_logprobs=None))
+    return prepared._replace(old_logprobs=batch.old_logprobs, sampler_logprobs=batch.sampler_logprobs)
 
   needs = objective.needs - {"old_logprobs"} | needs
   return objective._replace(token_loss=token_loss, needs=needs, prepare=None if objective.prepare is None else prepare)

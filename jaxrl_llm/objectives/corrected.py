@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
-from jaxrl_llm.objectives.corrections import CORRECTIONS, LEVELS, MISMATCH
+from jaxrl_llm.objectives.corrections import CORRECTIONS
+from jaxrl_llm.objectives.mismatch import LEVELS, MISMATCH
+from jaxrl_llm.objectives.rejections import MISMATCH_ESTIMATORS, OVER
 from jaxrl_llm.objectives.settings import is_finite, is_number, one_of
 from jaxrl_llm.settings import import_path
 from jaxrl_llm.settings.signature import Setting, settings_of, unread
@@ -18,11 +20,19 @@ _BAND = {
   "high": (lambda x: is_number(x) and x >= 1, "a number >= 1, so that k = 1 is inside"),
 }
 
+_FLOOR = (lambda x: is_number(x) and 0 <= x <= 1, "a number from 0 to 1, so that k = 1 keeps its weight")
+_ABOVE_ZERO = (lambda x: is_finite(x) and x > 0, "a finite number > 0")
+_BOUND = (lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
+
 RULES = {
-  "tis": _CAP,
+  "tis": _CAP | {"floor": _FLOOR},
   "mis": _CAP,
   "icepop": _BAND,
   "geometric_rejection": _BAND,
+  "kpop": {"bound": _ABOVE_ZERO},
+  "m2po": {"threshold": _ABOVE_ZERO},
+  "sequence_tv": _CAP | {"low": _BOUND, "high": _ABOVE_ZERO},
+  "rejection": {"estimator": one_of(MISMATCH_ESTIMATORS), "over": one_of(OVER), "limit": _BOUND},
   "off_policy_mask": {
     "delta": (lambda x: is_finite(x) and x >= 0, "a finite number of nats per token >= 0"),
     "anchor": one_of(("old", "sampler")),
@@ -121,7 +131,7 @@ def corrected(objective: Objective, terms: Sequence[str] = ()) -> Objective:
     Traceback (most recent call last):
       ...
     ValueError: tis:capp=2: capp: found 2, expected None, because correction tis does not read it \
-and takes cap=2.0, level='token'; did you mean 'cap'?
+and takes cap=2.0, floor=0.0, level='token'; did you mean 'cap'?
   """
   for term in read_terms(objective, terms):
     objective = term.wrap(objective)

@@ -17,32 +17,29 @@ rest. (verl's rejection takes tokens out of the mask, and so out of the denomina
 penalties too. Its importance weights of 0, IcePop's, stay in, as here.)
 """
 
-from collections.abc import Callable
+import math
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl_llm.objectives.base import keep_unless, on_mask, require_correctable, required, with_old_policy
-from jaxrl_llm.objectives.ratios import bounded_log_ratio, product_ratio, token_ratio
-from jaxrl_llm.objectives.selections import top_entropy
+from jaxrl_llm.objectives.base import keep_unless, required, with_old_policy
+from jaxrl_llm.objectives.mismatch import weighted, weighted_by_mismatch
+from jaxrl_llm.objectives.ratios import bounded_log_ratio
+from jaxrl_llm.objectives.rejections import geometric_rejection, rejection
+from jaxrl_llm.objectives.score_gates import binary_kl
+from jaxrl_llm.objectives.selections import m2po, top_entropy
 from jaxrl_llm.segments import once_per_sequence, segment_mean, segment_sum
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
-MISMATCH = frozenset({"old_logprobs", "sampler_logprobs"})
-"""Fields that the mismatch k is computed from."""
 
-LEVELS = {"token": token_ratio, "sequence": product_ratio}
-"""Levels at which the mismatch is weighed: each token's own k, or the product over its sequence."""
-
-
-def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Objective:
+def tis(objective: Objective, *, cap: float = 2.0, floor: float = 0.0, level: str = "token") -> Objective:
   """Weighs each token by its mismatch, up to a cap (truncated importance sampling).
 
-  min(k, cap),  k = π_old/μ of the token, or its product Π_t over the sequence
+  clip(k, floor, cap),  k = π_old/μ of the token, or its product Π_t over the sequence
 
   Args:
     cap: Largest weight; a smaller cap gives less variance and more bias.
+    floor: Smallest weight; 0 never binds.
     level: Level of the weight: "token" or "sequence".
 
   Returns:
@@ -50,8 +47,8 @@ def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
     "sequence":
     - `rollout_corr/rollout_is_mean`, and `rollout_corr/rollout_is/min`, `/max`, `/p99` and `/ess`,
       of the applied weight;
-    - `rollout_corr/rollout_is_ratio_fraction_high` (k > cap) and `_low` (k < 1/cap, where nothing
-      binds).
+    - `rollout_corr/rollout_is_ratio_fraction_high` (k > cap) and `_low` (k < floor; without a floor
+      k < 1/cap, where nothing binds).
     At either level it also adds `rollout_corr/rollout_is_oob_ratio` and `_oob_seq_ratio`, the
     fractions of tokens and of sequences with a k that is changed before it is applied.
 
@@ -69,7 +66,8 @@ def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
     verl, except that it has `_min`, `_max` and `_eff_sample_size`. verl also weighs the mean of
     sequence weights by length.
   """
-  return _weighted_by_mismatch(objective, level, 1 / cap, cap, lambda k: jnp.minimum(k, cap))
+  weigh = lambda k, batch: (jnp.clip(k, floor, cap), {})
+  return weighted_by_mismatch(objective, weigh, level=level, band=(floor or 1 / cap, cap))
 
 
 def mis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Objective:
@@ -88,7 +86,8 @@ def mis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
     When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et
       al., 2025.
   """
-  return _weighted_by_mismatch(objective, level, 1 / cap, cap, lambda k: jnp.where(k > cap, 0, k))
+  weigh = lambda k, batch: (jnp.where(k > cap, 0, k), {})
+  return weighted_by_mismatch(objective, weigh, level=level, band=(1 / cap, cap))
 
 
 def icepop(objective: Objective, *, low: float = 0.5, high: float = 5.0) -> Objective:
@@ -111,46 +110,87 @@ def icepop(objective: Objective, *, low: float = 0.5, high: float = 5.0) -> Obje
     Inside the band the weight stays k, as in the paper, verl and slime; it is not a mask of ones.
   """
   # As in `mis`, the comparison selects the outside: a NaN is on neither side and reaches the loss.
-  return _weighted_by_mismatch(objective, "token", low, high, lambda k: jnp.where((k < low) | (k > high), 0, k))
+  weigh = lambda k, batch: (jnp.where((k < low) | (k > high), 0, k), {})
+  return weighted_by_mismatch(objective, weigh, band=(low, high))
 
 
-def geometric_rejection(objective: Objective, *, low: float = 0.999, high: float = 1.001) -> Objective:
-  """Drops whole sequences whose length-normalised mismatch leaves a band.
+SMALLEST_PROBABILITY = 1e-8
+"""Smallest probability that `kpop` compares, and the distance of the largest from 1."""
 
-  1 if low ≤ exp((1/|y|) Σ_t log k_t) ≤ high, else 0
+
+def kpop(objective: Objective, *, bound: float = 2.0) -> Objective:
+  """Weighs each token by its mismatch and drops it if the two policies are far apart (KPop).
+
+  k if max(b(π_old, μ), b(μ, π_old)) ≤ bound, else 0
+  b(p, q) = p·log(p/q) + (1 − p)·log((1 − p)/(1 − q)) of the token's probabilities
+
+  A ratio of rare tokens moves little probability, so it is kept where `icepop` drops it.
 
   Args:
-    low: Smallest ratio that is kept, at most 1.
-    high: Largest ratio that is kept, at least 1.
+    bound: Largest divergence of "this token or another" that is kept, in nats.
 
   Returns:
-    The wrapped objective, with the metrics `rollout_corr/rollout_rs_masked_fraction` (of tokens)
-    and `_seq_masked_fraction`, and `rollout_corr/rollout_rs/mean`, `/min` and `/max`, of the ratio
-    over sequences.
+    The wrapped objective, with the metrics of `tis` but the fractions of high and low ratios, and
+    with `rollout_corr/kpop/mean` and `/max`, of the divergence over tokens.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> kpop(gspo()).corrects_mismatch
+    True
 
   References:
-    When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et
-      al., 2025.
+    KPop, in AReaL 2.0 (`areal/utils/functional`), 2026; there is no paper.
 
   Note:
-    The defaults are verl's, for responses of thousands of tokens. The spread of the ratio falls as
-    1/√|y|, so widen them for short responses. verl compares the inverse ratio with the same bounds,
-    which is another band unless high is 1/low. It also takes the dropped tokens out of the
-    denominators.
+    Probabilities are bounded to 1e-8 … 1 − 1e-8, in log space. AReaL takes the dropped tokens out
+    of the denominators.
   """
 
-  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
-    del outputs
-    ratio = jnp.exp(segment_mean(_log_mismatch(batch), batch.mask, batch.segments))
-    keep = keep_unless((ratio < low) | (ratio > high), ratio)
-    sequences = once_per_sequence(ratio, batch.mask, batch.segments)
-    return keep, {
-      "rollout_corr/rollout_rs_masked_fraction": 1 - keep,
-      "rollout_corr/rollout_rs_seq_masked_fraction": once_per_sequence(1 - keep, batch.mask, batch.segments),
-      **{f"rollout_corr/rollout_rs/{statistic}": sequences for statistic in ("mean", "min", "max")},
-    }
+  def weigh(k: Float[Array, "B T"], batch: TrainBatch) -> TokenTerm:
+    bounds = math.log(SMALLEST_PROBABILITY), math.log1p(-SMALLEST_PROBABILITY)
+    old, sampler = (jnp.clip(x, *bounds) for x in (batch.old_logprobs, batch.sampler_logprobs))
+    divergence = jnp.maximum(binary_kl(old, sampler), binary_kl(sampler, old))
+    return jnp.where(divergence > bound, 0, k), {f"rollout_corr/kpop/{statistic}": divergence for statistic in ("mean", "max")}
 
-  return _weighted(objective, correction, MISMATCH)
+  return weighted_by_mismatch(objective, weigh)
+
+
+def sequence_tv(objective: Objective, *, low: float, high: float, cap: float = 2.0) -> Objective:
+  """Weighs each token by its mismatch, and drops those that widen that of a whole sequence.
+
+  0 if d leaves [low, high] and log k_t·A_t > 0, else min(k_t, cap)
+  d = (1/|y|) Σ_t |k_t − 1|, twice an estimate of the total variation of μ and π_old
+
+  Args:
+    low: Smallest d of a sequence that keeps all of its tokens; 0 never binds.
+    high: Largest such d; infinity never binds.
+    cap: Largest weight.
+
+  Returns:
+    The wrapped objective, with the metrics of `tis`, and with `rollout_corr/sequence_tv/mean` and
+    `/max`, of d over sequences.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> sorted(sequence_tv(gspo(), low=0.0, high=0.1).needs)
+    ['old_logprobs', 'sampler_logprobs']
+
+  References:
+    open-instruct, pull request 1681, 2026; there is no paper.
+
+  Note:
+    open-instruct has no bounds by default, so they have no default here.
+  """
+
+  def weigh(k: Float[Array, "B T"], batch: TrainBatch) -> TokenTerm:
+    distance = segment_mean(jnp.abs(k - 1), batch.mask, batch.segments)
+    widens = ((k > 1) & (batch.advantages > 0)) | ((k < 1) & (batch.advantages < 0))
+    dropped = widens & ((distance < low) | (distance > high))
+    sequences = once_per_sequence(distance, batch.mask, batch.segments)
+    metrics = {f"rollout_corr/sequence_tv/{statistic}": sequences for statistic in ("mean", "max")}
+    return jnp.where(dropped, 0, jnp.minimum(k, cap)), metrics
+
+  return weighted_by_mismatch(objective, weigh, band=(1 / cap, cap))
 
 
 def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") -> Objective:
@@ -195,7 +235,7 @@ def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") 
       **{f"off_policy/kl/{statistic}": sequences for statistic in ("mean", "max")},
     }
 
-  return _weighted(objective, correction, frozenset({field}))
+  return weighted(objective, correction, frozenset({field}))
 
 
 def bypass(objective: Objective) -> Objective:
@@ -221,61 +261,15 @@ def bypass(objective: Objective) -> Objective:
 
 CORRECTIONS = {
   "top_entropy": top_entropy,
+  "m2po": m2po,
   "off_policy_mask": off_policy_mask,
   "geometric_rejection": geometric_rejection,
+  "rejection": rejection,
   "tis": tis,
   "mis": mis,
   "icepop": icepop,
+  "kpop": kpop,
+  "sequence_tv": sequence_tv,
   "bypass": bypass,
 }
 """Corrections by name, from the innermost to the outermost."""
-
-
-def _weighted(objective: Objective, correction: Callable[[PolicyOutputs, TrainBatch], TokenTerm], needs: frozenset[str]) -> Objective:
-  """Wraps an objective to multiply each token's policy term by a further weight.
-
-  `correction` computes the weight from arrays that are 0 outside the mask.
-  """
-  require_correctable(objective)
-
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
-    outputs, batch = on_mask(outputs, batch)
-    weight, metrics = jax.lax.stop_gradient(correction(outputs, batch))
-    importance = weight if batch.importance is None else batch.importance * weight
-    loss, inner_metrics = objective.token_loss(outputs, batch._replace(importance=importance))
-    return loss, inner_metrics | metrics
-
-  return objective._replace(token_loss=token_loss, needs=objective.needs | needs)
-
-
-def _log_mismatch(batch: TrainBatch) -> Float[Array, "B T"]:
-  """Computes log k = log π_old − log μ at each token, bounded."""
-  sampler_logprobs = required(batch.sampler_logprobs, "sampler_logprobs", "the mismatch of learner and sampler is corrected")
-  return bounded_log_ratio(batch.old_logprobs, sampler_logprobs)
-
-
-def _weighted_by_mismatch(
-  objective: Objective, level: str, low: float, high: float, weigh: Callable[[Float[Array, "B T"]], Float[Array, "B T"]]
-) -> Objective:
-  """Wraps an objective to weigh it by a function of k, with metrics for k's band [low, high]."""
-  level_ratio = LEVELS[level]
-
-  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
-    del outputs
-    k = jnp.exp(level_ratio(_log_mismatch(batch), batch.mask, batch.segments))
-    weight = weigh(k)
-    of_sequences = lambda x: once_per_sequence(x, batch.mask, batch.segments)
-    fraction = lambda condition: jnp.where(jnp.isnan(k), k, condition.astype(k.dtype))
-    changed = (weight != k) & ~jnp.isnan(k)
-    in_sequence = segment_sum(jnp.where(changed, batch.mask, 0), batch.segments) > 0
-    over = {"token": lambda x: x, "sequence": of_sequences}[level]
-    return weight, {
-      "rollout_corr/rollout_is_mean": over(weight),
-      **{f"rollout_corr/rollout_is/{statistic}": over(weight) for statistic in ("min", "max", "p99", "ess")},
-      "rollout_corr/rollout_is_ratio_fraction_high": over(fraction(k > high)),
-      "rollout_corr/rollout_is_ratio_fraction_low": over(fraction(k < low)),
-      "rollout_corr/rollout_is_oob_ratio": fraction(changed),
-      "rollout_corr/rollout_is_oob_seq_ratio": of_sequences(fraction(in_sequence)),
-    }
-
-  return _weighted(objective, correction, MISMATCH)._replace(corrects_mismatch=True)

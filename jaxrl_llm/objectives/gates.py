@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.gate_statistics import clip_metrics, gate_metrics
-from jaxrl_llm.objectives.score_gates import capped_weight, divergence_ball, gamma_weight, prefix_budget, quadratic_pull
+from jaxrl_llm.objectives.prefixes import discounted_rest
+from jaxrl_llm.objectives.score_gates import capped_weight, divergence_ball, gamma_weight, prefix_budget, quadratic_pull, tapered_weight
 from jaxrl_llm.segments import segment_mean
 from jaxrl_llm.types import GateContext, GateFn, TokenTerm
 
@@ -298,6 +299,62 @@ def gaussian_gate(sigma: float = 1.0, alpha: float = 0.3, beta: float = 0.03) ->
   return gate
 
 
+def future_gate(
+  clip_low: float = 0.2,
+  clip_high: float = 0.28,
+  dual_clip: float | None = 10.0,
+  half_life: float = 32.0,
+  future_cap: float = 0.2,
+  safe_ratio: float = 4.0,
+) -> GateFn:
+  """Clips the surrogate, and weighs a token more if the policy has favoured what follows it.
+
+  sg[w_t]·hard_clip(r_t, A_t),  w_t = clip(e^{F_t}, 1, 1 + future_cap)
+  F_t = Σ_{j≥t} γ^(j−t)·log r_j over the sequence,  γ = 2^(−1/half_life)
+
+  Two exceptions keep outliers out: a token with r > dual_clip adds nothing to F, and w = 1 at
+  tokens with A < 0 and r > safe_ratio.
+
+  Args:
+    clip_low: Width of the band below 1, for tokens with A < 0.
+    clip_high: Width of the band above 1, for tokens with A > 0.
+    dual_clip: Largest ratio that counts for tokens with A < 0, and that adds to F; None for no such
+      bound.
+    half_life: Distance at which a later token counts half, in tokens.
+    future_cap: Largest weight, less 1.
+    safe_ratio: Largest ratio at which a token with A < 0 may have a weight above 1.
+
+  Returns:
+    The gate, with the metrics of `hard_clip`, whose C includes the weight, and `fipo/weight/mean`,
+    `fipo/weight/max` and `fipo/future_kl`, of w and F.
+
+  Example:
+    >>> context = GateContext(*2 * [jnp.zeros((1, 3))], jnp.ones((1, 3)))
+    >>> _, metrics = future_gate(half_life=1.0, future_cap=0.5)(jnp.array([[0., 0., .2]]), jnp.ones((1, 3)), context)
+    >>> metrics["fipo/weight/mean"].round(3).tolist()
+    [[1.051, 1.105, 1.221]]
+
+  References:
+    FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization, arXiv:2603.19835,
+      2026.
+  """
+  clip, discount = hard_clip(clip_low, clip_high, dual_clip), 2 ** (-1 / half_life)
+
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
+    surrogate, metrics = clip(log_ratio, advantages, context)
+    moved = jax.lax.stop_gradient(log_ratio)
+    ratio = jnp.exp(moved)
+    added = jnp.where(context.mask > 0, moved if dual_clip is None else jnp.where(ratio > dual_clip, 0, moved), 0)
+    future = discounted_rest(added, context.mask, context.segments, discount)
+    # Clips F instead of its exponential, which overflows.
+    weight = jnp.exp(jnp.clip(future, 0, jnp.log1p(future_cap)))
+    weight = jnp.where((advantages < 0) & (ratio > safe_ratio), 1, weight)
+    metrics = {name: weight * x if name.startswith("gate/") else x for name, x in metrics.items()}
+    return weight * surrogate, metrics | {"fipo/weight/mean": weight, "fipo/weight/max": weight, "fipo/future_kl": future}
+
+  return gate
+
+
 GATES = {
   "none": unclipped,
   "hard": hard_clip,
@@ -310,5 +367,7 @@ GATES = {
   "kl_ball": functools.partial(divergence_ball, "kl", delta_low=0.05, delta_high=0.05),
   "prefix_budget": prefix_budget,
   "quadratic": quadratic_pull,
+  "tapered": tapered_weight,
+  "future": future_gate,
 }
 """Gate factories by name; the defaults of their settings are the constants of the papers."""

@@ -1,4 +1,4 @@
-"""Prefix reductions and quantiles over the sequences of packed rows, without an array [B, T, T]."""
+"""Prefixes, suffixes and quantiles of the sequences of packed rows, without an array [B, T, T]."""
 
 from collections.abc import Callable
 
@@ -36,6 +36,37 @@ def before(
     return left[0] | right[0], jnp.where(right[0], right[1], combine(left[1], right[1]))
 
   return jax.lax.associative_scan(merge, (begins, shifted), axis=1)[1]
+
+
+def discounted_rest(
+  x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None, discount: float
+) -> Float[Array, "B T"]:
+  """Sums `x` from each token to the end of its own sequence, discounted for each counted token.
+
+  x_t + γ·x_{t+1} + γ²·x_{t+2} + …  over the counted tokens
+
+  Args:
+    x: Any per-token quantity, 0 at tokens that do not count.
+    mask: 1 if a token counts; the others do not add to a distance.
+    segments: Sequence of each token, contiguous, or None for one sequence per row.
+    discount: Discount γ.
+
+  Example:
+    >>> x, mask = jnp.array([[1., 0., 2., 4., 8.]]), jnp.array([[1., 0., 1., 1., 1.]])
+    >>> discounted_rest(x, mask, jnp.array([[1, 1, 1, 1, 2]]), 0.5).tolist()
+    [[3.0, 4.0, 4.0, 4.0, 8.0]]
+  """
+  segments = jnp.zeros(x.shape, int) if segments is None else segments
+  ends = jnp.concatenate([segments[:, 1:] != segments[:, :-1], jnp.ones_like(segments[:, :1], bool)], axis=1)
+  decay = jnp.where(mask > 0, discount, 1).astype(x.dtype)
+
+  # The scan runs from the end of the row, so `later` is to the right of `token`. A sum over the row
+  # with a decay of 0 at each end would carry the NaN of one sequence into the one before it.
+  def merge(later: tuple[Array, Array, Array], token: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    total = jnp.where(token[0], token[2], token[2] + token[1] * later[2])
+    return later[0] | token[0], later[1] * token[1], total
+
+  return jax.lax.associative_scan(merge, (ends, decay, x), reverse=True, axis=1)[2]
 
 
 def segment_quantile(

@@ -3,7 +3,7 @@
 Each factory returns a function `(log_ratio, advantages, context) -> (surrogate, metrics)`, the
 second slot of an objective.
 
-The surrogate of the first three is sg[C]·A·log π. Its gradient is C·A·∇log π at each token,
+The surrogate of most of them is sg[C]·A·log π. Its gradient is C·A·∇log π at each token,
 whatever the ratio slot computes. Unlike that of other gates, it does not end at the bound of the
 log-ratio. Conditions select the tokens to leave out, never those to keep: a comparison with a NaN
 is false, so the token stays in and the NaN reaches the loss.
@@ -68,6 +68,42 @@ def capped_weight(clip_high: float = 4.0, clip_low: float = 1.0) -> GateFn:
     capped = (ratio > 1 + clip_high) | (ratio < 1 - clip_low)
     coefficient = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     return _score(coefficient, advantages, context), clip_metrics(capped, advantages, context) | gate_metrics(coefficient)
+
+  return gate
+
+
+def tapered_weight(ratio_cap: float = 1.0) -> GateFn:
+  """Weighs good tokens as fresh ones, and bad ones less, the further the policy has left them.
+
+  sg[C]·A·log π,  C = 1 if A ≥ 0, else min(ρ, ratio_cap)
+
+  Args:
+    ratio_cap: Largest importance weight of a token with A < 0.
+
+  Returns:
+    The gate, with the metrics of `clip_metrics` (counting tokens with a capped weight) and
+    `gate_metrics`, and `topr/weight_neg`, C over the tokens with A < 0.
+
+  Example:
+    >>> logprobs = jnp.log(jnp.array([[.5, .5, .5]]))
+    >>> context = GateContext(logprobs, logprobs, jnp.ones((1, 3)))
+    >>> _, metrics = tapered_weight()(jnp.log(jnp.array([[4., 4., .5]])), jnp.array([[1., -1., -1.]]), context)
+    >>> metrics["gate/mean"].tolist()
+    [[1.0, 1.0, 0.5]]
+
+  References:
+    Tapered Off-Policy REINFORCE (TOPR), arXiv:2503.14286, 2025.
+  """
+
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
+    ratio, negative = jnp.exp(log_ratio), advantages < 0
+    # A NaN of the ratio stays where the weight is 1.
+    coefficient = jnp.where(negative | jnp.isnan(ratio), jnp.minimum(ratio, ratio_cap), 1)
+    return _score(coefficient, advantages, context), {
+      **clip_metrics(negative & (ratio > ratio_cap), advantages, context),
+      "topr/weight_neg": jnp.where(negative, coefficient, jnp.nan),
+      **gate_metrics(coefficient),
+    }
 
   return gate
 

@@ -1,4 +1,4 @@
-"""Selections of tokens by a statistic over the whole global batch: covariances and entropies.
+"""Selections of tokens by a statistic over the global batch: covariances, entropies, mismatch.
 
 A selection is a function `batch -> batch` that an objective keeps as `Objective.prepare`. The train
 step calls it once, before any split, so that micro-batches, packing and devices cannot change it.
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt
 
 from jaxrl_llm.objectives.base import keep_unless, require_correctable, required
-from jaxrl_llm.segments import order_statistic, quantile
+from jaxrl_llm.objectives.mismatch import MISMATCH, log_mismatch
+from jaxrl_llm.segments import largest_bound, order_statistic, quantile
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
 
@@ -134,6 +135,78 @@ def top_entropy(objective: Objective, *, share: float = 0.2) -> Objective:
     return loss, metrics | {"actor/kept_fraction": jax.lax.stop_gradient(jnp.where(batch.importance == 0, 0.0, 1.0))}
 
   return objective._replace(token_loss=token_loss, needs=objective.needs | {"old_entropy"}, prepare=prepare)
+
+
+def m2po(objective: Objective, *, threshold: float = 0.04) -> Objective:
+  """Drops the tokens of the largest mismatch until the second moment of the rest is small (M2PO).
+
+  1 if (log k_t)² < c, else 0,  k = π_old/μ
+  c: the largest with (1/n) Σ (log k)² < threshold over the n counted tokens of the batch below c
+
+  The tokens that are kept have weight 1. Penalties and denominators keep all tokens.
+
+  Args:
+    objective: Objective to wrap.
+    threshold: Second moment, in nats², that the mean over the kept tokens stays below.
+
+  Returns:
+    The wrapped objective, with the metrics `actor/kept_fraction`, of tokens with a weight other
+    than 0, and `rollout_corr/m2` and `rollout_corr/m2_kept`, the second moment of all tokens and of
+    those.
+
+  Raises:
+    ValueError: If the objective ignores `TrainBatch.importance`.
+
+  Example:
+    >>> from jaxrl_llm.objectives.dapo import dapo
+    >>> sorted(m2po(dapo()).needs)
+    ['old_logprobs', 'sampler_logprobs']
+
+  References:
+    Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs? (M2PO),
+      arXiv:2510.01161, 2025.
+
+  Note:
+    The paper's ratio is that of the current policy to the one that drew the tokens. As in AReaL,
+    π_old stands for the current policy: the learner's at the start of the step, lag included. It is
+    known for the whole global batch before any split, so the selection is exact, is made once per
+    update and does not follow the updates. AReaL selects in each micro-batch, keeps one token if
+    none is below the threshold, where none is kept here, and takes the dropped tokens out of the
+    denominators. Tokens of equal mismatch are kept or dropped together. If π_old is replaced by μ
+    (`bypass`) or is interpolated between μ and π, there is no mismatch to select by beforehand, and
+    the loss raises a ValueError.
+  """
+  require_correctable(objective)
+
+  def second_moment(batch: TrainBatch) -> Float[Array, "B T"]:
+    why = "m2po selects by the mismatch of learner and sampler, which a replaced old policy leaves unknown"
+    required(batch.sampler_logprobs, "sampler_logprobs", why)
+    log_k = jax.lax.stop_gradient(log_mismatch(batch))
+    return jnp.square(jnp.where(batch.mask > 0, log_k, 0).astype(jnp.promote_types(log_k.dtype, jnp.float32)))
+
+  def prepare(batch: TrainBatch) -> TrainBatch:
+    batch = batch if objective.prepare is None else objective.prepare(batch)
+    m2 = second_moment(batch)
+    inside = (batch.mask > 0) & ~jnp.isnan(m2)
+
+    def is_small(below: Bool[Array, "B T"]) -> Bool[Array, ""]:
+      kept = inside & below
+      return (jnp.sum(jnp.where(kept, m2, 0)) < threshold * jnp.sum(kept)) | ~jnp.any(kept)
+
+    keep = keep_unless(m2 >= largest_bound(m2, is_small), m2)
+    importance = keep if batch.importance is None else batch.importance * keep
+    # The selection marks the batch as prepared; an inner objective may have made its own.
+    return batch._replace(importance=importance, selected=1 - keep if batch.selected is None else batch.selected)
+
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
+    if batch.selected is None:
+      batch = prepare(batch)
+    loss, metrics = objective.token_loss(outputs, batch)
+    m2, kept = second_moment(batch), jax.lax.stop_gradient(jnp.where(batch.importance == 0, 0.0, 1.0))
+    selection = {"actor/kept_fraction": kept, "rollout_corr/m2": m2, "rollout_corr/m2_kept": jnp.where(kept > 0, m2, jnp.nan)}
+    return loss, metrics | selection
+
+  return objective._replace(token_loss=token_loss, needs=objective.needs | MISMATCH, prepare=prepare)
 
 
 def _number(share: float, counted: Bool[Array, "B T"]) -> Array:

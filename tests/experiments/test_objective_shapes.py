@@ -44,11 +44,11 @@ def test_curves_have_the_closed_forms(name, positive, negative):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", few(["sapo", "gspo", "gspo_token", "gmpo", "rloo", "vespo"], 0, 1))
+@pytest.mark.parametrize("name", few(["sapo", "gspo", "gspo_token", "gmpo", "rloo", "vespo", "topr"], 0, 1))
 def test_one_token_stands_for_a_sequence_of_equal_tokens(name):
   """The caption of figure 1, for r of the token, s of the sequence and the product ρ."""
   num_tokens = 5
-  share = num_tokens if name in ("rloo", "vespo") else 1
+  share = num_tokens if name in ("rloo", "vespo", "topr") else 1
   # The surrogate of RLOO is ρ·A, once per sequence. Under a mean over its tokens, each token moves
   # the terms of all of them.
   terms = num_tokens if name == "rloo" else 1

@@ -17,7 +17,7 @@ import re
 import struct
 from typing import Any, NamedTuple
 
-from tests.objectives import reference_terms
+from tests.objectives import reference_corrections, reference_terms
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "jaxrl_llm" / "objectives" / "golden.json"
 
@@ -27,6 +27,7 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "jaxrl_llm" / "objectives
 
 COMMON = {"kl_coef": 0.0, "kl_estimator": "k3", "entropy_coef": 0.0, "max_tokens": None}
 HARD = COMMON | {"dual_clip": None}
+FUTURE = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 10.0, "half_life": 32.0, "future_cap": 0.2, "safe_ratio": 4.0}
 PAPERS: dict[str, dict[str, Any]] = {
   "ppo": HARD | {"clip_low": 0.2, "clip_high": 0.2, "value_coef": 0.5, "value_clip": 0.2, "weights": "token_mean"},
   "grpo": HARD | {"clip_low": 0.2, "clip_high": 0.2, "weights": "sequence_mean", "kl_coef": 0.04},
@@ -51,13 +52,15 @@ PAPERS: dict[str, dict[str, Any]] = {
   "dro": COMMON | {"pull": 0.05, "weights": "sequence_sum"},
   "clip_cov": HARD | {"clip_low": 0.2, "clip_high": 0.2, "cov_share": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "weights": "token_mean"},
   "kl_cov": COMMON | {"cov_kl_coef": 1.0, "cov_share": 2e-4, "weights": "token_mean"},
+  "fipo": COMMON | FUTURE | {"weights": "token_mean"},
+  "topr": COMMON | {"ratio_cap": 1.0, "anchor": "sampler", "weights": "sequence_sum"},
   "sft": {"weights": "token_mean", "max_tokens": None},
   "custom": COMMON
   | {"ratio": "token", "gate": "hard", "weights": "token_mean", "anchor": "old", "value_coef": 0.0, "value_clip": None}
   # None stands for the constant of the gate's paper, below.
   | dict.fromkeys(
     "clip_low clip_high dual_clip tau_pos tau_neg log_clip_low log_clip_high sigma alpha beta k_pos lambda_pos k_neg lambda_neg "
-    "delta_low delta_high ratio_cap delta w_min budget pull".split()
+    "delta_low delta_high ratio_cap delta w_min budget pull half_life future_cap safe_ratio".split()
   ),
 }
 
@@ -71,6 +74,8 @@ GATE_PAPERS = {
   "kl_ball": {"delta_low": 0.05, "delta_high": 0.05, "ratio_cap": 20.0},
   "prefix_budget": {"delta": 0.15, "w_min": 0.8, "budget": 0.02},
   "quadratic": {"pull": 0.05},
+  "tapered": {"ratio_cap": 1.0},
+  "future": FUTURE,
 }
 """Values that `custom` uses for settings of a gate that are None."""
 
@@ -98,6 +103,8 @@ METHODS = {
   "dro": ("token", "quadratic"),
   "clip_cov": ("token", "hard"),
   "kl_cov": ("token", "none"),
+  "fipo": ("token", "future"),
+  "topr": ("product", "tapered"),
 }
 """Ratio and gate of each objective, as keys of `RATIOS` and `GATES`; `custom` has its own."""
 
@@ -148,14 +155,14 @@ class Term(NamedTuple):
 
 
 class Result(NamedTuple):
-  """Results of a case; `kept` is 1 at tokens whose policy term the mask of entropies keeps."""
+  """Results of a case; `weights` are those of the policy terms, 0 outside the mask."""
 
   loss: float
   grad_logprobs: list[list[float]]
   grad_values: list[list[float]]
   clip_fraction: float | None
   margin: float
-  kept: list[list[int]]
+  weights: list[list[float]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -378,6 +385,33 @@ def quadratic(s, q, bounds):
   ]
 
 
+def tapered(s, q, bounds):
+  """Computes sg[C]·A·log π, where C is the capped ratio if A < 0, else 1."""
+  terms = []
+  for x, a, logprob in zip(q.log_ratio_at, q.advantages, q.logprobs):
+    r, weight, clipped = math.exp(x), 1.0, False
+    if not bounds.above(a, 0):
+      clipped = bounds.above(r, s["ratio_cap"])
+      weight = min(r, s["ratio_cap"])
+    terms.append(Term(weight * a * logprob, by_logprob=weight * a, clipped=clipped))
+  return terms
+
+
+def future(s, q, bounds):
+  """Computes sg[w]·min(r·A, clip(r)·A), where w follows from the log-ratios of later tokens."""
+  terms, n = [], len(q.advantages)
+  for t, term in enumerate(hard(s, q, bounds)):
+    total = 0.0
+    for j in range(t, n):
+      left_out = s["dual_clip"] is not None and bounds.above(math.exp(q.log_ratio_at[j]), s["dual_clip"])
+      total += 0.0 if left_out else 0.5 ** ((j - t) / s["half_life"]) * q.log_ratio_at[j]
+    weight = min(max(math.exp(total), 1.0), 1 + s["future_cap"])  # Continuous: no bound to avoid.
+    if q.advantages[t] < 0 and bounds.above(math.exp(q.log_ratio_at[t]), s["safe_ratio"]):
+      weight = 1.0
+    terms.append(Term(weight * term.value, weight * term.by_log_ratio, clipped=term.clipped))
+  return terms
+
+
 GATES = {
   "none": none,
   "hard": hard,
@@ -389,6 +423,8 @@ GATES = {
   "prefix_budget": prefix_budget,
   "gaussian": gaussian,
   "quadratic": quadratic,
+  "tapered": tapered,
+  "future": future,
 }
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -458,12 +494,17 @@ def kl(estimator, logprob, at, ref, anchor):
 
 
 def reference(
-  name: str, settings: dict[str, Any], inputs: dict[str, list[list[float]]], at=None, *, top_entropy: float = 1.0
+  name: str,
+  settings: dict[str, Any],
+  inputs: dict[str, list[list[float]]],
+  at=None,
+  *,
+  correction: tuple[str, dict[str, Any]] | None = None,
 ) -> Result:
   """Computes loss, closed-form gradients and clip fraction of one batch.
 
-  Stop-gradients are evaluated at `at`, by default the log-probabilities. The policy term keeps the
-  share `top_entropy` of the tokens.
+  Stop-gradients are evaluated at `at`, by default the log-probabilities. `correction` is the name
+  and the settings of one of `reference_corrections`.
   """
   s, bounds = PAPERS[name] | settings, Bounds()
   if name == "custom":
@@ -480,9 +521,9 @@ def reference(
   grad = [[0.0] * len(row) for row in mask]
   value_grad = [[0.0] * len(row) for row in mask]
   losses, clips, selected = [], [], set()
-  kept = {place for seq in places for place in seq}
-  if top_entropy < 1:
-    kept = reference_terms.most_uncertain(top_entropy, reference_terms.OLD_ENTROPY, mask, bounds)
+  weights = {place: 1.0 for seq in places for place in seq}
+  if correction is not None:
+    weights = reference_corrections.weights(*correction, inputs, at, bounds)
   if name in SELECTIONS:
     of_tokens = ({(b, t): inputs[field][b][t] for seq in places for b, t in seq} for field in ("old_logprobs", "advantages"))
     selected = SELECTIONS[name](s, *of_tokens, bounds)
@@ -520,7 +561,7 @@ def reference(
       elif place in selected:
         terms[i] = Term(0.0)
     for i, term in enumerate(terms):
-      importance = float(seq[i] in kept)
+      importance = weights[seq[i]]
       if "tis_cap" in s:
         k = math.exp(inputs["old_logprobs"][seq[i][0]][seq[i][1]] - inputs["sampler_logprobs"][seq[i][0]][seq[i][1]])
         importance *= s["tis_cap"] if bounds.above(k, s["tis_cap"]) else k
@@ -546,8 +587,8 @@ def reference(
           value_grad[b][t] += weight * s["value_coef"] * 2 * (v - target)
 
   fraction = None if not clips or clips[0] is None else sum(clips) / num_tokens
-  kept_mask = [[int((b, t) in kept) for t in range(len(row))] for b, row in enumerate(mask)]
-  return Result(math.fsum(losses), grad, value_grad, fraction, bounds.margin, kept_mask)
+  of_tokens = [[weights.get((b, t), 0.0) for t in range(len(row))] for b, row in enumerate(mask)]
+  return Result(math.fsum(losses), grad, value_grad, fraction, bounds.margin, of_tokens)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -634,7 +675,7 @@ REGULARISED = {
   "ppo": "k1", "grpo": "k2", "dr_grpo": "k3", "dapo": "k1+", "gspo": "k3+", "gspo_token": "weighted_k3", "sapo": "k1", "reinforce": "k2",
   "rloo": "k3", "reinforce_plus_plus": "k2", "cispo": "k3+", "gmpo": "k1+", "minirl": "weighted_k3", "luspo": "k2", "vespo": "k3",
   "dppo_tv": "weighted_k3", "dppo_kl": "k1", "cppo": "k2", "minpro": "k3", "maspo": "k1+", "custom": "k3+",
-  "dro": "k2", "clip_cov": "k1", "kl_cov": "k3",
+  "dro": "k2", "clip_cov": "k1", "kl_cov": "k3", "fipo": "k2", "topr": "k1",
 }  # fmt: skip
 """KL estimator of each objective's case with penalties; together the cases have all estimators."""
 
@@ -667,6 +708,8 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
   "dro": [{"pull": 0.7}],
   "clip_cov": [{"cov_share": 0.3, "cov_low": 0.05, "cov_high": 0.9, "clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.3}],
   "kl_cov": [{"cov_share": 0.3, "cov_kl_coef": 0.4}],
+  "fipo": [{"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.3, "half_life": 2.0, "future_cap": 0.6, "safe_ratio": 1.15}],
+  "topr": [{"ratio_cap": 2.0, "anchor": "old"}],
   "sft": [{"weights": "sequence_mean"}, {"weights": "constant", "max_tokens": 7}],
   "custom": [
     {"ratio": "sequence", "gate": "soft", "weights": "sequence_mean"},
@@ -691,6 +734,8 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
   ("custom", {"gate": "kl_ball", "anchor": "sampler"}, "far"),
   ("custom", {"gate": "prefix_budget", "w_min": 0.5}, "far"),
   ("custom", {"gate": "quadratic", "pull": 0.5, "anchor": "sampler"}, "far"),
+  ("custom", {"gate": "future", "half_life": 4.0}, "far"),
+  ("custom", {"gate": "tapered", "ratio_cap": 1.2}, "far"),
   ("custom", {"dual_clip": 1.5, "clip_low": 0.1}, "far"),
 ]
 """Cases on a single batch."""
@@ -740,7 +785,7 @@ def table() -> dict[str, Any]:
       case |= {} if result.clip_fraction is None else {"clip_fraction": result.clip_fraction}
       objectives[name]["cases"].append(case)
   terms = reference_terms.sections(reference, reads, inputs, MARGIN)
-  return {"format": 1, "inputs": inputs, "groups": GROUPS, "objectives": objectives} | terms
+  return {"format": 2, "inputs": inputs, "groups": GROUPS, "objectives": objectives} | terms
 
 
 def dumps(tree: Any) -> str:

@@ -1,4 +1,4 @@
-"""Reference of what joins an objective: the mask of the top entropies, teachers, and coefficients.
+"""Reference of what joins an objective: corrections, teachers, and coefficients.
 
 As `reference`, it imports nothing of the package. `reference` writes its sections of golden.json.
 """
@@ -7,36 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-OLD_ENTROPY = [
-  [0.31, 1.42, 0.07, 2.11, 0.88, 3.01],
-  [2.95, 0.64, 1.19, 2.75, 0.02, 1.63],
-  [1.05, 2.87, 0.44, 0.91, 1.77, 0.15],
-  [3.12, 0.58, 2.02, 1.31, 0.73, 2.44],
-  [0.19, 1.88, 0.52, 1.27, 2.36, 0.97],
-]
-"""Entropy of the old policy at each token of every batch, in nats."""
-
-TOP_ENTROPY_CASES = [
-  ("dapo", {}, {"share": 0.3}, "far"),
-  ("dapo", {}, {"share": 0.1}, "near"),
-  ("dapo", {"kl_coef": 0.3, "entropy_coef": 0.01, "weights": "sequence_mean"}, {"share": 0.3}, "near"),
-  ("gspo", {"clip_low": 0.05, "clip_high": 0.1}, {"share": 0.5}, "near"),
-]
-"""Objective, its settings, those of the correction, and batch."""
+from tests.objectives import reference_corrections
 
 DIVERGENCE_MASK = [[1, 0, 1], [0, 1, 1]]
 BETAS = (0.0, 0.3, 0.5, 1.0)
 TEMPERATURES = (1.0, 1.7)
-
-
-def most_uncertain(share: float, entropy: list[list[float]], mask: list[list[int]], bounds: Any) -> set[tuple[int, int]]:
-  """Returns the counted tokens whose entropy reaches the (1 − share)-quantile."""
-  entropies = {(b, t): entropy[b][t] for b, row in enumerate(mask) for t, m in enumerate(row) if m}
-  ordered, place = sorted(entropies.values()), (1 - share) * (len(entropies) - 1)
-  low = math.floor(place)
-  high = min(low + 1, len(ordered) - 1)
-  threshold = ordered[low] + (place - low) * (ordered[high] - ordered[low])
-  return {p for p, h in entropies.items() if not bounds.above(threshold, h)}
 
 
 class Divergence(NamedTuple):
@@ -123,13 +98,6 @@ def sections(evaluate: Callable[..., Any], reads: Callable[..., list[str]], inpu
     inputs: Batches by name.
     margin: Minimum distance of a case from a bound.
   """
-  masked = []
-  for name, settings, changes, batch in TOP_ENTROPY_CASES:
-    fields = reads(name, settings)
-    result = evaluate(name, settings, {field: inputs[batch][field] for field in fields}, top_entropy=changes["share"])
-    assert result.margin > margin, f"top_entropy of {name} {settings}: a bound is only {result.margin:.1e} away"
-    case = {"objective": name, "objective_settings": settings, "settings": changes, "inputs": batch, "reads": [*fields, "old_entropy"]}
-    masked.append(case | {"kept": result.kept, "loss": result.loss, "grad_logprobs": result.grad_logprobs})
   taught = []
   for batch, coef in (("far", 1.0), ("near", 0.25)):
     fields = [inputs[batch][field] for field in ("mask", "old_logprobs", "ref_logprobs")]
@@ -142,7 +110,7 @@ def sections(evaluate: Callable[..., Any], reads: Callable[..., list[str]], inpu
   ):
     followed.append({"settings": settings, "entropies": entropies, "coefficients": entropy_coefficients(**settings, entropies=entropies)})
   return {
-    "corrections": {"top_entropy": {"defaults": {"share": 0.2}, "old_entropy": OLD_ENTROPY, "cases": masked}},
+    "corrections": reference_corrections.section(evaluate, reads, inputs, margin),
     "divergences": divergences(),
     "teacher_advantages": {"cases": taught},
     "entropy_coefficients": {"cases": followed},

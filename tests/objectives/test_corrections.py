@@ -14,13 +14,18 @@ from jaxrl_llm.objectives.corrections import (
   bypass,
   geometric_rejection,
   icepop,
+  kpop,
+  m2po,
   mis,
   off_policy_mask,
+  rejection,
+  sequence_tv,
   tis,
 )
 from jaxrl_llm.objectives.dapo import dapo
 from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.gspo import gspo
+from jaxrl_llm.objectives.interpolation import interpolated
 from jaxrl_llm.objectives.ppo import ppo
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.sft import sft
@@ -45,10 +50,18 @@ SPY = Objective(token_mean, lambda outputs, batch: (batch.importance, {}), froze
 WRAPPERS = {
   "tis": functools.partial(tis, cap=1.1),
   "tis_sequence": functools.partial(tis, cap=1.2, level="sequence"),
+  "tis_floor": functools.partial(tis, cap=1.1, floor=0.9),
   "mis": functools.partial(mis, cap=1.1),
   "mis_sequence": functools.partial(mis, cap=1.3, level="sequence"),
   "icepop": functools.partial(icepop, low=0.8, high=1.3),
   "geometric_rejection": functools.partial(geometric_rejection, low=0.95, high=1.04),
+  "rejection_token": functools.partial(rejection, limit=0.1, estimator="k1", over="token"),
+  "rejection_sum": functools.partial(rejection, limit=0.2, estimator="k1", over="sequence_sum"),
+  "rejection_mean": functools.partial(rejection, limit=0.01),
+  "rejection_max": functools.partial(rejection, limit=0.01, estimator="k2", over="sequence_max"),
+  "kpop": functools.partial(kpop, bound=5e-3),
+  "sequence_tv": functools.partial(sequence_tv, low=0.0, high=0.1),
+  "m2po": functools.partial(m2po, threshold=0.01),
   "off_policy_mask": functools.partial(off_policy_mask, delta=0.0),
   "off_policy_mask_sampler": functools.partial(off_policy_mask, delta=0.0, anchor="sampler"),
 }
@@ -251,6 +264,91 @@ def test_a_weight_on_the_bound_is_kept(x64):
     np.testing.assert_array_equal(weights_of(wrap, outputs, batch), MASK)
 
 
+def test_a_floor_is_a_clip_from_below(x64):
+  outputs, batch = small()
+  clipped = weights_of(functools.partial(tis, cap=1.1, floor=0.9), outputs, batch)
+  np.testing.assert_array_equal(clipped, MASK * np.maximum(weights_of(functools.partial(tis, cap=1.1), outputs, batch), 0.9))
+  np.testing.assert_array_equal(weights_of(functools.partial(tis, floor=0.0), outputs, batch), weights_of(tis, outputs, batch))
+  metrics = metrics_of(functools.partial(tis, cap=1.1, floor=0.9), outputs, batch)
+  k = np.exp(OLD - SAMPLER)[MASK > 0]
+  assert metrics["rollout_corr/rollout_is_ratio_fraction_low"] == np.mean(k < 0.9) > 0
+  assert metrics["rollout_corr/rollout_is_oob_ratio"] == pytest.approx(np.mean((k < 0.9) | (k > 1.1)))
+
+
+def test_rejection_by_the_mean_of_k1_is_that_of_the_geometric_mean(x64, make_batch):
+  outputs, batch = as_batch(mismatched(make_batch(lengths=(6, 4, 2, 1))))
+  limit = 0.06
+  by_ratio = weights_of(functools.partial(geometric_rejection, low=np.exp(-limit), high=np.exp(limit)), outputs, batch)
+  by_mean = weights_of(functools.partial(rejection, limit=limit, estimator="k1"), outputs, batch)
+  np.testing.assert_array_equal(by_mean, by_ratio)
+  assert 0 < by_mean.sum() < np.sum(batch.mask)
+
+
+def test_rejection_of_a_sequence_by_its_maximum_drops_those_with_a_dropped_token(x64, make_batch):
+  arrays = mismatched(make_batch(lengths=(6, 4, 2, 1)))
+  for estimator, sign in (("k1", 1), ("k1", -1), ("k2", 1), ("k3", 1)):
+    gap = sign * (arrays["sampler_logprobs"] - arrays["old_logprobs"])
+    outputs, batch = as_batch(arrays | {"sampler_logprobs": arrays["old_logprobs"] + gap})
+    settings = {"limit": {"k1": 0.2}.get(estimator, 0.02), "estimator": estimator}
+    tokens = weights_of(functools.partial(rejection, over="token", **settings), outputs, batch)
+    sequences = weights_of(functools.partial(rejection, over="sequence_max", **settings), outputs, batch)
+    mask = np.asarray(batch.mask)
+    np.testing.assert_array_equal(sequences, mask * np.all(tokens == mask, axis=1, keepdims=True))
+    assert 0 < sequences.sum() < tokens.sum() < mask.sum()
+
+
+def test_kpop_without_a_bound_is_mis_without_a_cap(x64, make_batch):
+  outputs, batch = as_batch(mismatched(make_batch()))
+  np.testing.assert_array_equal(
+    weights_of(functools.partial(kpop, bound=np.inf), outputs, batch), weights_of(functools.partial(mis, cap=np.inf), outputs, batch)
+  )
+
+
+def test_kpop_keeps_a_rare_token_of_a_large_ratio(x64):
+  """k is 10 for both tokens; only the second has lost much probability."""
+  arrays = {"logprobs": np.log([[1e-3, 0.9]]), "mask": np.ones((1, 2)), "advantages": np.ones((1, 2))}
+  outputs, batch = as_batch(arrays | {"old_logprobs": np.log([[1e-3, 0.9]]), "sampler_logprobs": np.log([[1e-4, 0.09]])})
+  np.testing.assert_allclose(weights_of(functools.partial(kpop, bound=0.5), outputs, batch), [[10, 0]])
+  np.testing.assert_array_equal(weights_of(icepop, outputs, batch), [[0, 0]])
+
+
+def test_sequence_tv_inside_its_band_is_tis(x64, make_batch):
+  outputs, batch = as_batch(mismatched(make_batch()))
+  inside = weights_of(functools.partial(sequence_tv, low=0.0, high=np.inf, cap=1.1), outputs, batch)
+  np.testing.assert_array_equal(inside, weights_of(functools.partial(tis, cap=1.1), outputs, batch))
+
+
+def test_m2po_keeps_the_tokens_below_its_threshold_on_average(x64, make_batch):
+  outputs, batch = as_batch(mismatched(make_batch(lengths=(6, 6, 6, 6))))
+  squares, kept = np.square(np.asarray(batch.old_logprobs - batch.sampler_logprobs)), []
+  for threshold in (1e-12, 1e-3, 1e-2, 1.0):
+    wrap = functools.partial(m2po, threshold=threshold)
+    keep, metrics = weights_of(wrap, outputs, batch) > 0, metrics_of(wrap, outputs, batch)
+    kept.append(keep.sum())
+    assert not np.any(keep) or (np.mean(squares[keep]) < threshold and squares[keep].max() < squares[~keep].min(initial=np.inf))
+    # One token more would be too much.
+    assert np.all(keep) or np.mean([*squares[keep], squares[~keep].min()]) >= threshold
+    np.testing.assert_allclose(metrics["rollout_corr/m2"], squares.mean(), rtol=1e-12)
+    np.testing.assert_allclose(metrics["rollout_corr/m2_kept"], squares[keep].mean() if np.any(keep) else 0, rtol=1e-12)
+    assert metrics["actor/kept_fraction"] == keep.mean()
+  assert kept[0] == 0 < kept[1] < kept[2] < kept[3] == 24
+
+
+@pytest.mark.parametrize("replace", [bypass, interpolated])
+def test_m2po_refuses_an_old_policy_that_is_replaced(replace):
+  """It would select nothing, without a word."""
+  _, batch = small()
+  with pytest.raises(ValueError, match="which a replaced old policy leaves unknown$"):
+    replace(m2po(dapo())).prepare(batch)
+
+
+def test_m2po_keeps_or_drops_equal_tokens_together(x64):
+  arrays = {"logprobs": np.zeros((1, 5)), "mask": np.ones((1, 5)), "advantages": np.ones((1, 5)), "old_logprobs": np.zeros((1, 5))}
+  outputs, batch = as_batch(arrays | {"sampler_logprobs": np.array([[0.1, -0.3, 0.3, 0.3, -0.2]])})
+  # The mean of 0.01, 0.04 and one 0.09 is below the threshold, and that of all is not.
+  np.testing.assert_array_equal(weights_of(functools.partial(m2po, threshold=0.05), outputs, batch), [[1, 0, 0, 0, 1]])
+
+
 @pytest.mark.parametrize("anchor", ["old", "sampler"])
 def test_the_off_policy_mask_drops_negative_advantages_of_sequences_left_behind(x64, make_batch, anchor):
   arrays = mismatched(make_batch(lengths=(6, 6, 6, 6), spread=0.8), spread=0.8)
@@ -269,7 +367,8 @@ def test_without_a_mismatch_its_corrections_are_no_ops(make_batch, name):
   outputs, batch = as_batch(make_batch())
   batch, outputs = batch._replace(sampler_logprobs=batch.old_logprobs), outputs._replace(values=None, entropy=None)
   objective = make(name)
-  nothing = lambda inner: tis(tis(mis(icepop(geometric_rejection(inner))), level="sequence"))
+  plain = lambda inner: tis(tis(mis(icepop(geometric_rejection(inner))), level="sequence"), floor=1.0, cap=1.0)
+  nothing = lambda inner: plain(rejection(kpop(sequence_tv(m2po(inner, threshold=1e-9), low=0.0, high=0.0), bound=0.0), limit=0.0))
   assert np.all(weights_of(nothing, outputs, batch) == (batch.mask > 0)), "weights of exactly 1"
   wrapped = nothing(objective)
   assert_same_outcome(evaluate(wrapped, outputs, batch), evaluate(objective, outputs, batch))
@@ -404,7 +503,8 @@ def test_junk_outside_the_mask_is_ignored_and_a_nan_under_it_reaches_the_loss(x6
 @pytest.mark.parametrize(
   ("wrapper", "reason"),
   [
-    *((name, "the mismatch of learner and sampler is corrected") for name in WRAPPERS if not name.startswith("off_policy")),
+    *((name, "the mismatch of learner and sampler is corrected") for name in WRAPPERS if not name.startswith(("off_policy", "m2po"))),
+    ("m2po", "m2po selects by the mismatch of learner and sampler, which a replaced old policy leaves unknown"),
     ("off_policy_mask_sampler", "off_policy_mask compares the current policy with it"),
     ("bypass", "bypass uses the sampler's policy as the old one"),
   ],

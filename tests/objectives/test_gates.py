@@ -98,6 +98,9 @@ CASES = [
   ("gaussian", {"sigma": 1.0, "alpha": 0.3, "beta": 0.03}),
   ("gaussian", {"sigma": 0.2, "alpha": 0.1, "beta": 0.5}),
   ("quadratic", {"pull": 0.5}),
+  ("tapered", {"ratio_cap": 1.0}),
+  ("future", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 1.3, "half_life": 2.0, "future_cap": 0.4, "safe_ratio": 1.2}),
+  ("future", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None, "half_life": 32.0, "future_cap": 9.0, "safe_ratio": 9.0}),
 ]
 
 

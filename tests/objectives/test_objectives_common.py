@@ -13,10 +13,10 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make, value
 from jaxrl_llm.objectives.corrected import corrected
-from jaxrl_llm.objectives.selections import top_entropy
+from jaxrl_llm.objectives.corrections import CORRECTIONS, m2po, tis, top_entropy
 from jaxrl_llm.run.steps.learn import shares_of_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
-from tests.marks import typical
+from tests.marks import few, typical
 from tests.objectives.batches import as_batch, with_junk
 
 every_objective = pytest.mark.parametrize("name", typical(OBJECTIVES))
@@ -493,6 +493,79 @@ def test_the_selection_is_that_of_the_whole_batch(x64, batch, evaluate, name, se
     assert_same_update(actual, expected, ["actor/loss", "actor/selected_fraction"])
   apart = update(objective._replace(prepare=None), batch, "packed, wide", rows_at_once=1, num_devices=1)
   assert apart[1]["actor/selected_fraction"] != expected.metrics["actor/selected_fraction"], "the test would not see it"
+
+
+# Corrections. Those of the mismatch and those that select tokens, alone and around a selection.
+
+SETTINGS_OF_CORRECTIONS = {
+  "top_entropy": {"share": 0.5},
+  "m2po": {"threshold": 0.01},
+  "off_policy_mask": {"delta": 0.0},
+  "geometric_rejection": {"low": 0.95, "high": 1.02},
+  "rejection": {"limit": 0.02, "estimator": "k2", "over": "sequence_max"},
+  "tis": {"cap": 1.05, "floor": 0.95, "level": "sequence"},
+  "mis": {"cap": 1.1},
+  "icepop": {"low": 0.9, "high": 1.1},
+  "kpop": {"bound": 2e-3},
+  "sequence_tv": {"low": 0.0, "high": 0.07},
+  "bypass": {},
+}
+
+
+@pytest.mark.parametrize("name", few(CORRECTIONS, "m2po", "rejection", "kpop", "sequence_tv", rest="slow"))
+def test_splits_change_no_correction(x64, batch, name):
+  """Each of them around one that selects tokens, in micro-batches of one row and on 8 devices."""
+  batch = in_single_precision(batch | {"old_entropy": batch["entropy"][::-1]})
+  batch["old_entropy"] = np.where(batch["mask"] > 0, batch["old_entropy"], 0.0)
+  del batch["ref_logprobs"]
+  inner = make("dapo") if name in ("m2po", "bypass") else m2po(make("dapo"), threshold=0.02)
+  objective = CORRECTIONS[name](inner, **SETTINGS_OF_CORRECTIONS[name])
+  metrics = lambda metric: metric.startswith(("rollout_corr/", "off_policy/", "actor/kept")) and not metric.endswith("/p99")
+  objective = only_metrics(objective, metrics)
+  runs = [
+    update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=num_devices)
+    for layout, rows_at_once, num_devices in (
+      ("padded on the left", None, 1), ("packed, wide", 1, 1), ("one a row, many rows", 8, 8)
+    )
+  ]  # fmt: skip
+  (expected, expected_metrics), *others = runs
+  untouched = update(only_metrics(make("dapo"), metrics), batch, "padded on the left", rows_at_once=None, num_devices=1)[0]
+  assert np.any(expected["logprobs"] != untouched["logprobs"]) and np.any(expected["logprobs"] != 0)
+  for grads, actual_metrics in others:
+    np.testing.assert_allclose(grads["logprobs"], expected["logprobs"], rtol=2.4e-7, atol=1e-37)
+    for key in filter(metrics, expected_metrics):
+      np.testing.assert_allclose(actual_metrics[key], expected_metrics[key], rtol=1e-12, atol=1e-12, err_msg=key)
+
+
+def test_every_correction_has_settings_here():
+  assert set(SETTINGS_OF_CORRECTIONS) == set(CORRECTIONS)
+
+
+def test_m2po_selects_in_the_whole_batch(x64, batch):
+  """A micro-batch that selected for itself would keep other tokens."""
+  objective = only_metrics(m2po(make("dapo"), threshold=0.004), lambda metric: metric in ("actor/kept_fraction", "rollout_corr/m2_kept"))
+  one_at_a_time = dict(layout="packed, wide", rows_at_once=1, num_devices=1)
+  batch = in_single_precision(batch)
+  whole, apart = (update(each, batch, **one_at_a_time)[1] for each in (objective, objective._replace(prepare=None)))
+  log_k = (batch["old_logprobs"] - batch["sampler_logprobs"])[batch["mask"] > 0]
+  ordered = np.sort(np.square(log_k))
+  means = np.cumsum(ordered) / np.arange(1, len(ordered) + 1)
+  assert whole["actor/kept_fraction"] == pytest.approx(np.mean(means < 0.004)) != apart["actor/kept_fraction"]
+  assert whole["rollout_corr/m2_kept"] == pytest.approx(means[means < 0.004][-1], rel=1e-6)
+
+
+def test_m2po_chains_with_other_selections(batch):
+  outputs, whole = as_batch(batch | {"old_entropy": batch["entropy"]})
+  alone, cov = m2po(make("dapo"), threshold=0.01), make("kl_cov", cov_share=0.2)
+  keep = alone.prepare(whole).importance
+  for chained in (m2po(cov, threshold=0.01), m2po(top_entropy(make("dapo"), share=0.5), threshold=0.01)):
+    prepared = chained.prepare(whole)
+    inner = (cov if "old_entropy" not in chained.needs else top_entropy(make("dapo"), share=0.5)).prepare(whole)
+    np.testing.assert_array_equal(prepared.importance, keep if inner.importance is None else keep * inner.importance)
+    np.testing.assert_array_equal(prepared.selected, 1 - keep if inner.selected is None else inner.selected)
+    # Neither a weight from outside nor a second call selects again.
+    for wrapped in (chained, tis(chained, cap=1.1)):
+      np.testing.assert_array_equal(wrapped.token_loss(outputs, prepared)[0], wrapped.token_loss(outputs, whole)[0])
 
 
 # Inputs that an objective needs. Tracing needs only shapes.

@@ -16,12 +16,12 @@ import pytest
 
 from jaxrl_llm import objectives
 from jaxrl_llm.objectives import OBJECTIVES, value
-from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.corrections import CORRECTIONS
 from jaxrl_llm.objectives.distillation import teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.penalties import adapted_entropy_coef
-from jaxrl_llm.types import TrainBatch
+from jaxrl_llm.segments import token_mean
+from jaxrl_llm.types import Objective, TrainBatch
 from tests.golden import check_file, each_case, run_snippets
 from tests.objectives import reference, reference_terms
 from tests.objectives.batches import as_batch, with_junk
@@ -30,7 +30,7 @@ GOLDEN = json.loads(reference.GOLDEN.read_text(encoding="utf-8"))
 
 
 def test_the_file_matches_the_reference():
-  check_file(reference, largest=200_000)
+  check_file(reference, largest=250_000)
 
 
 def test_every_objective_has_cases_and_its_defaults_written_down():
@@ -104,28 +104,39 @@ def test_reference_gradient_is_that_of_the_reference_loss(name):
     check_slopes(name, case["settings"], case)
 
 
-@pytest.mark.parametrize("index", range(len(GOLDEN["corrections"]["top_entropy"]["cases"])))
-def test_the_mask_of_the_top_entropies_is_the_reference(x64, index):
-  section = GOLDEN["corrections"]["top_entropy"]
-  case = section["cases"][index]
-  assert section["defaults"] == {"share": inspect.signature(CORRECTIONS["top_entropy"]).parameters["share"].default}
-  term = f"top_entropy:share={case['settings']['share']}"
-  objective = corrected(objectives.make(case["objective"], **case["objective_settings"]), [term])
-  inputs = GOLDEN["inputs"][case["inputs"]] | {"old_entropy": section["old_entropy"]}
+CORRECTED = [(name, case) for name, entry in GOLDEN["corrections"].items() for case in entry["cases"]]
+corrected_cases = pytest.mark.parametrize(("name", "case"), CORRECTED, ids=[f"{name}-{i}" for i, (name, _) in enumerate(CORRECTED)])
+
+
+def test_every_correction_has_cases_and_its_defaults_written_down():
+  # `bypass` has no weight; it is the objective with another field (see test_corrections).
+  assert set(GOLDEN["corrections"]) == set(CORRECTIONS) - {"bypass"}
+  for name, entry in GOLDEN["corrections"].items():
+    parameters = {key: x for key, x in inspect.signature(CORRECTIONS[name]).parameters.items() if key != "objective"}
+    assert entry["defaults"] == {key: x.default for key, x in parameters.items() if x.default is not x.empty}
+    assert {key for case in entry["cases"] for key in case["settings"]} <= set(parameters)
+    weights = [np.array(case["weights"])[np.array(reference.MASK) > 0] for case in entry["cases"]]
+    assert any(len(set(x)) > 1 for x in weights), name
+
+
+@corrected_cases
+def test_every_correction_is_the_reference(x64, name, case):
+  objective = CORRECTIONS[name](objectives.make(case["objective"], **case["objective_settings"]), **case["settings"])
+  inputs = GOLDEN["inputs"][case["inputs"]] | {"old_entropy": GOLDEN["corrections"]["top_entropy"]["old_entropy"]}
   arrays = with_junk({field: np.array(inputs[field], float) for field in case["reads"]})
-  loss_fn = lambda logprobs: value(objective, **(arrays | {"logprobs": logprobs}))
-  (loss, metrics), grad = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(arrays["logprobs"])
+  loss_fn = lambda logprobs: value(objective, **(arrays | {"logprobs": logprobs}))[0]
+  loss, grad = jax.jit(jax.value_and_grad(loss_fn))(arrays["logprobs"])
   np.testing.assert_allclose(loss, case["loss"], rtol=1e-10)
   np.testing.assert_allclose(grad, case["grad_logprobs"], rtol=1e-10, atol=1e-15)
-  kept, counted = np.array(case["kept"]), np.array(arrays["mask"]) > 0
-  assert 0 < kept.sum() < counted.sum() and not np.any(kept[~counted])
-  np.testing.assert_allclose(metrics["actor/kept_fraction"], kept.sum() / counted.sum())
-  np.testing.assert_array_equal(np.where(counted, objective.prepare(as_batch(arrays)[1]).importance, 0), kept)
+  # An objective whose loss is the weight that reaches it.
+  spy = Objective(token_mean, lambda outputs, batch: (batch.importance, {}), correctable=True)
+  weights, _ = CORRECTIONS[name](spy, **case["settings"]).token_loss(*as_batch(arrays))
+  np.testing.assert_allclose(np.where(arrays["mask"] > 0, weights, 0), case["weights"], rtol=1e-10)
 
 
-def test_the_reference_gradient_under_the_mask_is_that_of_its_loss():
-  for case in GOLDEN["corrections"]["top_entropy"]["cases"]:
-    check_slopes(case["objective"], case["objective_settings"], case, [f"top_entropy:share={case['settings']['share']}"])
+@corrected_cases
+def test_the_reference_gradient_of_a_correction_is_that_of_its_loss(name, case):
+  check_slopes(case["objective"], case["objective_settings"], case, correction=(name, case["settings"]))
 
 
 def test_divergences_from_a_teacher_are_the_reference(x64):

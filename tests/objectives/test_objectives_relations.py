@@ -48,6 +48,8 @@ ON_POLICY = [
   ("cppo", {"budget": 0, "delta": 0}),
   ("minpro", {"clip_high": 0}),
   ("maspo", {"sigma": 1e-3}),
+  ("fipo", {"half_life": 0.1, "future_cap": 9.0, "safe_ratio": 1.0}),
+  ("topr", {"ratio_cap": 1.0}),
   ("custom", {"ratio": "product", "gate": "soft"}),
 ]
 
@@ -228,6 +230,40 @@ def test_a_mismatch_weighs_minirl_beside_the_clip(x64, make_batch, gradient):
   np.testing.assert_allclose(gradient("minirl", mismatched), np.minimum(k, 5) * core, rtol=1e-12)
 
 
+def test_fipo_without_a_cap_is_dapo_with_a_dual_clip(x64, make_batch, loss_and_grad):
+  batch, band = make_batch(seed=3), {"clip_low": 0.1, "clip_high": 0.2, "dual_clip": 1.3}
+  expected = loss_and_grad("dapo", batch, **band)
+  for changes in ({"future_cap": 0.0}, {"future_cap": 9.0, "half_life": 1e-3, "safe_ratio": 1.0}):
+    actual = loss_and_grad("fipo", batch, **band, **changes)
+    same = np.allclose(actual[1], expected[1], rtol=1e-14, atol=0) and np.isclose(actual[0], expected[0], rtol=1e-14)
+    # Without a half-life F is the token's own log-ratio, which is above 0 for some.
+    assert same == (changes["future_cap"] == 0)
+    assert actual[2]["actor/pg_clipfrac"] == expected[2]["actor/pg_clipfrac"] > 0
+
+
+def test_the_future_of_fipo_ends_with_the_response(x64, make_batch, gradient):
+  """Packed behind one another, responses have the weights of one response a row."""
+  batch = make_batch(lengths=(3, 3), num_tokens=3, spread=0.3)
+  apart = gradient("fipo", batch | {"segments": np.ones((2, 3), int)}, future_cap=9.0)
+  fields = ("logprobs", "old_logprobs", "sampler_logprobs", "advantages", "mask")
+  packed = {field: batch[field].reshape(1, 6) for field in fields} | {"segments": np.array([[1, 1, 1, 2, 2, 2]])}
+  np.testing.assert_allclose(gradient("fipo", packed, future_cap=9.0).reshape(2, 3), apart, rtol=1e-12)
+  as_one = gradient("fipo", packed | {"segments": np.ones((1, 6), int)}, future_cap=9.0)
+  assert np.any(np.abs(as_one.reshape(2, 3)[0] - apart[0]) > 1e-4)
+  np.testing.assert_allclose(as_one.reshape(2, 3)[1], apart[1], rtol=1e-12)
+
+
+def test_topr_is_reinforce_on_good_responses_and_tapers_off_on_bad_ones(x64, make_batch, gradient):
+  batch = make_batch(lengths=(6, 6, 6, 6), level="sequence") | {"advantages": np.array([-1.0, -1.0, -2.0, 0.5])}
+  topr, plain = (gradient(name, batch) for name in ("topr", "reinforce"))
+  weight = np.exp(np.sum(batch["logprobs"] - batch["sampler_logprobs"], axis=1, keepdims=True))
+  bad = batch["advantages"][:, None] < 0
+  np.testing.assert_allclose(topr, plain * np.where(bad, np.minimum(weight, 1), 1), rtol=1e-12)
+  assert 0 < np.mean(weight[bad] < 1) < 1
+  # Without a cap, bad responses have their whole importance weight.
+  np.testing.assert_allclose(gradient("topr", batch, ratio_cap=NEVER)[bad[:, 0]], (plain * weight)[bad[:, 0]], rtol=1e-12)
+
+
 # Clip fractions.
 
 CLIPPING = [
@@ -348,8 +384,8 @@ def test_repeating_a_response_squares_its_product_and_leaves_its_mean(x64):
 
 # Beyond the bound of the log-ratio.
 
-THROUGH_THE_RATIO = tuple("ppo grpo dapo gspo gspo_token sapo rloo reinforce_plus_plus gmpo minirl luspo cppo maspo custom".split())
-THROUGH_THE_SCORE = ("reinforce", "cispo", "minpro", "vespo", "dppo_tv", "dppo_kl")
+THROUGH_THE_RATIO = tuple("ppo grpo dapo gspo gspo_token sapo rloo reinforce_plus_plus gmpo minirl luspo cppo maspo fipo custom".split())
+THROUGH_THE_SCORE = ("reinforce", "cispo", "minpro", "vespo", "dppo_tv", "dppo_kl", "topr")
 
 
 @pytest.mark.parametrize("name", typical(THROUGH_THE_RATIO + THROUGH_THE_SCORE))

@@ -46,6 +46,9 @@ TURNS = {
   "budget": ({}, 0.0),
   "tis_cap": ({}, 1.01),
   "pull": ({}, 1.0),
+  "half_life": ({"future_cap": 1.0}, 1.0),
+  "future_cap": ({}, 1.0),
+  "safe_ratio": ({"future_cap": 1.0, "half_life": 0.1}, 1.01),
   "cov_share": ({"cov_low": -9.0}, 0.5),
   "cov_low": ({"cov_share": 0.9}, -9.0),
   "cov_high": ({"cov_share": 0.9, "cov_low": 0.0}, 0.1),
@@ -150,6 +153,9 @@ WRONG = {
   "budget": COEFFICIENT,
   "tis_cap": CAP,
   "pull": COEFFICIENT,
+  "half_life": POSITIVE,
+  "future_cap": COEFFICIENT,
+  "safe_ratio": CAP,
   "cov_share": (0, 1, -0.1, "0.1", True, float("nan"), None),
   "cov_low": ("1", True, float("nan"), None),
   "cov_high": ("5", True, float("nan"), None),
@@ -263,6 +269,8 @@ NAMED_BY_PARTS = {
   "cppo": {"gate": "prefix_budget", "anchor": "sampler"},
   "minpro": {"ratio": "prefix_min", "gate": "capped"},
   "maspo": {"gate": "gaussian"},
+  "fipo": {"gate": "future"},
+  "topr": {"ratio": "product", "gate": "tapered", "anchor": "sampler", "weights": "sequence_sum"},
 }
 
 

@@ -12,14 +12,14 @@ from experiments.ablations.objective_shapes.studies import OUTLIER_COUNTS
 from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, letter, new_figure, save, two_sided
 
 ORDER = (
-  "reinforce", "sft", "cispo", "minpro", "vespo", "maspo",
-  "ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl",
+  "reinforce", "sft", "cispo", "minpro", "topr", "vespo", "maspo",
+  "ppo", "grpo", "dr_grpo", "dapo", "fipo", "reinforce_plus_plus", "minirl",
   "gspo", "gspo_token", "luspo", "gmpo", "rloo", "cppo",
   "dppo_tv", "dppo_kl", "sapo", "dro", "clip_cov", "kl_cov", "custom",
 )  # fmt: skip
 """Order of the methods, by family. Methods that are not listed come last."""
 
-LEVELS = {"gspo": "s", "gspo_token": "s", "luspo": "s", "gmpo": "s", "custom": "s", "rloo": r"\rho", "vespo": r"\rho"}
+LEVELS = {"gspo": "s", "gspo_token": "s", "luspo": "s", "gmpo": "s", "custom": "s", "rloo": r"\rho", "vespo": r"\rho", "topr": r"\rho"}
 """Symbol of the ratio on the axis for methods that weigh sequences."""
 
 

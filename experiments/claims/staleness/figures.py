@@ -18,17 +18,17 @@ NAMES = {
   "reinforce": "REINFORCE", "cispo": "CISPO", "gmpo": "GMPO", "luspo": "LUSPO", "vespo": "VESPO", "dppo_tv": "DPPO, TV",
   "rloo": "RLOO, clipped", "reinforce_plus_plus": "REINFORCE++, base", "minirl": "MiniRL",
   "dppo_kl": "DPPO, KL", "cppo": "CPPO", "minpro": "MinPRO", "maspo": "MASPO",
-  "maxrl": "MaxRL, clipped", "dro": "DRO, token", "clip_cov": "Clip-Cov", "kl_cov": "KL-Cov",
+  "maxrl": "MaxRL, clipped", "dro": "DRO, token", "clip_cov": "Clip-Cov", "kl_cov": "KL-Cov", "fipo": "FIPO", "topr": "TOPR",
   "top_entropy": "top entropies, DAPO", "gtpo": "GTPO", "rae": "RAE, clipped",
 }  # fmt: skip
 
 FAMILIES = {
   "hard clip of the token": (
-    BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "maxrl", "clip_cov", "top_entropy", "gtpo", "rae"),
+    BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "maxrl", "clip_cov", "top_entropy", "gtpo", "rae", "fipo"),
   ),
   "hard clip of the sequence": (ORANGE, ("gspo", "luspo", "rloo", "gmpo")),
   "soft gate": (GREEN, ("sapo", "maspo")),
-  "weight without gradient": (PINK, ("cispo", "minpro", "vespo")),
+  "weight without gradient": (PINK, ("cispo", "minpro", "vespo", "topr")),
   "ball around the old policy": (YELLOW, ("dppo_tv", "dppo_kl", "cppo")),
   "no ratio": (BLACK, ("reinforce",)),
   "pull to the old policy": (SKY, ("dro", "kl_cov")),
@@ -72,7 +72,7 @@ def _ladder(trials: Sequence[Mapping], names: Sequence[str], folder: pathlib.Pat
         axes.plot(rules.LADDER, other, color=GREY, linewidth=0.6, alpha=0.45, zorder=1)
       axes.axhline(start, color=BLACK, linestyle=":", linewidth=0.8, zorder=1)
       _panel(axes, trials, name)
-      letter(axes, chr(ord("a") + place), NAMES[name])
+      letter(axes, str(place + 1), NAMES[name])
     for axes in panels[len(names) :]:
       axes.set_visible(False)
     for axes in panels[-4:]:

@@ -31,7 +31,9 @@ on the same day, when their results were known as well: GRPO's clip with its adv
 were added on 2026-11-27, when all others were known: the mask of the top entropies (DAPO on a fifth
 of the tokens, as in its paper), GTPO's advantages with DAPO's clip and token mean, and those of RAE
 with GRPO's clip. RAE's games have one role here: its baseline is a running mean of the rewards over
-all problems.
+all problems. FIPO and TOPR were added on 2026-11-29, when all others were known, each with its
+paper's constants: FIPO's half-life of 32 tokens is five responses long here, so its F is nearly a
+plain sum.
 
 Every trial makes the same number of updates of the same size; with N updates for each rollout batch
 it draws 192/N batches, N times as large: the same number of responses. Differences are paired: the
@@ -89,6 +91,8 @@ OTHERS = {
   "dro": Arm("dro"),
   "clip_cov": Arm("clip_cov"),
   "kl_cov": Arm("kl_cov"),
+  "fipo": Arm("fipo"),
+  "topr": Arm("topr"),
   "top_entropy": Arm("dapo", correction="top_entropy"),
   "gtpo": Arm("dapo", advantages="gtpo"),
   "rae": Arm("grpo", (("kl_coef", 0.0),), advantages="rae"),
