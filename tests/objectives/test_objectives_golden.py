@@ -125,7 +125,7 @@ def test_the_mask_of_the_top_entropies_is_the_reference(x64, index):
 
 def test_the_reference_gradient_under_the_mask_is_that_of_its_loss():
   for case in GOLDEN["corrections"]["top_entropy"]["cases"]:
-    check_slopes(case["objective"], case["objective_settings"], case, [f"top_entropy:share={case['settings']['share']}"])
+    check_slopes(case["objective"], case["objective_settings"], case, top_entropy=case["settings"]["share"])
 
 
 def test_divergences_from_a_teacher_are_the_reference(x64):
