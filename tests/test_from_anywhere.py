@@ -204,7 +204,7 @@ def test_help_shows_settings_from_the_module(capsys):
 
 
 def test_a_workdir_of_earlier_versions_opens(tmp_path):
-  """They recorded all settings of all entries, None for a default, and corrections by their names."""
+  """They recorded all settings, None for a default, and corrections by their names."""
   config = override(**{"objective.clip_low": "0.01", "correction.tis": "2.0", "learner.old_logprobs": "learner"})
   saved = config.to_dict()
   saved["objective"] |= {"tau_pos": None, "kl_coef": None}
