@@ -134,6 +134,11 @@ def _maxrl(evidence, group_size):
   return Credit(adv.maxrl_advantages(evidence.rewards, group_size, valid=evidence.valid))
 
 
+def _opo(evidence, group_size):
+  lengths = jnp.sum(evidence.mask > 0, axis=1)
+  return Credit(adv.opo_advantages(_penalised(evidence), lengths, group_size, valid=evidence.valid))
+
+
 def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
   return Credit(adv.pass_at_k_advantages(_penalised(evidence), group_size, k=pass_k, normalize_std=normalize_std))
 
@@ -189,6 +194,8 @@ ESTIMATORS = {
   "maxrl": Estimator(_maxrl, {}, takes_kl=False, from_zero=True),
   # Lite PPO, ScaleRL: the group's mean, the batch's standard deviation.
   "batch_scaled": Estimator(_of_samples(adv.batch_scaled_advantages), {}),
+  # OPO: the group's mean, weighted by length.
+  "opo": Estimator(_opo, {}),
   # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
   # GDPO: each reward is normalised separately.

@@ -83,8 +83,8 @@ READS = {
 }  # fmt: skip
 """Fields that an estimator reads beside the mask; the others read `rewards`."""
 
-WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "per_reward")
-WITH_KL = ("group", "leave_one_out", "rloo_n", "batch_scaled", "pass_at_k", "returns", "gae")
+WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "opo", "per_reward")
+WITH_KL = ("group", "leave_one_out", "rloo_n", "batch_scaled", "opo", "pass_at_k", "returns", "gae")
 PER_TOKEN = ("gtpo", "returns", "gae")
 """Estimators with a statistic over tokens that others wrote."""
 
@@ -94,6 +94,7 @@ CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
   "rloo_n": [("missing", {"min_valid": 2}, None), ("missing", {"min_valid": 2}, 2)],
   "maxrl": [("missing", {}, 2)],
   "batch_scaled": [("missing", {}, 2)],
+  "opo": [("missing", {}, 2)],
   "pass_at_k": [("graded", {"normalize_std": False}, None), ("right", {"pass_k": 3}, None), ("graded", {"pass_k": 1}, None)],
   "per_reward": [("graded", {"normalize_std": False}, None), ("missing", {}, 2)],
   "steps": [("right", {"normalize_std": False}, 2)],

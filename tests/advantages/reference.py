@@ -25,6 +25,7 @@ PAPERS: dict[str, dict[str, Any]] = {
   "rloo_n": {"min_valid": 3},
   "maxrl": {},
   "batch_scaled": {},
+  "opo": {},
   "pass_at_k": {"pass_k": 2, "normalize_std": True},
   "per_reward": {"normalize_std": True},
   "steps": {"normalize_std": True},
@@ -130,6 +131,15 @@ def batch_scaled(s, x, size):
   centred = group({"normalize_std": False}, x, size)
   scale = math.sqrt(math.fsum(d * d for d in centred.values()) / (len(centred) - 1)) + STD_EPS
   return {i: d / scale for i, d in centred.items()}
+
+
+def opo(s, x, size):
+  """Computes R_i minus the mean reward of a token that the prompt's samples wrote."""
+  rewards, result = penalised(x), {}
+  for samples in by_prompt(x, size):
+    of_tokens = [rewards[i] for i in samples for _ in counted(x["mask"][i])]
+    result |= {i: float(Fraction(rewards[i]) - mean(of_tokens)) for i in samples} if of_tokens else {}
+  return result
 
 
 def pass_at_k(s, x, size):
@@ -245,7 +255,7 @@ def targets(s, x):
 
 ESTIMATORS = {
   "group": group, "leave_one_out": leave_one_out, "rloo_n": leave_one_out, "maxrl": maxrl, "batch_scaled": batch_scaled,
-  "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gtpo": gtpo, "rae": lambda s, x, size: games(s, x)[0],
+  "opo": opo, "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gtpo": gtpo, "rae": lambda s, x, size: games(s, x)[0],
   "returns": returns, "gae": gae,
 }  # fmt: skip
 
