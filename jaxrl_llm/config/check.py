@@ -104,11 +104,13 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   from jaxrl_llm import objectives
   from jaxrl_llm.advantages.estimators import ESTIMATORS
   from jaxrl_llm.objectives.corrected import corrected
+  from jaxrl_llm.objectives.distillation import ADVICE
   from jaxrl_llm.objectives.penalties import KL_VALUES
   from jaxrl_llm.rewards.sandbox import BACKENDS
   from jaxrl_llm.tasks import prompt_template
 
-  for path, names in (("advantage.estimator", ESTIMATORS), ("reward.kl_estimator", KL_VALUES), ("sandbox.backend", ("auto", *BACKENDS))):
+  registries = {"advantage.estimator": ESTIMATORS, "reward.kl_estimator": KL_VALUES, "teacher.advice": ADVICE}
+  for path, names in (registries | {"sandbox.backend": ("auto", *BACKENDS)}).items():
     if (value := flatten(config)[path]) is not None and value not in names:
       yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
   yield from tracker_problems(config.log.trackers)

@@ -219,7 +219,7 @@ def make_programs(
     features=make_features(config, mesh, model, abstract_state.params),
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
     teachers=taught,
-    advise=make_advise(mesh, packed, coef=config.teacher.opd_coef) if taught else None,
+    advise=make_advise(mesh, packed, coef=config.teacher.opd_coef, advice=config.teacher.advice) if taught else None,
     gradient_noise=make_measurement(
       outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs),
       objective,
