@@ -37,6 +37,10 @@ class Evidence(NamedTuple):
     old_entropy: Entropy of the policy that drew the tokens at each of them, in nats; None if the
       estimator does not read it.
     role_baselines: Baseline of each role before this batch; None if the estimator has no roles.
+    beliefs: Belief in the pass rate of each sequence's prompt before this batch: the parameters of
+      a Beta distribution; None if the estimator has none, or for the first ones.
+    drift: Mean change of the log-probability of a token of the prompt's last response, in nats;
+      None for none.
   """
 
   rewards: Float[Array, " N"]
@@ -52,6 +56,8 @@ class Evidence(NamedTuple):
   step_ends: Bool[Array, "N R"] | None = None
   old_entropy: Float[Array, "N R"] | None = None
   role_baselines: Float[Array, " P"] | None = None
+  beliefs: Float[Array, "N 2"] | None = None
+  drift: Float[Array, " N"] | None = None
 
 
 class Credit(NamedTuple):
@@ -62,12 +68,15 @@ class Credit(NamedTuple):
     returns: Value targets; None without a critic.
     metrics: Scalars to log.
     role_baselines: Baseline of each role for the next batch; None if the estimator has no roles.
+    beliefs: Belief in the pass rate of each of the n prompts after the batch; None if the estimator
+      has none.
   """
 
   advantages: Float[Array, "N R"]
   returns: Float[Array, "N R"] | None = None
   metrics: Mapping[str, Array] = MappingProxyType({})
   role_baselines: Float[Array, " P"] | None = None
+  beliefs: Float[Array, "n 2"] | None = None
 
 
 class Estimator(NamedTuple):
@@ -169,6 +178,14 @@ def _rae(evidence, group_size, *, num_roles, decay, zero_sum):
   return Credit(advantages, role_baselines=after)
 
 
+def _spo(evidence, group_size, **settings):
+  rewards, number = evidence.rewards, len(evidence.rewards)
+  beliefs = jnp.tile(jnp.array(adv.FIRST_BELIEF, rewards.dtype), (number, 1)) if evidence.beliefs is None else evidence.beliefs
+  drift = jnp.zeros(number) if evidence.drift is None else evidence.drift
+  advantages, after = adv.spo_advantages(rewards, beliefs, drift, group_size, valid=evidence.valid, **settings)
+  return Credit(advantages, beliefs=after)
+
+
 def _returns(evidence, group_size, *, gamma):
   del group_size
   return Credit(adv.returns_to_go(_per_token(evidence), evidence.mask, gamma=gamma))
@@ -209,6 +226,11 @@ ESTIMATORS = {
   # RAE, for self-play: the turns' rewards against a running mean of their role.
   "rae": Estimator(
     _rae, {"num_roles": 2, "decay": 0.95, "zero_sum": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False,
+    compares_groups=False,
+  ),
+  # SPO, for single responses: the reward against a running belief of the prompt's pass rate.
+  "spo": Estimator(
+    _spo, {"half_drift": 0.06, "memory_low": 0.875, "memory_high": 0.96}, frozenset({"beliefs", "drift"}), takes_kl=False,
     compares_groups=False,
   ),
   # REINFORCE++, with `whiten`.
@@ -261,7 +283,7 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
   def credit(evidence: Evidence) -> Credit:
     compared = _compared(evidence, group_size if chosen.whole_groups else 1)
     learned = (evidence.mask > 0) & (compared.mask > 0)
-    advantages, returns, _, baselines = chosen.estimate(compared, group_size, **settings)
+    advantages, returns, _, baselines, beliefs = chosen.estimate(compared, group_size, **settings)
     if advantages.ndim == 1:
       advantages = jnp.broadcast_to(advantages[:, None], learned.shape)
     if whiten:
@@ -272,6 +294,9 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
       metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, learned)
     if baselines is not None:
       metrics |= {f"critic/baseline/role_{role}": x for role, x in enumerate(baselines)}
-    return Credit(jnp.where(learned, advantages, 0), returns, metrics, baselines)
+    if beliefs is not None:
+      metrics["critic/belief/pass_rate"] = jnp.mean(beliefs[:, 0] / jnp.sum(beliefs, axis=1))
+      metrics["critic/belief/samples"] = jnp.mean(jnp.sum(beliefs, axis=1))
+    return Credit(jnp.where(learned, advantages, 0), returns, metrics, baselines, beliefs)
 
   return jax.jit(credit)

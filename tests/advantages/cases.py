@@ -60,6 +60,8 @@ def make_inputs(seed: int, rewards: list[float], second: list[float], role_basel
     "step_ends": [[bool(x) for x in row] for row in ENDS[: len(rewards)]],
     "old_entropy": array(lambda: 0.02 + 2 * uniform()),
     "role_baselines": role_baselines,
+    "beliefs": [[round(0.5 + 4 * uniform(), 3), round(0.5 + 4 * uniform(), 3)] for _ in rewards],
+    "drift": [round(0.02 * uniform(), 4) for _ in rewards],
   }
 
 
@@ -79,11 +81,11 @@ GROUP_SIZES = {"right": 4, "graded": 3, "missing": 4}
 
 READS = {
   "maxrl": ["rewards"], "per_reward": ["parts"], "steps": ["step_rewards", "step_ends"], "gtpo": ["rewards", "old_entropy"],
-  "rae": ["step_rewards", "step_ends"], "gae": ["rewards", "values"],
+  "rae": ["step_rewards", "step_ends"], "spo": ["rewards", "beliefs", "drift"], "gae": ["rewards", "values"],
 }  # fmt: skip
 """Fields that an estimator reads beside the mask; the others read `rewards`."""
 
-WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "opo", "per_reward")
+WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "opo", "per_reward", "spo")
 WITH_KL = ("group", "leave_one_out", "rloo_n", "batch_scaled", "opo", "pass_at_k", "returns", "gae")
 PER_TOKEN = ("gtpo", "returns", "gae")
 """Estimators with a statistic over tokens that others wrote."""
@@ -102,6 +104,10 @@ CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
   "rae": [
     ("right", {"decay": 0.5}, None), ("graded", {"num_roles": 3, "decay": 0.8}, None), ("right", {"zero_sum": False}, None),
     ("right", {"num_roles": 1, "zero_sum": False}, None),
+  ],
+  "spo": [
+    ("right", {"half_drift": 0.01}, None), ("missing", {"half_drift": 0.03, "memory_low": 0.5}, 2), ("right", {"memory_high": 0.9}, 1),
+    ("missing", {}, 1),
   ],
   "returns": [("graded", {"gamma": 0.9}, None)],
   "gae": [

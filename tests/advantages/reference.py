@@ -31,6 +31,7 @@ PAPERS: dict[str, dict[str, Any]] = {
   "steps": {"normalize_std": True},
   "gtpo": {"entropy_share": 0.1, "right_above": 0.5},
   "rae": {"num_roles": 2, "decay": 0.95, "zero_sum": True},
+  "spo": {"half_drift": 0.06, "memory_low": 0.875, "memory_high": 0.96},
   "returns": {"gamma": 1.0},
   "gae": {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None},
 }
@@ -163,6 +164,26 @@ def per_reward(s, x, size):
   return {i: a / scale for i, a in sums.items()}
 
 
+def spo(s, x, size):
+  """Computes the whitened distances of the rewards from their prompt's expected pass rate."""
+  distances = {}
+  for first, samples in zip(range(0, len(x["mask"]), size), by_prompt(x, size)):
+    alpha, beta = x["beliefs"][first]
+    distances |= {i: x["rewards"][i] - alpha / (alpha + beta) for i in samples}
+  return whitened(distances)
+
+
+def new_beliefs(s, x, size):
+  """Computes the beliefs after the batch."""
+  result = []
+  for first, samples in zip(range(0, len(x["mask"]), size), by_prompt(x, size)):
+    alpha, beta = x["beliefs"][first]
+    kept = min(max(2 ** (-x["drift"][first] / s["half_drift"]), s["memory_low"]), s["memory_high"]) if samples else 1.0
+    outcomes = [min(max(x["rewards"][i], 0.0), 1.0) for i in samples]
+    result.append([kept * alpha + math.fsum(outcomes), kept * beta + math.fsum(1 - r for r in outcomes)])
+  return result
+
+
 # ---------------------------------------------------------------------------------------------------------------------------------------
 # Estimators per token: (settings, inputs, group size) -> {(sample, place): advantage}
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -256,7 +277,7 @@ def targets(s, x):
 ESTIMATORS = {
   "group": group, "leave_one_out": leave_one_out, "rloo_n": leave_one_out, "maxrl": maxrl, "batch_scaled": batch_scaled,
   "opo": opo, "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gtpo": gtpo, "rae": lambda s, x, size: games(s, x)[0],
-  "returns": returns, "gae": gae,
+  "spo": spo, "returns": returns, "gae": gae,
 }  # fmt: skip
 
 
@@ -277,6 +298,7 @@ def reference(name: str, settings: dict[str, Any], group_size: int, x: dict[str,
   advantages = on_tokens(ESTIMATORS[name](s, x, group_size), x["mask"])
   result: dict[str, Any] = {"advantages": rows(whitened(advantages) if s["whiten"] else advantages, learned)}
   result |= {"returns": rows(targets(s, x), learned)} if name == "gae" else {}
+  result |= {"new_beliefs": new_beliefs(s, x, group_size)} if name == "spo" else {}
   return result | ({"new_role_baselines": games(s, x)[1]} if name == "rae" else {})
 
 

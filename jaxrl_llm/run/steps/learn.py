@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from jaxrl_llm import models
 from jaxrl_llm.advantages.estimators import ESTIMATORS, Credit
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
+from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
 from jaxrl_llm.learner.programs import step_options, teaches_itself
@@ -24,7 +24,9 @@ from jaxrl_llm.rollouts.batch import written_mask
 from jaxrl_llm.rollouts.jobs import Examples
 from jaxrl_llm.run.setup.saved_state import CRITIC, copy
 from jaxrl_llm.run.setup.start import Run
+from jaxrl_llm.run.steps.beliefs import remembered, with_beliefs
 from jaxrl_llm.run.steps.grading import with_signal
+from jaxrl_llm.run.steps.rows import arrange, live_routes, row_options
 from jaxrl_llm.run.steps.teach import add_teacher_advantages, teacher_params, with_teachers_prompts
 from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import Metrics, Objective, TaughtRows, TrainBatch
@@ -46,6 +48,8 @@ class Prepared(NamedTuple):
     of_updates: Metrics of each update's rows.
     metrics: Metrics of the batch.
     role_baselines: Baselines of the roles after the batch; None if the estimator has none.
+    beliefs: What the run remembers of each prompt after the batch; None if the estimator has no
+      beliefs.
   """
 
   batch: batch_lib.Batch
@@ -56,6 +60,7 @@ class Prepared(NamedTuple):
   of_updates: list[dict[str, Any]]
   metrics: dict[str, Any]
   role_baselines: list[float] | None
+  beliefs: dict[str, dict[str, Any]] | None
 
 
 class Learned(NamedTuple):
@@ -108,6 +113,8 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   phases.begin("update")
   if prepared.role_baselines is not None:
     run.record.role_baselines = prepared.role_baselines
+  if prepared.beliefs is not None:
+    run.record.beliefs = prepared.beliefs
   placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in prepared.placed]
   updates = [update(run, minibatch, step) for minibatch in placed[:-1]]
   noise = gradient_noise(run, placed[-1], step)  # Of the stalest update.
@@ -175,7 +182,8 @@ def prepare(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable[[]
     metrics["actor/frac_zero_advantages"] = float(1 - np.mean(taken))
   of_updates = [of_routes | of_teacher for of_routes, of_teacher in zip(route_metrics, teacher_metrics, strict=True)]
   role_baselines = None if credited.role_baselines is None else credited.role_baselines.tolist()
-  return Prepared(batch, taken, minibatches, layouts, placed, of_updates, metrics, role_baselines)
+  beliefs = None if credited.beliefs is None else remembered(run, batch, credited.beliefs)
+  return Prepared(batch, taken, minibatches, layouts, placed, of_updates, metrics, role_baselines, beliefs)
 
 
 def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBatch], jax.Array]]:
@@ -211,19 +219,6 @@ def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], 
   written = trajectories.whole_sequences(written_mask(batch.rollouts).astype(np.float32), batch.rollouts)
   laid = map(packing.lay, packing.split(written, len(bare)), layouts)
   return [x._replace(mask=place_tokens(run.experiment.mesh, mask)) for x, mask in zip(bare, laid, strict=True)]
-
-
-def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
-  """Arranges the sequences of an update in rows; a prompt can be stored once for its responses."""
-  return packing.arrange(sequences, **row_options(run) | options)
-
-
-def row_options(run: Run) -> dict[str, Any]:
-  """Returns the options of `packing.arrange` for the rows of an update."""
-  learner = run.config.learner
-  options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts, group_size=run.config.rollout.group_size)
-  options |= dict(row_tokens=learner.row_tokens, row_images=learner.row_images)
-  return options | {"num_shards": num_row_shards(run.experiment.mesh)}
 
 
 def arrange_all(
@@ -288,11 +283,6 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   if run.critic is not None:
     batch = batch._replace(old_values=learner.critic.values(run.critic.params, bare._replace(routing=None)))
   return batch, metrics
-
-
-def live_routes(run: Run, batch: TrainBatch) -> jax.Array | None:
-  """Returns routes that replay nothing, for a pass compiled for R3; None without R3."""
-  return run.experiment.learner.routes.live(batch.tokens, batch.segments) if run.config.moe.replay == "R3" else None
 
 
 def measures_routes(run: Run, step: int) -> bool:
@@ -371,6 +361,8 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
   )
   if run.record.role_baselines is not None:
     evidence = evidence._replace(role_baselines=np.float32(run.record.role_baselines))
+  if run.record.beliefs is not None:
+    evidence = with_beliefs(run, batch, evidence)
   if in_reward:
     # Of all responses that lose reward by it, learned from or not: `adapt_coefficients` reads it.
     mean = float(np.sum(evidence.kl * evidence.written) / max(np.sum(evidence.written), 1))
