@@ -10,6 +10,7 @@ A batch has N sequences, G consecutive ones per prompt, with R response slots ea
 | Lite PPO, ScaleRL | `batch_scaled_advantages` |
 | Pass@k Training | `pass_at_k_advantages` |
 | OPO | `opo_advantages` |
+| OTB | `otb_advantages` |
 | GDPO | `per_reward_advantages` |
 | GRPO with process supervision | `step_advantages` |
 | GTPO | `gtpo_advantages` |
@@ -26,7 +27,7 @@ jit and never read values outside the mask. A NaN inside the mask reaches the re
 from jaxrl_llm.advantages.beliefs import FIRST_BELIEF, spo_advantages
 from jaxrl_llm.advantages.entropy import gtpo_advantages
 from jaxrl_llm.advantages.group import group_advantages, leave_one_out_advantages, pass_at_k_advantages, per_reward_advantages
-from jaxrl_llm.advantages.optimal import opo_advantages
+from jaxrl_llm.advantages.optimal import opo_advantages, otb_advantages
 from jaxrl_llm.advantages.roles import role_advantages
 from jaxrl_llm.advantages.scales import batch_scaled_advantages, maxrl_advantages
 from jaxrl_llm.advantages.statistics import explained_variance, whiten
@@ -43,6 +44,7 @@ __all__ = [
   "length_adaptive_lambda",
   "maxrl_advantages",
   "opo_advantages",
+  "otb_advantages",
   "pass_at_k_advantages",
   "per_reward_advantages",
   "returns_to_go",

@@ -36,6 +36,9 @@ class Evidence(NamedTuple):
     step_ends: True if a step ends at the token, whether or not the token is learned from.
     old_entropy: Entropy of the policy that drew the tokens at each of them, in nats; None if the
       estimator does not read it.
+    old_score_norm: Squared norm of the gradient of each token's log-probability in the logits of
+      the policy that drew it; None if the estimator does not read it, or to count tokens alike, by
+      which a group of equal rewards is told from others before the learner's pass.
     role_baselines: Baseline of each role before this batch; None if the estimator has no roles.
     beliefs: Belief in the pass rate of each sequence's prompt before this batch: the parameters of
       a Beta distribution; None if the estimator has none, or for the first ones.
@@ -55,6 +58,7 @@ class Evidence(NamedTuple):
   step_rewards: Float[Array, "N R"] | None = None
   step_ends: Bool[Array, "N R"] | None = None
   old_entropy: Float[Array, "N R"] | None = None
+  old_score_norm: Float[Array, "N R"] | None = None
   role_baselines: Float[Array, " P"] | None = None
   beliefs: Float[Array, "N 2"] | None = None
   drift: Float[Array, " N"] | None = None
@@ -148,6 +152,11 @@ def _opo(evidence, group_size):
   return Credit(adv.opo_advantages(_penalised(evidence), lengths, group_size, valid=evidence.valid))
 
 
+def _otb(evidence, group_size):
+  norms = jnp.ones_like(evidence.mask) if evidence.old_score_norm is None else evidence.old_score_norm
+  return Credit(adv.otb_advantages(evidence.rewards, norms, evidence.mask, group_size, valid=evidence.valid))
+
+
 def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
   return Credit(adv.pass_at_k_advantages(_penalised(evidence), group_size, k=pass_k, normalize_std=normalize_std))
 
@@ -213,6 +222,8 @@ ESTIMATORS = {
   "batch_scaled": Estimator(_of_samples(adv.batch_scaled_advantages), {}),
   # OPO: the group's mean, weighted by length.
   "opo": Estimator(_opo, {}),
+  # OTB: at each token the group's mean, weighted by the gradients so far.
+  "otb": Estimator(_otb, {}, frozenset({"old_score_norm"}), takes_kl=False),
   # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
   # GDPO: each reward is normalised separately.

@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
     of_loss = self.penalised or "entropy" in self.objective.needs or not self.objective.correctable
     of_loss = of_loss or self.objective.teaches_without_advantage or c.moe.balance_coef > 0 or c.moe.z_coef > 0
     of_loss = of_loss or has_teacher(c)
-    return of_loss or self.reads_values or "old_entropy" in self.estimator.needs or c.reward.kl_coef > 0
+    return of_loss or self.reads_values or bool({"old_entropy", "old_score_norm"} & self.estimator.needs) or c.reward.kl_coef > 0
 
   @property
   def sequence_band(self) -> float:

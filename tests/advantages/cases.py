@@ -61,6 +61,7 @@ def make_inputs(seed: int, rewards: list[float], second: list[float], role_basel
     "old_entropy": array(lambda: 0.02 + 2 * uniform()),
     "role_baselines": role_baselines,
     "beliefs": [[round(0.5 + 4 * uniform(), 3), round(0.5 + 4 * uniform(), 3)] for _ in rewards],
+    "old_score_norm": array(lambda: 2 * uniform() * uniform()),
     "drift": [round(0.02 * uniform(), 4) for _ in rewards],
   }
 
@@ -81,13 +82,14 @@ GROUP_SIZES = {"right": 4, "graded": 3, "missing": 4}
 
 READS = {
   "maxrl": ["rewards"], "per_reward": ["parts"], "steps": ["step_rewards", "step_ends"], "gtpo": ["rewards", "old_entropy"],
-  "rae": ["step_rewards", "step_ends"], "spo": ["rewards", "beliefs", "drift"], "gae": ["rewards", "values"],
+  "rae": ["step_rewards", "step_ends"], "spo": ["rewards", "beliefs", "drift"],
+  "otb": ["rewards", "old_score_norm"], "gae": ["rewards", "values"],
 }  # fmt: skip
 """Fields that an estimator reads beside the mask; the others read `rewards`."""
 
-WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "opo", "per_reward", "spo")
+WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "opo", "otb", "per_reward", "spo")
 WITH_KL = ("group", "leave_one_out", "rloo_n", "batch_scaled", "opo", "pass_at_k", "returns", "gae")
-PER_TOKEN = ("gtpo", "returns", "gae")
+PER_TOKEN = ("otb", "gtpo", "returns", "gae")
 """Estimators with a statistic over tokens that others wrote."""
 
 CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
@@ -97,6 +99,7 @@ CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
   "maxrl": [("missing", {}, 2)],
   "batch_scaled": [("missing", {}, 2)],
   "opo": [("missing", {}, 2)],
+  "otb": [("missing", {}, 2), ("right", {}, 2)],
   "pass_at_k": [("graded", {"normalize_std": False}, None), ("right", {"pass_k": 3}, None), ("graded", {"pass_k": 1}, None)],
   "per_reward": [("graded", {"normalize_std": False}, None), ("missing", {}, 2)],
   "steps": [("right", {"normalize_std": False}, 2)],

@@ -26,6 +26,7 @@ PAPERS: dict[str, dict[str, Any]] = {
   "maxrl": {},
   "batch_scaled": {},
   "opo": {},
+  "otb": {},
   "pass_at_k": {"pass_k": 2, "normalize_std": True},
   "per_reward": {"normalize_std": True},
   "steps": {"normalize_std": True},
@@ -215,6 +216,18 @@ def gtpo(s, x, size):
   return whitened(shaped[True]) | whitened(shaped[False])
 
 
+def otb(s, x, size):
+  """Computes R_i minus the mean of the rewards at the token's place, by squared norms so far."""
+  result = {}
+  for samples in by_prompt(x, size):
+    for place in range(len(x["mask"][0])):
+      there = {i: counted(x["mask"][i]) for i in samples if len(counted(x["mask"][i])) > place}
+      weights = {i: sum(Fraction(x["old_score_norm"][i][t]) for t in tokens[: place + 1]) for i, tokens in there.items()}
+      baseline = sum(w * Fraction(x["rewards"][i]) for i, w in weights.items()) / (sum(weights.values()) or 1)
+      result |= {(i, tokens[place]): float(Fraction(x["rewards"][i]) - baseline) for i, tokens in there.items()}
+  return result
+
+
 def games(s, x):
   """Computes the advantages of each game against the running baselines, and the last baselines."""
   baselines, result = list(x.get("role_baselines", [0.0] * s["num_roles"])), {}
@@ -276,7 +289,8 @@ def targets(s, x):
 
 ESTIMATORS = {
   "group": group, "leave_one_out": leave_one_out, "rloo_n": leave_one_out, "maxrl": maxrl, "batch_scaled": batch_scaled,
-  "opo": opo, "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gtpo": gtpo, "rae": lambda s, x, size: games(s, x)[0],
+  "opo": opo, "otb": otb, "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gtpo": gtpo,
+  "rae": lambda s, x, size: games(s, x)[0],
   "spo": spo, "returns": returns, "gae": gae,
 }  # fmt: skip
 

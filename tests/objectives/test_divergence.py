@@ -119,11 +119,11 @@ def test_the_chunked_head_gives_the_divergence_of_all_logits(work, beta, chunk):
 
   def chunked(head, hidden):
     teacher = Teacher(teacher_head, teacher_hidden, unembed, comparer(beta=beta, temperature=1.3))
-    logprobs, entropy, compared = token_logprobs(head, hidden, targets, counted, teacher=teacher, chunk=chunk, **options)
+    logprobs, entropy, compared, _ = token_logprobs(head, hidden, targets, counted, teacher=teacher, chunk=chunk, **options)
     return jnp.sum(logprobs * entropy) + jnp.sum(compared.divergence) / jnp.sum(counted), (logprobs, entropy, compared)
 
   def whole(head, hidden):
-    logprobs, entropy, _ = token_logprobs(head, hidden, targets, counted, chunk=5, **options)
+    logprobs, entropy, _, _ = token_logprobs(head, hidden, targets, counted, chunk=5, **options)
     logits = [jnp.einsum("btd,dv->btv", *x) for x in ((hidden, head), (teacher_hidden, teacher_head))]
     return jnp.sum(logprobs * entropy) + divergence(*logits, counted, beta=beta, temperature=1.3), (logprobs, entropy)
 

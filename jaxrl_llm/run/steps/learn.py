@@ -32,6 +32,9 @@ from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import Metrics, Objective, TaughtRows, TrainBatch
 from jaxrl_llm.workdir import summary
 
+MEASURED = frozenset({"old_entropy", "old_score_norm"})
+"""Fields of a batch that the learner's pass before the updates measures, beside log π_old."""
+
 ENTROPY_STEP = 0.005
 """Change of an adaptive entropy coefficient per RL step, if the config names none."""
 
@@ -197,8 +200,8 @@ def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBa
     reads["ref_logprobs"] = lambda x: x.ref_logprobs
   if run.critic is not None:
     reads["values"] = lambda x: x.old_values
-  if "old_entropy" in ESTIMATORS[run.config.advantage.estimator].needs:
-    reads["old_entropy"] = lambda x: x.old_entropy
+  for name in ESTIMATORS[run.config.advantage.estimator].needs & MEASURED:
+    reads[name] = lambda x, name=name: getattr(x, name)
   return reads
 
 
@@ -214,7 +217,7 @@ def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], 
     bare: The mini-batches on the devices.
     layouts: Places of all sequences of the batch; where outputs are read, no update leaves out any.
   """
-  if np.all(batch.counted) or not {"ref_logprobs", "old_entropy"} & read_by_credit(run, recomputed=True).keys():
+  if np.all(batch.counted) or not {"ref_logprobs", *MEASURED} & read_by_credit(run, recomputed=True).keys():
     return bare
   written = trajectories.whole_sequences(written_mask(batch.rollouts).astype(np.float32), batch.rollouts)
   laid = map(packing.lay, packing.split(written, len(bare)), layouts)
@@ -263,11 +266,10 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   # No condition skips this pass: the sampler is another program, whose weights, cache or products
   # may be rounded, and its numbers never stand in for the learner's.
   recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs
-  measures_entropy = "old_entropy" in needs
-  if recomputed or measures_entropy or replay == "R2" or measures_routes(run, step):
+  measured = MEASURED & needs
+  if recomputed or measured or replay == "R2" or measures_routes(run, step):
     own = learner.logprobs(params, bare)
-    if measures_entropy:
-      batch = batch._replace(old_entropy=own.entropy)
+    batch = batch._replace(**{name: getattr(own, name.removeprefix("old_")) for name in measured})
     if recomputed:
       batch = batch._replace(old_logprobs=own.logprobs)
     if replay == "R2":
@@ -347,7 +349,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
     run: RL run.
     batch: Graded batch.
     learned: The learner's outputs that the advantages need, for each sequence: `old_logprobs`,
-      `ref_logprobs`, `values` and `old_entropy` of its tokens, prompt included.
+      `ref_logprobs`, `values` and those in `MEASURED` of its tokens, prompt included.
   """
   config, experiment, needs = run.config, run.experiment, run.experiment.needs
   in_reward, coef, metrics = config.reward.kl_coef > 0, run.record.kl_coef, {}
