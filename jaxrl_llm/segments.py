@@ -51,6 +51,26 @@ def _over_segments(of_row: Callable, of_bins: Callable, x: Float[Array, "B T"], 
   return jnp.take_along_axis(reduced, segments, axis=-1)
 
 
+def segment_cumsum(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+  """Returns the sum of `x` over each token's sequence up to the token itself.
+
+  No sum runs over the end of a sequence, so that no digits are lost to what lies before it in its
+  row.
+
+  Example:
+    >>> segment_cumsum(jnp.array([[1., 2., 4., 8.]]), jnp.array([[1, 1, 2, 0]])).tolist()
+    [[1.0, 3.0, 4.0, 8.0]]
+  """
+  segments = jnp.zeros(x.shape, jnp.int32) if segments is None else segments
+  begins = jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
+
+  def join(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
+    (a, a_begins), (b, b_begins) = left, right
+    return jnp.where(b_begins, b, a + b), a_begins | b_begins
+
+  return jax.lax.associative_scan(join, (x, begins), axis=1)[0]
+
+
 def segment_count(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """Returns the number of counted tokens in each token's sequence, at least 1."""
   return jnp.maximum(segment_sum(mask, segments), 1)

@@ -130,6 +130,8 @@ class Forward(NamedTuple):
       experts; 1 if even. None if not requested.
     z_loss: Squared log-partition of the router, averaged over those layers; None if not requested.
     comparison: Comparison with a teacher; None without one.
+    score_norm: Squared norm of the gradient of each token's log-probability in its logits, from the
+      output head; None if only hidden states or logits were requested.
   """
 
   logits: Float[Array, "B T V"] | None = None
@@ -139,6 +141,7 @@ class Forward(NamedTuple):
   z_loss: Float[Array, "B T"] | None = None
   hidden: Float[Array, "B T D"] | None = None
   comparison: Comparison | None = None
+  score_norm: Float[Array, "B T"] | None = None
 
 
 class PolicyOutputs(NamedTuple):
@@ -153,6 +156,8 @@ class PolicyOutputs(NamedTuple):
       for a dense model.
     router_losses: Additional per-token losses of the routers by name, from `Forward`.
     comparison: Comparison with a teacher; None without one.
+    score_norm: Squared norm of the gradient of each log-probability in the logits, without a
+      gradient; None if not computed.
   """
 
   logprobs: Float[Array, "B T"]
@@ -161,6 +166,7 @@ class PolicyOutputs(NamedTuple):
   live_routing: Int[Array, "B T L K"] | None = None
   router_losses: Mapping[str, Float[Array, "B T"]] | None = None
   comparison: Comparison | None = None
+  score_norm: Float[Array, "B T"] | None = None
 
 
 class TaughtRows(NamedTuple):
@@ -214,6 +220,8 @@ class TrainBatch(NamedTuple):
       time, height and width.
     old_entropy: Entropy at each token of the policy at the start of this rollout batch's updates,
       in nats; None if nothing selects tokens by it.
+    old_score_norm: Squared norm of the gradient in the logits of that policy's log-probability of
+      each token; None if no advantage depends on it.
     replies: 1 at tokens of an environment's replies, which the step may imitate; else 0. None if it
       does not.
     selected: 1 at tokens that the objective treats differently, by `Objective.prepare`; else 0.
@@ -248,6 +256,7 @@ class TrainBatch(NamedTuple):
   replies: Float[Array, "B T"] | None = None
   taught: TaughtRows | None = None
   lag: Int[Array, "B T"] | None = None
+  old_score_norm: Float[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):

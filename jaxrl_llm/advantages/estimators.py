@@ -41,7 +41,14 @@ class Evidence(NamedTuple):
     step_ends: True if a step ends at the token, whether or not the token is learned from.
     old_entropy: Entropy of the policy that drew the tokens at each of them, in nats; None if the
       estimator does not read it.
+    old_score_norm: Squared norm of the gradient of each token's log-probability in the logits of
+      the policy that drew it; None if the estimator does not read it, or to count tokens alike, by
+      which a group of equal rewards is told from others before the learner's pass.
     role_baselines: Baseline of each role before this batch; None if the estimator has no roles.
+    beliefs: Belief in the pass rate of each sequence's prompt before this batch: the parameters of
+      a Beta distribution; None if the estimator has none, or for the first ones.
+    drift: Mean change of the log-probability of a token of the prompt's last response, in nats;
+      None for none.
   """
 
   rewards: Float[Array, " N"]
@@ -56,7 +63,10 @@ class Evidence(NamedTuple):
   step_rewards: Float[Array, "N R"] | None = None
   step_ends: Bool[Array, "N R"] | None = None
   old_entropy: Float[Array, "N R"] | None = None
+  old_score_norm: Float[Array, "N R"] | None = None
   role_baselines: Float[Array, " P"] | None = None
+  beliefs: Float[Array, "N 2"] | None = None
+  drift: Float[Array, " N"] | None = None
 
 
 class Credit(NamedTuple):
@@ -67,12 +77,15 @@ class Credit(NamedTuple):
     returns: Value targets; None without a critic.
     metrics: Scalars to log.
     role_baselines: Baseline of each role for the next batch; None if the estimator has no roles.
+    beliefs: Belief in the pass rate of each of the n prompts after the batch; None if the estimator
+      has none.
   """
 
   advantages: Float[Array, "N R"]
   returns: Float[Array, "N R"] | None = None
   metrics: Mapping[str, Array] = MappingProxyType({})
   role_baselines: Float[Array, " P"] | None = None
+  beliefs: Float[Array, "n 2"] | None = None
 
 
 class Estimator(NamedTuple):
@@ -141,6 +154,16 @@ def _maxrl(evidence, group_size):
   return Credit(adv.maxrl_advantages(evidence.rewards, group_size, valid=evidence.valid))
 
 
+def _opo(evidence, group_size):
+  lengths = jnp.sum(evidence.mask > 0, axis=1)
+  return Credit(adv.opo_advantages(_penalised(evidence), lengths, group_size, valid=evidence.valid))
+
+
+def _otb(evidence, group_size):
+  norms = jnp.ones_like(evidence.mask) if evidence.old_score_norm is None else evidence.old_score_norm
+  return Credit(adv.otb_advantages(evidence.rewards, norms, evidence.mask, group_size, valid=evidence.valid))
+
+
 def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
   """Gives the reward of the best of k.
 
@@ -200,6 +223,22 @@ def _rae(evidence, group_size, *, num_roles, decay, zero_sum):
   return Credit(advantages, role_baselines=after)
 
 
+def _spo(evidence, group_size, *, half_drift, memory_low, memory_high):
+  """Compares single responses with a belief of their prompt's pass rate.
+
+  Args:
+    half_drift: Drift of the policy, in nats per token, that halves the memory of the belief.
+    memory_low: Smallest share of the belief that is kept.
+    memory_high: Largest share of the belief that is kept.
+  """
+  settings = dict(half_drift=half_drift, memory_low=memory_low, memory_high=memory_high)
+  rewards, number = evidence.rewards, len(evidence.rewards)
+  beliefs = jnp.tile(jnp.array(adv.FIRST_BELIEF, rewards.dtype), (number, 1)) if evidence.beliefs is None else evidence.beliefs
+  drift = jnp.zeros(number) if evidence.drift is None else evidence.drift
+  advantages, after = adv.spo_advantages(rewards, beliefs, drift, group_size, valid=evidence.valid, **settings)
+  return Credit(advantages, beliefs=after)
+
+
 def _returns(evidence, group_size, *, gamma):
   """Gives each token the rewards from it on.
 
@@ -238,6 +277,10 @@ ESTIMATORS = {
   "maxrl": Estimator(_maxrl, {}, takes_kl=False, from_zero=True),
   # Lite PPO, ScaleRL: the group's mean, the batch's standard deviation.
   "batch_scaled": Estimator(_of_samples(adv.batch_scaled_advantages), {}),
+  # OPO: the group's mean, weighted by length.
+  "opo": Estimator(_opo, {}),
+  # OTB: at each token the group's mean, weighted by the gradients so far.
+  "otb": Estimator(_otb, {}, frozenset({"old_score_norm"}), takes_kl=False),
   # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
   # GDPO: each reward is normalised separately.
@@ -251,6 +294,11 @@ ESTIMATORS = {
   # RAE, for self-play: the turns' rewards against a running mean of their role.
   "rae": Estimator(
     _rae, {"num_roles": 2, "decay": 0.95, "zero_sum": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False,
+    compares_groups=False,
+  ),
+  # SPO, for single responses: the reward against a running belief of the prompt's pass rate.
+  "spo": Estimator(
+    _spo, {"half_drift": 0.06, "memory_low": 0.875, "memory_high": 0.96}, frozenset({"beliefs", "drift"}), takes_kl=False,
     compares_groups=False,
   ),
   # REINFORCE++, with `whiten`.
@@ -272,6 +320,9 @@ RULES = {
   "lam": UNIT,
   "critic_lam": UNIT,
   "length_alpha": ABOVE_ZERO,
+  "half_drift": ABOVE_ZERO,
+  "memory_low": UNIT,
+  "memory_high": UNIT,
 }
 """Legal values of settings by name, which mean the same in every estimator; others have a type."""
 
@@ -367,7 +418,7 @@ def make_credit(estimator: str | Estimator, group_size: int, *, whiten: bool = F
   def credit(evidence: Evidence) -> Credit:
     compared = _compared(evidence, group_size if chosen.whole_groups else 1)
     learned = (evidence.mask > 0) & (compared.mask > 0)
-    advantages, returns, _, baselines = chosen.estimate(compared, group_size)
+    advantages, returns, _, baselines, beliefs = chosen.estimate(compared, group_size)
     if advantages.ndim == 1:
       advantages = jnp.broadcast_to(advantages[:, None], learned.shape)
     if whiten:
@@ -378,6 +429,9 @@ def make_credit(estimator: str | Estimator, group_size: int, *, whiten: bool = F
       metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, learned)
     if baselines is not None:
       metrics |= {f"critic/baseline/role_{role}": x for role, x in enumerate(baselines)}
-    return Credit(jnp.where(learned, advantages, 0), returns, metrics, baselines)
+    if beliefs is not None:
+      metrics["critic/belief/pass_rate"] = jnp.mean(beliefs[:, 0] / jnp.sum(beliefs, axis=1))
+      metrics["critic/belief/samples"] = jnp.mean(jnp.sum(beliefs, axis=1))
+    return Credit(jnp.where(learned, advantages, 0), returns, metrics, baselines, beliefs)
 
   return jax.jit(credit)

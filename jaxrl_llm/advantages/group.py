@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.advantages.inputs import at_least_zero, divide, of_shape, real, whole_groups, whole_number
 
@@ -25,6 +25,11 @@ def by_group(rewards: ArrayLike, group_size: int) -> Float[Array, "n G"]:
   return rewards.reshape(-1, group_size)
 
 
+def first_valid(groups: Float[Array, "n G"], there: Bool[Array, "n G"]) -> Float[Array, "n 1"]:
+  """Returns the first valid reward of each group, or the first one if none is valid."""
+  return jnp.take_along_axis(groups, jnp.argmax(there, axis=1, keepdims=True), axis=1)
+
+
 def centred_groups(rewards: ArrayLike, group_size: int, valid: ArrayLike | None) -> tuple[Float[Array, "n G"], Float[Array, "n _"] | int]:
   """Returns rewards by group minus the group's mean, and the number of valid ones per group.
 
@@ -35,8 +40,7 @@ def centred_groups(rewards: ArrayLike, group_size: int, valid: ArrayLike | None)
     groups = groups - groups[:, :1]
     return groups - jnp.mean(groups, axis=1, keepdims=True), group_size
   there = of_shape("valid", jnp.asarray(valid), "rewards", groups.reshape(-1)).reshape(groups.shape)
-  first = jnp.take_along_axis(groups, jnp.argmax(there, axis=1, keepdims=True), axis=1)
-  groups = jnp.where(there, groups - first, 0)
+  groups = jnp.where(there, groups - first_valid(groups, there), 0)
   count = jnp.sum(there, axis=1, keepdims=True).astype(groups.dtype)
   return jnp.where(there, groups - jnp.sum(groups, axis=1, keepdims=True) / jnp.maximum(count, 1), 0), count
 

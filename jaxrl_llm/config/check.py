@@ -97,11 +97,13 @@ def field_problems(
 def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   """Yields a problem for each name that does not exist. These imports start no device."""
   yield from _task_problems(config)
+  from jaxrl_llm.objectives.distillation import ADVICE
   from jaxrl_llm.objectives.penalties import KL_VALUES
   from jaxrl_llm.rewards.sandbox import BACKENDS
   from jaxrl_llm.tasks import prompt_template
 
-  for path, names in (("reward.kl_estimator", KL_VALUES), ("sandbox.backend", ("auto", *BACKENDS))):
+  registries = {"reward.kl_estimator": KL_VALUES, "teacher.advice": ADVICE, "sandbox.backend": ("auto", *BACKENDS)}
+  for path, names in registries.items():
     if (value := flatten(config)[path]) is not None and value not in names:
       yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
   yield from tracker_problems(config.log.trackers)

@@ -125,6 +125,7 @@ FIELDS: dict[str, Field] = {
   "teacher.row_buckets": Field(None, COUNTS, "Numbers of those rows; the smallest that fits is used. None: from the data.", PRIVILEGED),
   "teacher.opd_coef": Field(0.0, NOT_NEGATIVE,
     "Advantage of a sampled token per nat by which the teacher finds it likelier than its policy did (on-policy distillation).", TEACHER),
+  "teacher.advice": Field("opd", TEXT, "How teacher.opd_coef changes an advantage: a key of `distillation.ADVICE`.", TEACHER),
   "teacher.gkd_coef": Field(0.0, NOT_NEGATIVE,
     "Loss per nat of divergence from the teacher over the whole vocabulary, at the tokens that the policy drew.", TEACHER),
   "teacher.gkd_beta": Field(None, UNIT,

@@ -14,6 +14,7 @@ from jaxrl_llm.config import entries, policy
 from jaxrl_llm.config.alarms import AlarmLimits
 from jaxrl_llm.config.fields import flatten, given, unread_problems, unused
 from jaxrl_llm.objectives.corrected import Term
+from jaxrl_llm.objectives.distillation import ADVICE
 from jaxrl_llm.objectives.mismatch import MISMATCH
 from jaxrl_llm.rewards.terms import parse_terms
 from jaxrl_llm.rollouts.window import steps_ahead, window_size
@@ -68,7 +69,7 @@ class Chosen(NamedTuple):
     of_loss = self.penalised or "entropy" in self.objective.needs or not self.objective.correctable
     of_loss = of_loss or self.objective.teaches_without_advantage or c.moe.balance_coef > 0 or c.moe.z_coef > 0
     of_loss = of_loss or has_teacher(c)
-    return of_loss or self.reads_values or "old_entropy" in self.estimator.needs or c.reward.kl_coef > 0
+    return of_loss or self.reads_values or bool({"old_entropy", "old_score_norm"} & self.estimator.needs) or c.reward.kl_coef > 0
 
   @property
   def sequence_band(self) -> float:
@@ -176,6 +177,10 @@ REFUSALS: tuple[Refusal, ...] = (
     "a prompt with more in it, such as '{{prompt}}The answer is {{answer}}.\\n': with the same prompt the teacher is the policy"),
   Refusal("teacher.frozen", lambda c, x: bool(c.teacher.frozen) and c.teacher.path == "self" and c.model.lora_rank is not None,
     "None for a policy with adapters (model.lora_rank), of which no frozen copy is kept"),
+  Refusal("teacher.opd_coef", lambda c, x: ADVICE[c.teacher.advice].scales and c.teacher.opd_coef > 1,
+    "a number from 0 to 1, because with this teacher.advice it is the share of an advantage that the teacher scales"),
+  Refusal("teacher.advice", lambda c, x: ADVICE[c.teacher.advice].scales and has_teacher(c) and not (c.teacher.opd_coef and _rewards(c)),
+    "'opd', or teacher.opd_coef above 0 and a reward: this one only scales the advantages that a reward gives"),
   Refusal("teacher.gkd_coef", lambda c, x: c.teacher.privileged is not None and c.teacher.gkd_coef > 0 and c.mesh.context != 1,
     "0 and teacher.opd_coef above 0, or mesh.context=1: with teacher.privileged, the states of the teacher lie in other slots"),
   Refusal("teacher.gkd_coef", lambda c, x: c.teacher.paths is not None and c.teacher.gkd_coef > 0,

@@ -50,6 +50,7 @@ def needed_by_step(
     lag=batch.lag if "lag" in needs else None,
     returns=None,
     old_values=None,
+    old_score_norm=None,
   )
 
 
@@ -62,6 +63,7 @@ def needed_by_critic(batch: TrainBatch, needs: frozenset[str]) -> TrainBatch:
   """
   groups = batch.groups if "groups" in needs else None
   gone = ("ref_logprobs", "kl_coefs", "entropy_coefs", "sampler_logprobs", "routing", "old_entropy", "replies", "taught", "lag")
+  gone += ("old_score_norm",)
   return batch._replace(**dict.fromkeys(gone), groups=groups)
 
 
@@ -76,7 +78,7 @@ def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   """Keeps the optional arrays for passes that only compute log-probabilities or values."""
   gone = ("ref_logprobs", "kl_coefs", "returns", "old_values", "importance", "groups", "old_entropy", "entropy_coefs", "replies", "taught")
-  gone += ("lag",)
+  gone += ("lag", "old_score_norm")
   return batch._replace(**dict.fromkeys(gone))
 
 

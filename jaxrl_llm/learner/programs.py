@@ -74,11 +74,14 @@ class Logprobs(NamedTuple):
     logprobs: Log-probability of each token under the sampling distribution.
     routing: Experts that each token visited, replayed routes included; None for a dense model.
     entropy: Entropy of that distribution at each token, in nats; None if nothing reads it.
+    score_norm: Squared norm of the gradient of the log-probability in the logits; None if nothing
+      reads it.
   """
 
   logprobs: Float[Array, "B T"]
   routing: Int[Array, "B T L K"] | None = None
   entropy: Float[Array, "B T"] | None = None
+  score_norm: Float[Array, "B T"] | None = None
 
 
 class Programs(NamedTuple):
@@ -209,9 +212,7 @@ def make_programs(
       imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets or ()]
     ),
     rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches, compared=taught.get("") if config.teacher.gkd_coef else None),
-    logprobs=make_logprobs(
-      config, mesh, model, abstract_state.params, filter_logits, measures_entropy="old_entropy" in needs
-    ),
+    logprobs=make_logprobs(config, mesh, model, abstract_state.params, filter_logits, needs=needs),
     token_scores=compiled_for(
       jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]
     ),
@@ -219,7 +220,7 @@ def make_programs(
     features=make_features(config, mesh, model, abstract_state.params),
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
     teachers=taught,
-    advise=make_advise(mesh, packed, coef=config.teacher.opd_coef) if taught else None,
+    advise=make_advise(mesh, packed, coef=config.teacher.opd_coef, advice=config.teacher.advice) if taught else None,
     gradient_noise=make_measurement(
       outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs),
       objective,
@@ -270,11 +271,12 @@ def outputs_fn(
 
 
 def make_logprobs(
-  config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable, *, measures_entropy: bool = False
+  config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable, *, needs: frozenset[str] = frozenset()
 ) -> Callable[[Params, TrainBatch], Logprobs]:
   """Makes the log-probability pass over packed rows, for log π_old and log π_ref.
 
-  `params` are abstract. `measures_entropy` adds the entropy at each token.
+  `params` are abstract. `needs` with `old_entropy` adds the entropy at each token, with
+  `old_score_norm` the squared norm of the gradient in its logits.
   """
   learner, outputs_of, at_once = config.learner, outputs_fn(config, model, filter_logits), rows_at_once(config, mesh)
 
@@ -284,7 +286,8 @@ def make_logprobs(
   def logprobs_of_micro_batch(params: Params, batch: TrainBatch) -> Logprobs:
     outputs = outputs_of(params, batch)
     routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
-    return Logprobs(outputs.logprobs, routes, outputs.entropy if measures_entropy else None)
+    entropy, score_norm = outputs.entropy if "old_entropy" in needs else None, outputs.score_norm if "old_score_norm" in needs else None
+    return Logprobs(outputs.logprobs, routes, entropy, score_norm)
 
   # R2's routes are those that this pass records.
   routes = replayed_routes(config, model.config) if config.moe.replay == "R3" else None

@@ -81,17 +81,18 @@ def make_teacher_programs(
   return TeacherPrograms(model, params, compiled_for(jitted, [(params, read_by_teacher(batch)) for batch in batches]))
 
 
-def make_advise(mesh: Mesh, batches: Sequence[TrainBatch], *, coef: float) -> Advise:
+def make_advise(mesh: Mesh, batches: Sequence[TrainBatch], *, coef: float, advice: str) -> Advise:
   """Makes the program that adds the advantages of scored tokens to those of a batch.
 
   Args:
     mesh: Mesh of the learner.
     batches: Abstract batches of the learner, one for each number of rows.
-    coef: Advantage per nat.
+    coef: Strength of the rule.
+    advice: Key of `distillation.ADVICE`.
   """
 
   def advise(scores: Scores, batch: TrainBatch) -> tuple[Array, Metrics]:
-    further, metrics = teacher_advantages(batch, scores.logprobs, scores.entropy, coef=coef)
+    further, metrics = teacher_advantages(batch, scores.logprobs, scores.entropy, coef=coef, advice=advice)
     return batch.advantages + further, reduce_metrics(metrics, batch.mask, batch.mask)
 
   jitted = jax.jit(advise, out_shardings=(mesh_lib.token_sharding(mesh), mesh_lib.replicated(mesh)))

@@ -86,7 +86,9 @@ def policy_outputs(
   )
   losses = {"balance": out.balance_loss, "z": out.z_loss}
   returned = {name: losses[name] for name in router_losses} or None
-  return PolicyOutputs(logprobs, entropy, live_routing=out.live_routing, router_losses=returned, comparison=out.comparison)
+  return PolicyOutputs(
+    logprobs, entropy, live_routing=out.live_routing, router_losses=returned, comparison=out.comparison, score_norm=out.score_norm
+  )
 
 
 def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:

@@ -101,7 +101,7 @@ def token_logprobs(
   learns_entropy: bool = False,
   mesh: Mesh | None = None,
   teacher: Teacher | None = None,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Comparison | None]:
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Comparison | None, Float[Array, "B T"]]:
   """Computes log softmax(filter(unembed(h)))[target] and the entropy of that distribution.
 
   Args:
@@ -120,16 +120,19 @@ def token_logprobs(
       chunk has the logits of both models. No gradient flows to the teacher.
 
   Returns:
-    Log-probabilities and entropies in float32, 0 for tokens that are not counted, and the
-    comparison with the teacher; None without one.
+    Log-probabilities and entropies in float32, 0 for tokens that are not counted; the comparison
+    with the teacher, None without one; and Σ_v ([v = target] − p_v)², the squared norm of the
+    gradient of the log-probability in the logits, which has no gradient itself.
 
   Example:
     >>> head, hidden = jnp.eye(3), jnp.array([[[0.0, 0.0, 5.0], [0.0, 0.0, 0.0]]])
     >>> settings = dict(unembed=lambda head, x: x @ head, filter_logits=lambda logits, keep: logits, chunk=1)
     >>> targets, counted = jnp.array([[2, 1]]), jnp.array([[True, True]])
-    >>> logprobs, entropy, _ = token_logprobs(head, hidden, targets, counted, **settings)
+    >>> logprobs, entropy, _, score_norm = token_logprobs(head, hidden, targets, counted, **settings)
     >>> logprobs.round(3).tolist(), entropy.round(3).tolist()
     ([[-0.013, -1.099]], [[0.08, 1.099]])
+    >>> score_norm.round(4).tolist()
+    [[0.0003, 0.6667]]
   """
   of_teacher = () if teacher is None else (teacher.unembed, teacher.comparer)
   piece = VocabularyPiece(unembed, filter_logits, chunk, learns_entropy, *of_teacher)
@@ -138,7 +141,7 @@ def token_logprobs(
 
 def _on_mesh(
   piece: VocabularyPiece, mesh: Mesh | None, head: Any, hidden: Array, targets: Array, counted: Array, teacher: tuple[Any, Array] | None
-) -> tuple[Array, Array, Comparison | None]:
+) -> tuple[Array, Array, Comparison | None, Array]:
   """Lets each device compute its own tokens."""
   if mesh is None or mesh.size == mesh.shape["tensor"]:
     return _outputs(piece, head, hidden, targets, counted, teacher)
@@ -154,7 +157,7 @@ def _on_mesh(
 
 def _outputs(
   piece: VocabularyPiece, head: Any, hidden: Array, targets: Array, counted: Array, teacher: tuple[Any, Array] | None
-) -> tuple[Array, Array, Comparison | None]:
+) -> tuple[Array, Array, Comparison | None, Array]:
   flat = counted.reshape(-1)
   piece = piece._replace(chunk=min(piece.chunk, len(flat)))  # A chunk may exceed all tokens.
   # Put counted tokens first, so that the loop ends after the last of them.
@@ -167,8 +170,8 @@ def _outputs(
   return jax.tree.map(lambda y: jnp.where(flat, y[place], 0).reshape(counted.shape), outputs)
 
 
-def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
-  """Computes the log-probabilities and entropies of a chunk, its largest logits and log-sums."""
+def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, Array, tuple[Array, Array]]:
+  """Computes log-probabilities, entropies, score norms, largest logits and log-sums of a chunk."""
   top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
   # Differences of large logits would lose the digits that the results consist of. All results read
   # the same differences: a compiler may fuse the subtraction with the filter's division, so that
@@ -179,13 +182,17 @@ def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, tuple[
   log_total = jnp.log(total)
   entropy = log_total - jnp.sum(masses * relative, axis=-1) / total
   of_targets = jnp.take_along_axis(relative, targets[:, None], axis=-1)[:, 0]
-  return of_targets - log_total, jnp.maximum(entropy, 0), (top, log_total)
+  # (1 - p)² plus the other squares: 1 - 2·p + Σ p² would lose the digits of a likely token.
+  is_target = jnp.arange(logits.shape[-1]) == targets[:, None]
+  others = jnp.sum(jnp.where(is_target, 0, masses), axis=-1) / total
+  score_norm = jnp.square(others) + jnp.sum(jnp.where(is_target, 0, jnp.square(masses)), axis=-1) / jnp.square(total)
+  return of_targets - log_total, jnp.maximum(entropy, 0), score_norm, (top, log_total)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked(
   piece: VocabularyPiece, head: Any, x: Array, targets: Array, num_chunks: Array, teacher: tuple[Any, Array] | None
-) -> tuple[Array, Array, Comparison | None]:
+) -> tuple[Array, Array, Comparison | None, Array]:
   return _chunked_fwd(piece, head, x, targets, num_chunks, teacher)[0]
 
 
@@ -209,16 +216,16 @@ def _chunked_fwd(piece: VocabularyPiece, head: Any, x: Array, targets: Array, nu
 
   zeros = jax.tree.map(lambda y: jnp.zeros(len(rows), jnp.float32), jax.eval_shape(of_chunk, 0))
   outputs = jax.lax.fori_loop(0, num_chunks, body, zeros)
-  (logprobs, entropy, log_totals), compared = jax.tree.map(lambda y: y[: len(x)], outputs)
+  (logprobs, entropy, score_norm, log_totals), compared = jax.tree.map(lambda y: y[: len(x)], outputs)
   comparison, sums = (None, None) if compared is None else compared
-  return (logprobs, entropy, comparison), (head, x, targets, num_chunks, teacher, (entropy, log_totals, sums))
+  return (logprobs, entropy, comparison, score_norm), (head, x, targets, num_chunks, teacher, (entropy, log_totals, sums))
 
 
 def _chunked_bwd(piece: VocabularyPiece, saved, cotangents):
   head, x, targets, num_chunks, teacher, of_tokens = saved
   pad = lambda tree: jax.tree.map(partial(_padded, piece), tree)
   rows, ids, (entropies, (tops, log_totals), sums) = (pad(a) for a in (x, targets, of_tokens))
-  of_logprobs, of_entropy, of_comparison = pad(cotangents)
+  of_logprobs, of_entropy, of_comparison, _ = pad(cotangents)
   teacher_head, teacher_rows = (None, None) if teacher is None else (teacher[0], pad(teacher[1]))
 
   def body(i, total):

@@ -185,8 +185,9 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     chunk = config.head_tokens or chunk_tokens(config.vocab_size, mesh) // (1 if teacher is None else 2)
     options = dict(unembed=unembed, filter_logits=filter_logits, chunk=chunk, learns_entropy=learns_entropy, mesh=mesh, teacher=teacher)
     further = jax.tree.map(partial(in_row_order, mesh=mesh), out._replace(hidden=None))
-    of_tokens, entropy, comparison = token_logprobs(head_weights(params), states, targets, counted, **options)
-    return aligned(of_tokens), aligned(entropy), further._replace(comparison=jax.tree.map(aligned, comparison))
+    of_tokens, entropy, comparison, score_norm = token_logprobs(head_weights(params), states, targets, counted, **options)
+    further = further._replace(comparison=jax.tree.map(aligned, comparison), score_norm=aligned(score_norm))
+    return aligned(of_tokens), aligned(entropy), further
 
   def head_weights(params: Params) -> Params:
     names = ("embedding",) if config.tie_embeddings else ("head", "head_lora_a", "head_lora_b")

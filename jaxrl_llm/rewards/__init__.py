@@ -13,6 +13,7 @@
 | `code_tests` | the program in the response passes all tests |
 | `answer_form`, `tags` | the response has the requested form |
 | `length_target`, `cosine_length`, `soft_overlong` | (a number for the length in tokens) |
+| `length_by_pass_rate` | (a number for the length among the responses to a prompt) |
 | `imported` | (a Python function of your own) |
 
 `rubric` adds judges: language models behind an endpoint.
@@ -41,13 +42,13 @@ from jaxrl_llm.rewards.plain_numbers import answer_key
 from jaxrl_llm.rewards.running_sum import running_sum
 from jaxrl_llm.rewards.sandbox.grades import code_deadline_s, code_tests
 from jaxrl_llm.rewards.tags import tags
-from jaxrl_llm.rewards.token_length import cosine_length, length_target, soft_overlong
+from jaxrl_llm.rewards.token_length import cosine_length, length_by_pass_rate, length_target, soft_overlong
 from jaxrl_llm.text_types import RewardFn
 
 __all__ = [
   "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key",
   "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number", "final_text",
-  "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "question_of",
+  "grade", "gym", "imported", "length_by_pass_rate", "length_target", "make", "maths", "pattern", "question_of",
   "running_sum", "soft_overlong", "stated_answers", "tags", "weighted",
 ]  # fmt: skip
 
@@ -93,6 +94,7 @@ REWARDS: dict[str, Reward] = {
   "final_text": Reward(final_text, extract=ending),
   "gym": Reward(gym, extract=answer_at),
   "imported": Reward(imported),
+  "length_by_pass_rate": Reward(length_by_pass_rate, is_safe=True),
   "length_target": Reward(length_target),
   "maths": Reward(maths, extract=maths_answer, imports=("math_verify",)),
   "pattern": Reward(pattern),
@@ -153,10 +155,13 @@ def extractor(spec: RewardSpec) -> Callable[..., str | None] | None:
 def weighted(name: str, spec: RewardSpec, weight: float = 1.0, *, shapes: bool = False) -> WeightedReward:
   """Builds a term of the total reward that other processes can also build.
 
-  `WeightedReward` describes the arguments.
+  `WeightedReward` describes the arguments. A function with an attribute `of_group` makes a term of
+  all responses to a prompt, which only shapes the reward.
 
   Example:
     >>> weighted("form", RewardSpec("tags"), 0.1).spec.name
     'tags'
   """
-  return WeightedReward(name, make(spec.name, **spec.settings), weight, spec, shapes)
+  fn = make(spec.name, **spec.settings)
+  of_group = getattr(fn, "of_group", None)
+  return WeightedReward(name, fn, weight, spec, shapes or of_group is not None, of_group=of_group)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_llm.rewards.outcome import Graded, WeightedReward, weigh
+from jaxrl_llm.rewards.outcome import Graded, WeightedReward, failures_of, weigh
 
 RANDOM = "random"
 """Name of the term."""
@@ -40,5 +40,4 @@ def with_draws(terms: Sequence[WeightedReward], graded: Graded, draws: Float[np.
     >>> graded.totals.tolist(), graded.verdicts.tolist(), graded.parts["right"].tolist()
     ([0.0, 1.0], [0.0, 1.0], [1.0, 1.0])
   """
-  failures = {int(i): (graded.failed[i], graded.details[i]) for i in np.flatnonzero(~graded.valid)}
-  return weigh(terms, graded.parts | {RANDOM: draws}, failures)
+  return weigh(terms, graded.parts | {RANDOM: draws}, failures_of(graded))

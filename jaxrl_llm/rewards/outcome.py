@@ -81,6 +81,13 @@ class Service(Protocol):
     ...
 
 
+GroupFn = Callable[[np.ndarray, Sequence[Completion]], Sequence[float]]
+"""Function `(verdicts, completions) -> rewards` of the responses to one prompt that have a verdict.
+
+Verdicts are those of `Graded`.
+"""
+
+
 class WeightedReward(NamedTuple):
   """One term of the total reward.
 
@@ -102,6 +109,8 @@ class WeightedReward(NamedTuple):
       term that is a function.
     steps: Function `(completion, example) -> [(index of a step's last token, reward), ...]` that
       divides the term among the steps of a response; None for a term of the response as a whole.
+    of_group: Function of all responses to one prompt that gives the term once the others are known
+      (`with_group_terms`); until then it is 0. None for a term that judges each response by itself.
   """
 
   name: str
@@ -114,6 +123,7 @@ class WeightedReward(NamedTuple):
   monitors: bool = False
   service: Service | None = None
   steps: Callable[[Completion, Mapping[str, Any]], list[tuple[int, float]]] | None = None
+  of_group: GroupFn | None = None
 
 
 class Graded(NamedTuple):
@@ -236,6 +246,9 @@ def grade(
   parts, failures = {}, {i: completion.failed for i, completion in enumerate(completions) if completion.failed is not None}
   begun = {reward.name: reward.service.begin(asked_completions, asked_examples) for reward in rewards if reward.service is not None}
   for reward in rewards:
+    if reward.of_group is not None:
+      parts[reward.name] = np.zeros(len(completions), np.float32)
+      continue
     outcomes = list(begun[reward.name]() if reward.name in begun else call(reward, asked_completions, asked_examples))
     if len(outcomes) != len(asked):
       raise ValueError(f"reward {reward.name!r}: found {len(outcomes)} outcomes, expected {len(asked)}, one for each completion")
@@ -271,6 +284,40 @@ def weigh(rewards: Sequence[WeightedReward], parts: dict[str, np.ndarray], failu
   # Summed separately rather than by subtraction: equal verdicts are then equal to the last bit.
   verdicts = sum((part for reward, part in weighted if not reward.shapes), np.zeros(count))
   return Graded(np.float32(totals), parts, np.float32(verdicts), failed, details)
+
+
+def failures_of(graded: Graded) -> dict[int, tuple[str, str]]:
+  """Returns the cause and description of each response's failure, by its index, as for `weigh`."""
+  return {int(i): (graded.failed[i], graded.details[i]) for i in np.flatnonzero(~graded.valid)}
+
+
+def with_group_terms(
+  rewards: Sequence[WeightedReward], graded: Graded, completions: Sequence[Completion], group_size: int
+) -> Graded:
+  """Returns the rewards of a batch with the terms that depend on all responses to a prompt.
+
+  Args:
+    rewards: Terms that the batch was graded with.
+    graded: Rewards of the batch, in which those terms are 0.
+    completions: Responses of the batch; those to one prompt are consecutive.
+    group_size: Number of responses per prompt.
+
+  Example:
+    >>> completions = [Completion(text="4", token_ids=(1,) * n, num_tokens=n, stopped=True) for n in (2, 4)]
+    >>> best = lambda verdicts, completions: [float(verdict == max(verdicts)) for verdict in verdicts]
+    >>> terms = [WeightedReward("length", lambda y, example: y.num_tokens), WeightedReward("best", lambda y, example: 0.0, of_group=best)]
+    >>> with_group_terms(terms, grade(terms, completions, [{}] * 2), completions, 2).totals.tolist()
+    [2.0, 5.0]
+  """
+  parts = dict(graded.parts)
+  for term in rewards:
+    if term.of_group is not None:
+      parts[term.name] = np.zeros(len(completions), np.float32)
+      for rows in np.split(np.arange(len(completions)), len(completions) // group_size):
+        rows = rows[graded.valid[rows]]
+        if len(rows):
+          parts[term.name][rows] = term.of_group(graded.verdicts[rows], [completions[i] for i in rows])
+  return weigh(rewards, parts, failures_of(graded))
 
 
 def pending(rewards: Sequence[WeightedReward], count: int) -> Graded:

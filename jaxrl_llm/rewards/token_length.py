@@ -1,8 +1,11 @@
 """Rewards for the length of a response, in tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import cos, pi
 from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 from jaxrl_llm.text_types import Completion, RewardFn
 
@@ -96,3 +99,52 @@ def soft_overlong(max_tokens: int, buffer_tokens: int) -> RewardFn:
     return min(0.0, max(-1.0, (max_tokens - buffer_tokens - completion.num_tokens) / buffer_tokens))
 
   return soft_overlong_penalty
+
+
+def length_by_pass_rate(context: float = 0.0, turns: float = 0.0) -> RewardFn:
+  """Makes the length of a response among those to its prompt, times the prompt's mean reward.
+
+  r_i = max(0, mean R)·(o_i / max o + context·c_i / max c + turns·n_i / max n)
+
+  As a term of negative weight it presses for brevity only as far as the prompt is solved.
+
+  Args:
+    context: Weight of the c tokens of an environment's replies, beside 1 for the o tokens that the
+      policy wrote.
+    turns: Weight of the n turns of a conversation.
+
+  Returns:
+    A reward function with the attribute `of_group`, which has all responses to a prompt. By itself
+    it gives 0, because a single response has no pass rate.
+
+  Raises:
+    ValueError: If a weight is negative.
+
+  Example:
+    >>> responses = [Completion(text="", token_ids=(), num_tokens=n, stopped=True) for n in (10, 20, 40, 40)]
+    >>> length_by_pass_rate().of_group(np.array([1.0, 0.0, 1.0, 0.0]), responses).tolist()
+    [0.125, 0.25, 0.5, 0.5]
+
+  References:
+    prime-rl, pull request 2901, 2026, with the weights -0.25 for written tokens, and -0.1 each for
+    context and turns: `reward.terms=('length_by_pass_rate=-0.25',)`, `context=0.4`, `turns=0.4`.
+
+  Note:
+    A negative mean reward counts as 0: it would favour length.
+  """
+  if not (context >= 0 and turns >= 0):
+    raise ValueError(f"length_by_pass_rate: found {context=}, {turns=}, expected two numbers from 0; the term's weight is negative")
+
+  def of_group(verdicts: Float[np.ndarray, " G"], completions: Sequence[Completion]) -> Float[np.ndarray, " G"]:
+    written = np.array([completion.num_tokens for completion in completions], float)
+    ends = [max((turn.end + 1 for turn in completion.turns), default=0) for completion in completions]
+    replies, spoken = np.maximum(ends - written, 0), np.array([len(completion.turns) for completion in completions], float)
+    share = lambda counts: counts / max(np.max(counts), 1)
+    return max(0.0, float(np.mean(verdicts, dtype=float))) * (share(written) + context * share(replies) + turns * share(spoken))
+
+  def no_length_alone(completion: Completion, example: Mapping[str, Any]) -> float:
+    del completion, example
+    return 0.0
+
+  no_length_alone.of_group = of_group
+  return no_length_alone

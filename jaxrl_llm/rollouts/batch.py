@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from jaxrl_llm.pretrained.thumbnails import thumbnails
 from jaxrl_llm.rewards import CallFn, Graded, WeightedReward, call_here, failure_metrics
-from jaxrl_llm.rewards.outcome import PENDING, put
+from jaxrl_llm.rewards.outcome import PENDING, put, with_group_terms
 from jaxrl_llm.rewards.shared import grade_shared
 from jaxrl_llm.rollouts.jobs import Examples
 from jaxrl_llm.text_types import Completion
@@ -77,6 +77,7 @@ def assess(
   else:
     rest = np.flatnonzero(graded.failed == PENDING)
     graded = put(graded, rest, grade_shared(rewards, [responses[i] for i in rest], [repeated[i] for i in rest], call=call))
+  graded = with_group_terms(rewards, graded, responses, group_size)
   return Batch(rollouts, responses, repeated, graded, group_size, graded.valid)
 
 

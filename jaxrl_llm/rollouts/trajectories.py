@@ -27,6 +27,7 @@ def evidence(
   ref_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
   values: Sequence[Float[np.ndarray, "..."]] | None = None,
   old_entropy: Sequence[Float[np.ndarray, "..."]] | None = None,
+  old_score_norm: Sequence[Float[np.ndarray, "..."]] | None = None,
 ) -> Evidence:
   """Collects the inputs from which the advantages of a rollout batch are computed.
 
@@ -44,6 +45,8 @@ def evidence(
       in which one of these is not finite has no known reward.
     values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
     old_entropy: Entropy of the policy at each sequence's tokens, prompt included, if it is read.
+    old_score_norm: Squared norm of the gradient of their log-probabilities in the logits, if it is
+      read.
   """
   mask, written, known = batch.rollouts.mask, written_mask(batch.rollouts), batch.graded.valid
   terms = [reward for reward in rewards if not reward.monitors]
@@ -69,6 +72,8 @@ def evidence(
     inputs = inputs._replace(values=_responses(values, mask))
   if old_entropy is not None:
     inputs = inputs._replace(old_entropy=_responses(old_entropy, mask))
+  if old_score_norm is not None:
+    inputs = inputs._replace(old_score_norm=_responses(old_score_norm, mask))
   if by_steps:
     gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
     for row, own in enumerate(map(np.flatnonzero, written)):

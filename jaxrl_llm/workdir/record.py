@@ -49,6 +49,8 @@ class Record:
       (RL).
     role_baselines: Running mean of the rewards of each role of self-play, if the estimator has
       roles (RL).
+    beliefs: What is remembered of each prompt, by the key of its problem: the belief in its pass
+      rate and its last response; None if the estimator has no beliefs (RL).
     predicted_memory_gb: Estimated peak memory of a device, excluding that of the process itself
       (RL).
     batch_sizes: Numbers of prompts and demonstrations per step, the units of their iterators (RL).
@@ -81,6 +83,7 @@ class Record:
   entropy_coef: float | None = None
   entropy_coef_began: float | None = None
   role_baselines: list[float] | None = None
+  beliefs: dict[str, dict[str, Any]] | None = None
   predicted_memory_gb: float | None = None
   batch_sizes: dict[str, int] | None = None
   alarms: dict[str, Any] | None = None
@@ -89,8 +92,8 @@ class Record:
 
 
 _OF_ONE_JOB = (
-  "teacher", "kl_coef", "kl_coef_began", "entropy_coef", "entropy_coef_began", "role_baselines", "predicted_memory_gb",
-  "batch_sizes", "alarms", "batch_pairs",
+  "teacher", "kl_coef", "kl_coef_began", "entropy_coef", "entropy_coef_began", "role_baselines", "beliefs",
+  "predicted_memory_gb", "batch_sizes", "alarms", "batch_pairs",
 )  # fmt: skip
 
 

@@ -60,6 +60,9 @@ def make_inputs(seed: int, rewards: list[float], second: list[float], role_basel
     "step_ends": [[bool(x) for x in row] for row in ENDS[: len(rewards)]],
     "old_entropy": array(lambda: 0.02 + 2 * uniform()),
     "role_baselines": role_baselines,
+    "beliefs": [[round(0.5 + 4 * uniform(), 3), round(0.5 + 4 * uniform(), 3)] for _ in rewards],
+    "old_score_norm": array(lambda: 2 * uniform() * uniform()),
+    "drift": [round(0.02 * uniform(), 4) for _ in rewards],
   }
 
 
@@ -79,13 +82,14 @@ GROUP_SIZES = {"right": 4, "graded": 3, "missing": 4}
 
 READS = {
   "maxrl": ["rewards"], "per_reward": ["parts"], "steps": ["step_rewards", "step_ends"], "gtpo": ["rewards", "old_entropy"],
-  "rae": ["step_rewards", "step_ends"], "gae": ["rewards", "values"],
+  "rae": ["step_rewards", "step_ends"], "spo": ["rewards", "beliefs", "drift"],
+  "otb": ["rewards", "old_score_norm"], "gae": ["rewards", "values"],
 }  # fmt: skip
 """Fields that an estimator reads beside the mask; the others read `rewards`."""
 
-WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "per_reward")
-WITH_KL = ("group", "leave_one_out", "rloo_n", "batch_scaled", "pass_at_k", "returns", "gae")
-PER_TOKEN = ("gtpo", "returns", "gae")
+WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "opo", "otb", "per_reward", "spo")
+WITH_KL = ("group", "leave_one_out", "rloo_n", "batch_scaled", "opo", "pass_at_k", "returns", "gae")
+PER_TOKEN = ("otb", "gtpo", "returns", "gae")
 """Estimators with a statistic over tokens that others wrote."""
 
 CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
@@ -94,6 +98,8 @@ CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
   "rloo_n": [("missing", {"min_valid": 2}, None), ("missing", {"min_valid": 2}, 2)],
   "maxrl": [("missing", {}, 2)],
   "batch_scaled": [("missing", {}, 2)],
+  "opo": [("missing", {}, 2)],
+  "otb": [("missing", {}, 2), ("right", {}, 2)],
   "pass_at_k": [("graded", {"normalize_std": False}, None), ("right", {"pass_k": 3}, None), ("graded", {"pass_k": 1}, None)],
   "per_reward": [("graded", {"normalize_std": False}, None), ("missing", {}, 2)],
   "steps": [("right", {"normalize_std": False}, 2)],
@@ -101,6 +107,10 @@ CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
   "rae": [
     ("right", {"decay": 0.5}, None), ("graded", {"num_roles": 3, "decay": 0.8}, None), ("right", {"zero_sum": False}, None),
     ("right", {"num_roles": 1, "zero_sum": False}, None),
+  ],
+  "spo": [
+    ("right", {"half_drift": 0.01}, None), ("missing", {"half_drift": 0.03, "memory_low": 0.5}, 2), ("right", {"memory_high": 0.9}, 1),
+    ("missing", {}, 1),
   ],
   "returns": [("graded", {"gamma": 0.9}, None)],
   "gae": [

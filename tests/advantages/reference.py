@@ -25,11 +25,14 @@ PAPERS: dict[str, dict[str, Any]] = {
   "rloo_n": {"min_valid": 3},
   "maxrl": {},
   "batch_scaled": {},
+  "opo": {},
+  "otb": {},
   "pass_at_k": {"pass_k": 2, "normalize_std": True},
   "per_reward": {"normalize_std": True},
   "steps": {"normalize_std": True},
   "gtpo": {"entropy_share": 0.1, "right_above": 0.5},
   "rae": {"num_roles": 2, "decay": 0.95, "zero_sum": True},
+  "spo": {"half_drift": 0.06, "memory_low": 0.875, "memory_high": 0.96},
   "returns": {"gamma": 1.0},
   "gae": {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None},
 }
@@ -132,6 +135,15 @@ def batch_scaled(s, x, size):
   return {i: d / scale for i, d in centred.items()}
 
 
+def opo(s, x, size):
+  """Computes R_i minus the mean reward of a token that the prompt's samples wrote."""
+  rewards, result = penalised(x), {}
+  for samples in by_prompt(x, size):
+    of_tokens = [rewards[i] for i in samples for _ in counted(x["mask"][i])]
+    result |= {i: float(Fraction(rewards[i]) - mean(of_tokens)) for i in samples} if of_tokens else {}
+  return result
+
+
 def pass_at_k(s, x, size):
   """Computes (mean best of the subsets with i − mean best)/(std of the best + eps)."""
   rewards, result = penalised(x), {}
@@ -151,6 +163,26 @@ def per_reward(s, x, size):
   sums = {i: math.fsum(weight * part[i] for weight, part in zip(weights, each)) for i in each[0]}
   scale = math.sqrt(math.fsum(a * a for a in sums.values()) / (len(sums) - 1) + VARIANCE_EPS)
   return {i: a / scale for i, a in sums.items()}
+
+
+def spo(s, x, size):
+  """Computes the whitened distances of the rewards from their prompt's expected pass rate."""
+  distances = {}
+  for first, samples in zip(range(0, len(x["mask"]), size), by_prompt(x, size)):
+    alpha, beta = x["beliefs"][first]
+    distances |= {i: x["rewards"][i] - alpha / (alpha + beta) for i in samples}
+  return whitened(distances)
+
+
+def new_beliefs(s, x, size):
+  """Computes the beliefs after the batch."""
+  result = []
+  for first, samples in zip(range(0, len(x["mask"]), size), by_prompt(x, size)):
+    alpha, beta = x["beliefs"][first]
+    kept = min(max(2 ** (-x["drift"][first] / s["half_drift"]), s["memory_low"]), s["memory_high"]) if samples else 1.0
+    outcomes = [min(max(x["rewards"][i], 0.0), 1.0) for i in samples]
+    result.append([kept * alpha + math.fsum(outcomes), kept * beta + math.fsum(1 - r for r in outcomes)])
+  return result
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -182,6 +214,18 @@ def gtpo(s, x, size):
         reward = 1 + s["entropy_share"] * len(there) * weights[i] / math.fsum(weights.values())
         shaped[right][i, t] = reward if right else -reward
   return whitened(shaped[True]) | whitened(shaped[False])
+
+
+def otb(s, x, size):
+  """Computes R_i minus the mean of the rewards at the token's place, by squared norms so far."""
+  result = {}
+  for samples in by_prompt(x, size):
+    for place in range(len(x["mask"][0])):
+      there = {i: counted(x["mask"][i]) for i in samples if len(counted(x["mask"][i])) > place}
+      weights = {i: sum(Fraction(x["old_score_norm"][i][t]) for t in tokens[: place + 1]) for i, tokens in there.items()}
+      baseline = sum(w * Fraction(x["rewards"][i]) for i, w in weights.items()) / (sum(weights.values()) or 1)
+      result |= {(i, tokens[place]): float(Fraction(x["rewards"][i]) - baseline) for i, tokens in there.items()}
+  return result
 
 
 def games(s, x):
@@ -245,8 +289,9 @@ def targets(s, x):
 
 ESTIMATORS = {
   "group": group, "leave_one_out": leave_one_out, "rloo_n": leave_one_out, "maxrl": maxrl, "batch_scaled": batch_scaled,
-  "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gtpo": gtpo, "rae": lambda s, x, size: games(s, x)[0],
-  "returns": returns, "gae": gae,
+  "opo": opo, "otb": otb, "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gtpo": gtpo,
+  "rae": lambda s, x, size: games(s, x)[0],
+  "spo": spo, "returns": returns, "gae": gae,
 }  # fmt: skip
 
 
@@ -267,6 +312,7 @@ def reference(name: str, settings: dict[str, Any], group_size: int, x: dict[str,
   advantages = on_tokens(ESTIMATORS[name](s, x, group_size), x["mask"])
   result: dict[str, Any] = {"advantages": rows(whitened(advantages) if s["whiten"] else advantages, learned)}
   result |= {"returns": rows(targets(s, x), learned)} if name == "gae" else {}
+  result |= {"new_beliefs": new_beliefs(s, x, group_size)} if name == "spo" else {}
   return result | ({"new_role_baselines": games(s, x)[1]} if name == "rae" else {})
 
 

@@ -16,6 +16,7 @@ from jaxrl_llm.advantages import (
   gtpo_advantages,
   leave_one_out_advantages,
   maxrl_advantages,
+  opo_advantages,
   pass_at_k_advantages,
   per_reward_advantages,
 )
@@ -31,8 +32,11 @@ ESTIMATORS = {
   "pass_at_2_centred": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=2, normalize_std=False),
   "per_reward": lambda rewards, group_size: per_reward_advantages([rewards, 2 * rewards], [1.0, 0.3], group_size),
 }
-# A shift of all rewards changes the advantages of MaxRL.
-ALL = ESTIMATORS | {"maxrl": maxrl_advantages}
+# A shift of all rewards changes the advantages of MaxRL, and those of OPO sum to 0 over tokens.
+ALL = ESTIMATORS | {
+  "maxrl": maxrl_advantages,
+  "opo": lambda rewards, group_size: opo_advantages(rewards, 1 + np.arange(len(rewards)) % 4, group_size),
+}
 JITTED = {name: jax.jit(estimate, static_argnums=1) for name, estimate in ALL.items()}
 
 
@@ -132,6 +136,19 @@ def test_in_every_estimator_a_nan_stays_in_its_group_or_reaches_the_statistics_o
   rewards = np.array([1, 0, 0.5, np.nan, 1, 2, 0, 1, 1], np.float32)
   a = np.asarray(JITTED[name](rewards, 3)).reshape(3, 3)
   assert np.all(np.isnan(a[1])) and np.all(np.isnan(a[[0, 2]]) == (name in ("per_reward", "batch_scaled")))
+
+
+@hypothesis.given(st.data(), st.sampled_from([2, 5]))
+def test_length_weighted_advantages_sum_to_zero_over_tokens_and_permute_with_the_samples(data, group_size):
+  rewards = rewards_of(data.draw, group_size)
+  lengths = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(rewards), max_size=len(rewards))))
+  order = np.concatenate([data.draw(st.permutations(range(group_size))), group_size + np.arange(group_size)])
+  with jax.enable_x64(True):
+    a = np.asarray(opo_advantages(rewards, lengths, group_size))
+    np.testing.assert_allclose(np.sum((a * lengths).reshape(2, -1), axis=1), 0, atol=1e-12)
+    np.testing.assert_allclose(opo_advantages(rewards[order], lengths[order], group_size), a[order], rtol=1e-10, atol=1e-12)
+    # Of equal lengths, they are the centred rewards.
+    np.testing.assert_allclose(opo_advantages(rewards, np.full(len(rewards), 3), group_size), JITTED["group_centred"](rewards, group_size))
 
 
 @pytest.mark.parametrize(("estimate", "factor"), [(JITTED["leave_one_out"], 1), (JITTED["group_centred"], 2 / 3)])

@@ -90,17 +90,19 @@ def test_large_logits_lose_no_more_digits_than_in_the_sampler(temperature, rng):
 
   def loss(x):
     settings = dict(unembed=lambda head, x: x + head, filter_logits=filter_logits, chunk=128)
-    logprobs, entropy, _ = token_logprobs(jnp.zeros(264), x[None], targets[None], jnp.ones((1, 512), bool), **settings)
-    return jnp.sum(jnp.float32(weights) * logprobs), (logprobs[0], entropy[0])
+    logprobs, entropy, _, norms = token_logprobs(jnp.zeros(264), x[None], targets[None], jnp.ones((1, 512), bool), **settings)
+    return jnp.sum(jnp.float32(weights) * logprobs), (logprobs[0], entropy[0], norms[0])
 
-  (_, (logprobs, entropy)), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
+  (_, (logprobs, entropy, norms)), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
   relative = np.float64(logits) / temperature
   relative -= relative.max(axis=1, keepdims=True)
   right = relative - np.log(np.sum(np.exp(relative), axis=1, keepdims=True))
   of_targets = right[np.arange(512), targets]
   error = lambda x: np.max(np.abs(np.float64(x) - of_targets))
   assert error(logprobs) <= error(drawn) * 1.01 + 1e-6 and np.min(entropy) >= 0
-  of_logits = weights[:, None] * ((np.arange(264) == np.asarray(targets)[:, None]) - np.exp(right))
+  of_logits = (np.arange(264) == np.asarray(targets)[:, None]) - np.exp(right)
+  np.testing.assert_allclose(norms, np.sum(of_logits**2, axis=1), rtol=2e-4, atol=1e-12)
+  of_logits *= weights[:, None]
   np.testing.assert_allclose(grad * temperature, of_logits, atol=2e-6)
 
 

@@ -53,9 +53,24 @@ def divergence(student, teacher, mask, *, beta: float, temperature: float = 1.0)
   return Divergence(math.fsum(losses), grad)
 
 
-def teacher_advantages(coef: float, mask, old, teacher) -> list[list[float]]:
-  """Computes coef·(log π_T − log π_old) of the counted tokens."""
-  return [[coef * (teacher[b][t] - old[b][t]) if m else 0.0 for t, m in enumerate(row)] for b, row in enumerate(mask)]
+def teacher_advantages(coef: float, mask, old, teacher, advantages, advice: str = "opd") -> list[list[float]]:
+  """Computes what a teacher adds to the advantages of the counted tokens."""
+  result = [[0.0 for _ in row] for row in mask]
+  for b, row in enumerate(mask):
+    gaps = {t: teacher[b][t] - old[b][t] for t, m in enumerate(row) if m}
+    for t, gap in gaps.items():
+      advantage = advantages[b][t]
+      before, whole = (math.fsum(abs(x) for j, x in gaps.items() if j < end) for end in (t, len(row)))
+      if advice == "opd":
+        result[b][t] = coef * gap
+      elif advice == "iw_opd":
+        result[b][t] = coef * (1 + 0.5 * (1 - before / whole)) * gap
+      elif advice == "rlsd":
+        scale = min(max(math.exp(gap if advantage > 0 else -gap), 0.8), 1.2)
+        result[b][t] = advantage * ((1 - coef) + coef * scale) - advantage
+      elif advice == "sdar":
+        result[b][t] = coef / (1 + math.exp(-5 * gap))
+  return result
 
 
 def entropy_coefficients(first: float, target: float, step: float, entropies: list[float | None]) -> list[float]:
@@ -99,9 +114,14 @@ def sections(evaluate: Callable[..., Any], reads: Callable[..., list[str]], inpu
     margin: Minimum distance of a case from a bound.
   """
   taught = []
-  for batch, coef in (("far", 1.0), ("near", 0.25)):
-    fields = [inputs[batch][field] for field in ("mask", "old_logprobs", "ref_logprobs")]
-    taught.append({"settings": {"coef": coef}, "inputs": batch, "advantages": teacher_advantages(coef, *fields)})
+  for batch, settings in (
+    ("far", {"coef": 1.0}), ("near", {"coef": 0.25}), ("far", {"coef": 1.0, "advice": "iw_opd"}),
+    ("near", {"coef": 0.5, "advice": "iw_opd"}), ("far", {"coef": 0.5, "advice": "rlsd"}), ("near", {"coef": 1.0, "advice": "rlsd"}),
+    ("far", {"coef": 0.1, "advice": "sdar"}), ("near", {"coef": 1.0, "advice": "sdar"}),
+  ):  # fmt: skip
+    fields = [inputs[batch][field] for field in ("mask", "old_logprobs", "ref_logprobs", "advantages")]
+    made = teacher_advantages(settings["coef"], *fields, advice=settings.get("advice", "opd"))
+    taught.append({"settings": settings, "inputs": batch, "advantages": made})
   # Numbers of few binary digits, so that no rounding decides whether a coefficient is 0.
   followed = []
   for settings, entropies in (

@@ -8,7 +8,7 @@ import pytest
 from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.models.head import Teacher, token_logprobs
 from jaxrl_llm.objectives import divergence
-from jaxrl_llm.objectives.distillation import teacher_advantages
+from jaxrl_llm.objectives.distillation import ADVICE, teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.types import TrainBatch
 
@@ -119,11 +119,11 @@ def test_the_chunked_head_gives_the_divergence_of_all_logits(work, beta, chunk):
 
   def chunked(head, hidden):
     teacher = Teacher(teacher_head, teacher_hidden, unembed, comparer(beta=beta, temperature=1.3))
-    logprobs, entropy, compared = token_logprobs(head, hidden, targets, counted, teacher=teacher, chunk=chunk, **options)
+    logprobs, entropy, compared, _ = token_logprobs(head, hidden, targets, counted, teacher=teacher, chunk=chunk, **options)
     return jnp.sum(logprobs * entropy) + jnp.sum(compared.divergence) / jnp.sum(counted), (logprobs, entropy, compared)
 
   def whole(head, hidden):
-    logprobs, entropy, _ = token_logprobs(head, hidden, targets, counted, chunk=5, **options)
+    logprobs, entropy, _, _ = token_logprobs(head, hidden, targets, counted, chunk=5, **options)
     logits = [jnp.einsum("btd,dv->btv", *x) for x in ((hidden, head), (teacher_hidden, teacher_head))]
     return jnp.sum(logprobs * entropy) + divergence(*logits, counted, beta=beta, temperature=1.3), (logprobs, entropy)
 
@@ -143,3 +143,28 @@ def test_no_gradient_flows_to_the_teacher(work):
     return jnp.sum(token_logprobs(head, hidden, targets, counted, teacher=teacher, **settings)[2].divergence)
 
   assert not any(np.any(x) for x in jax.grad(loss, argnums=(0, 1))(teacher_head, teacher_hidden))
+
+
+@pytest.mark.parametrize("advice", ADVICE)
+def test_advice_does_not_depend_on_the_packing(advice, rng):
+  """Two responses in one row, behind a prompt each, are advised as in rows of their own."""
+  mask = np.float32([[0, 1, 1, 1, 0, 1, 1, 0]])
+  segments, ints = np.int32([[1, 1, 1, 1, 2, 2, 2, 0]]), np.zeros((1, 8), np.int32)
+  old, teacher, advantages = jnp.asarray(rng.normal(size=(3, 1, 8)).astype(np.float32))
+  batch = jax.tree.map(jnp.asarray, TrainBatch(ints, ints, segments, mask, advantages, old))
+  parts = [slice(0, 4), slice(4, 7)]
+  advise = lambda batch, scores: teacher_advantages(batch, scores, scores, coef=0.5, advice=advice)[0]
+  apart = [advise(jax.tree.map(lambda x, part=part: x[:, part], batch), teacher[:, part]) for part in parts]
+  together = advise(batch, teacher)
+  np.testing.assert_allclose(together[:, :7], np.concatenate(apart, axis=1), rtol=1e-6)
+  assert np.array_equal(np.asarray(together) != 0, mask > 0)
+
+
+@pytest.mark.parametrize("gap", [-1e4, -0.1, 0.0, 0.1, 1e4])
+def test_a_teacher_that_scales_flips_no_sign_and_moves_no_token_without_advantage(gap):
+  advantages, ones = jnp.array([[-2.0, -1e-3, 0.0, 1e-3, 2.0]]), jnp.ones((1, 5))
+  batch = TrainBatch(*3 * [jnp.ones((1, 5), int)], ones, advantages, -ones)
+  scaled = advantages + teacher_advantages(batch, gap - ones, ones, coef=1.0, advice="rlsd")[0]
+  assert np.array_equal(np.sign(scaled), np.sign(advantages)) and np.all(np.abs(scaled) <= 1.2001 * np.abs(advantages))
+  # What the teacher finds likelier gains if the answer is right, and costs less if it is wrong.
+  assert np.all(np.sign(np.abs(scaled) - np.abs(advantages))[0, [0, 4]] == [-np.sign(gap), np.sign(gap)])

@@ -17,7 +17,7 @@ import pytest
 from jaxrl_llm import objectives
 from jaxrl_llm.objectives import OBJECTIVES, value
 from jaxrl_llm.objectives.corrections import CORRECTIONS
-from jaxrl_llm.objectives.distillation import teacher_advantages
+from jaxrl_llm.objectives.distillation import ADVICE, teacher_advantages
 from jaxrl_llm.objectives.divergence import comparer
 from jaxrl_llm.objectives.penalties import adapted_entropy_coef
 from jaxrl_llm.segments import token_mean
@@ -160,12 +160,14 @@ def test_divergences_from_a_teacher_are_the_reference(x64):
 
 def test_advantages_of_a_teacher_and_coefficients_of_the_entropy_are_the_reference(x64):
   for case in GOLDEN["teacher_advantages"]["cases"]:
-    inputs = {field: jnp.array(GOLDEN["inputs"][case["inputs"]][field], float) for field in ("mask", "old_logprobs", "ref_logprobs")}
+    fields = ("mask", "old_logprobs", "ref_logprobs", "advantages")
+    inputs = {field: jnp.array(GOLDEN["inputs"][case["inputs"]][field], float) for field in fields}
     outside, zeros = jnp.where(inputs["mask"] > 0, 0, jnp.nan), jnp.zeros(inputs["mask"].shape, int)
-    batch = TrainBatch(zeros, zeros, zeros, inputs["mask"], zeros + jnp.nan, inputs["old_logprobs"] + outside)
+    batch = TrainBatch(zeros, zeros, zeros, inputs["mask"], inputs["advantages"] + outside, inputs["old_logprobs"] + outside)
     advantages, _ = teacher_advantages(batch, inputs["ref_logprobs"] + outside, outside, **case["settings"])
     np.testing.assert_allclose(advantages, case["advantages"], rtol=1e-10, atol=1e-15)
     assert np.any(advantages)
+  assert {case["settings"].get("advice", "opd") for case in GOLDEN["teacher_advantages"]["cases"]} == set(ADVICE)
   for case in GOLDEN["entropy_coefficients"]["cases"]:
     (coef, target, step), made = case["settings"].values(), []
     for entropy in case["entropies"]:

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.advantages.estimators import make_credit
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.thumbnails import thumbnail
-from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rewards import RewardSpec, WeightedReward, weighted
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import dynamic_sampling, trajectories
 from jaxrl_llm.rollouts.jobs import sequence_seeds, turn_seed
@@ -75,6 +76,17 @@ def test_each_response_is_graded_with_its_own_example():
   assert batch.graded.totals.dtype == np.float32 and all(part.dtype == np.float32 for part in batch.graded.parts.values())
   np.testing.assert_allclose(batch.graded.totals, [1.3, 0.3, 1.3, 0.4], rtol=1e-6)
   assert batch.graded.parts["right"].tolist() == [1, 0, 1, 0] and batch.graded.parts["length"].tolist() == [3, 3, 3, 4]
+
+
+def test_a_term_of_a_group_is_added_to_a_batch_and_makes_no_group_mixed():
+  terms = [WeightedReward("right", right), weighted("length_by_pass_rate", RewardSpec("length_by_pass_rate"), -0.5)]
+  rollouts = make_rollouts()
+  batch = batch_lib.assess(rollouts, completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=terms)
+  assert batch.graded.totals.tolist() == [0.75, -0.25, 1 - 0.25 * 3 / 4, -0.25]
+  solved = [WeightedReward("right", lambda completion, example: 1.0), terms[1]]
+  batch = batch_lib.assess(rollouts, completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=solved)
+  signal = lambda shaped: dynamic_sampling.with_signal(batch, make_credit("group", 2), shaped=shaped, rewards=solved).tolist()
+  assert signal(True) == [False, True] and signal(False) == [False, False]
 
 
 def sequences_of(values):

@@ -20,7 +20,7 @@ from jaxrl_llm.types import Rollouts
 
 SLOTS, PROMPT = 6, 2
 SETTINGS = {"rloo_n": {"min_valid": 2}, "gtpo": {"right_above": 0.6}}
-NEEDED = {"values": "values", "old_entropy": "old_entropy"}
+NEEDED = ("values", "old_entropy", "old_score_norm")
 
 
 @dataclasses.dataclass

@@ -37,6 +37,7 @@ def learned(path, changes, monkeypatch, config="grpo"):
     # Only adapters differ from their reference after a warm start.
     pytest.param({"reward.kl_coef": 0.1, "model.lora_rank": 4, "warm_start.learning_rate": 1e-2}, "grpo", marks=pytest.mark.exhaustive),
     pytest.param({"advantage.estimator": "gtpo"}, "grpo", marks=pytest.mark.exhaustive),
+    pytest.param({"advantage.estimator": "otb", "reward.overlong_buffer": 16}, "grpo", marks=pytest.mark.exhaustive),
     pytest.param(PPO, "ppo", marks=pytest.mark.exhaustive),
   ],
 )

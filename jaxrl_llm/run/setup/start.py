@@ -120,6 +120,7 @@ def start_run(
     entropy_coef = None if config.entropy.target is None else entries.values_of("objective", config)["entropy_coef"]
     own |= dict(entropy_coef=entropy_coef, entropy_coef_began=entropy_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
     own["role_baselines"] = first_baselines(config.advantage.estimator, **given(config.advantage, "estimator", "whiten"))
+    own["beliefs"] = {} if "beliefs" in experiment.estimator.needs else None
     own["teacher"] = fingerprint(experiment.teachers)
     vocab_size, open_rows = experiment.learner.model.config.vocab_size, "learner.row_buckets" in sizes.open_sizes(asked)
     predicted = footprint(config, vocab_size)
@@ -139,6 +140,8 @@ def start_run(
         record.entropy_coef = record.entropy_coef_began = entropy_coef
       if len(record.role_baselines or ()) != len(first.role_baselines or ()):
         record.role_baselines = first.role_baselines
+      if (record.beliefs is None) != (first.beliefs is None):
+        record.beliefs = first.beliefs
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
     taught = experiment.learner.teachers
     teachers = {name: load_teacher(x, taught[name].model, taught[name].abstract_params) for name, x in experiment.teachers.items()}

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from jaxrl_llm import models
 from jaxrl_llm.advantages.estimators import Credit
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
+from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
 from jaxrl_llm.learner.programs import step_options, teaches_itself
@@ -24,11 +24,16 @@ from jaxrl_llm.rollouts.batch import written_mask
 from jaxrl_llm.rollouts.jobs import Examples
 from jaxrl_llm.run.setup.saved_state import CRITIC, copy
 from jaxrl_llm.run.setup.start import Run
+from jaxrl_llm.run.steps.beliefs import remembered, with_beliefs
 from jaxrl_llm.run.steps.grading import with_signal
+from jaxrl_llm.run.steps.rows import arrange, live_routes, row_options
 from jaxrl_llm.run.steps.teach import add_teacher_advantages, teacher_params, with_teachers_prompts
 from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import Metrics, Objective, TaughtRows, TrainBatch
 from jaxrl_llm.workdir import summary
+
+MEASURED = frozenset({"old_entropy", "old_score_norm"})
+"""Fields of a batch that the learner's pass before the updates measures, beside log π_old."""
 
 ENTROPY_STEP = 0.005
 """Change of an adaptive entropy coefficient per RL step, if the config names none."""
@@ -46,6 +51,8 @@ class Prepared(NamedTuple):
     of_updates: Metrics of each update's rows.
     metrics: Metrics of the batch.
     role_baselines: Baselines of the roles after the batch; None if the estimator has none.
+    beliefs: What the run remembers of each prompt after the batch; None if the estimator has no
+      beliefs.
   """
 
   batch: batch_lib.Batch
@@ -56,6 +63,7 @@ class Prepared(NamedTuple):
   of_updates: list[dict[str, Any]]
   metrics: dict[str, Any]
   role_baselines: list[float] | None
+  beliefs: dict[str, dict[str, Any]] | None
 
 
 class Learned(NamedTuple):
@@ -108,6 +116,8 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   phases.begin("update")
   if prepared.role_baselines is not None:
     run.record.role_baselines = prepared.role_baselines
+  if prepared.beliefs is not None:
+    run.record.beliefs = prepared.beliefs
   placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in prepared.placed]
   updates = [update(run, minibatch, step) for minibatch in placed[:-1]]
   noise = gradient_noise(run, placed[-1], step)  # Of the stalest update.
@@ -175,7 +185,8 @@ def prepare(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable[[]
     metrics["actor/frac_zero_advantages"] = float(1 - np.mean(taken))
   of_updates = [of_routes | of_teacher for of_routes, of_teacher in zip(route_metrics, teacher_metrics, strict=True)]
   role_baselines = None if credited.role_baselines is None else credited.role_baselines.tolist()
-  return Prepared(batch, taken, minibatches, layouts, placed, of_updates, metrics, role_baselines)
+  beliefs = None if credited.beliefs is None else remembered(run, batch, credited.beliefs)
+  return Prepared(batch, taken, minibatches, layouts, placed, of_updates, metrics, role_baselines, beliefs)
 
 
 def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBatch], jax.Array]]:
@@ -189,8 +200,8 @@ def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBa
     reads["ref_logprobs"] = lambda x: x.ref_logprobs
   if run.critic is not None:
     reads["values"] = lambda x: x.old_values
-  if "old_entropy" in run.experiment.estimator.needs:
-    reads["old_entropy"] = lambda x: x.old_entropy
+  for name in run.experiment.estimator.needs & MEASURED:
+    reads[name] = lambda x, name=name: getattr(x, name)
   return reads
 
 
@@ -206,24 +217,11 @@ def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], 
     bare: The mini-batches on the devices.
     layouts: Places of all sequences of the batch; where outputs are read, no update leaves out any.
   """
-  if np.all(batch.counted) or not {"ref_logprobs", "old_entropy"} & read_by_credit(run, recomputed=True).keys():
+  if np.all(batch.counted) or not {"ref_logprobs", *MEASURED} & read_by_credit(run, recomputed=True).keys():
     return bare
   written = trajectories.whole_sequences(written_mask(batch.rollouts).astype(np.float32), batch.rollouts)
   laid = map(packing.lay, packing.split(written, len(bare)), layouts)
   return [x._replace(mask=place_tokens(run.experiment.mesh, mask)) for x, mask in zip(bare, laid, strict=True)]
-
-
-def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
-  """Arranges the sequences of an update in rows; a prompt can be stored once for its responses."""
-  return packing.arrange(sequences, **row_options(run) | options)
-
-
-def row_options(run: Run) -> dict[str, Any]:
-  """Returns the options of `packing.arrange` for the rows of an update."""
-  learner = run.config.learner
-  options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts, group_size=run.config.rollout.group_size)
-  options |= dict(row_tokens=learner.row_tokens, row_images=learner.row_images)
-  return options | {"num_shards": num_row_shards(run.experiment.mesh)}
 
 
 def arrange_all(
@@ -268,11 +266,10 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   # No condition skips this pass: the sampler is another program, whose weights, cache or products
   # may be rounded, and its numbers never stand in for the learner's.
   recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs
-  measures_entropy = "old_entropy" in needs
-  if recomputed or measures_entropy or replay == "R2" or measures_routes(run, step):
+  measured = MEASURED & needs
+  if recomputed or measured or replay == "R2" or measures_routes(run, step):
     own = learner.logprobs(params, bare)
-    if measures_entropy:
-      batch = batch._replace(old_entropy=own.entropy)
+    batch = batch._replace(**{name: getattr(own, name.removeprefix("old_")) for name in measured})
     if recomputed:
       batch = batch._replace(old_logprobs=own.logprobs)
     if replay == "R2":
@@ -288,11 +285,6 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
   if run.critic is not None:
     batch = batch._replace(old_values=learner.critic.values(run.critic.params, bare._replace(routing=None)))
   return batch, metrics
-
-
-def live_routes(run: Run, batch: TrainBatch) -> jax.Array | None:
-  """Returns routes that replay nothing, for a pass compiled for R3; None without R3."""
-  return run.experiment.learner.routes.live(batch.tokens, batch.segments) if run.config.moe.replay == "R3" else None
 
 
 def measures_routes(run: Run, step: int) -> bool:
@@ -357,7 +349,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
     run: RL run.
     batch: Graded batch.
     learned: The learner's outputs that the advantages need, for each sequence: `old_logprobs`,
-      `ref_logprobs`, `values` and `old_entropy` of its tokens, prompt included.
+      `ref_logprobs`, `values` and those in `MEASURED` of its tokens, prompt included.
   """
   config, experiment, needs = run.config, run.experiment, run.experiment.needs
   in_reward, coef, metrics = config.reward.kl_coef > 0, run.record.kl_coef, {}
@@ -371,6 +363,8 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
   )
   if run.record.role_baselines is not None:
     evidence = evidence._replace(role_baselines=np.float32(run.record.role_baselines))
+  if run.record.beliefs is not None:
+    evidence = with_beliefs(run, batch, evidence)
   if in_reward:
     # Of all responses that lose reward by it, learned from or not: `adapt_coefficients` reads it.
     mean = float(np.sum(evidence.kl * evidence.written) / max(np.sum(evidence.written), 1))
