@@ -26,6 +26,7 @@ from jaxrl_llm.decoding.engine.in_hand import News, OpenRequest, Peers, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import EnginePrograms, no_rows, no_spans
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE
 from jaxrl_llm.decoding.stops import NO_ID, stops_of_row
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import Model
@@ -39,7 +40,6 @@ _TRIED = 4  # Number of tokens with which programs of different widths are compa
 
 IN_FLIGHT = ("keep", "recompute", "wait")
 """What becomes of open requests when new weights come; see `make.make_twins`."""
-_GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
 
 
 class DecodingEngine:
@@ -146,7 +146,7 @@ class DecodingEngine:
     if request.stops and self._programs.vocabulary is None:
       raise ValueError(f"stops: {self._no_bytes or f'found {request.stops!r}, expected none: the engine has no tokenizer'}")
     opened = OpenRequest(request, prompt, on_piece, fed=prompt)
-    if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
+    if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < LEAST_TEMPERATURE):
       opened.kept = []
     opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
     return opened
@@ -392,7 +392,7 @@ class DecodingEngine:
     own = stops_of_row(request.stop_ids, request.stops, vocabulary=self._programs.vocabulary, drawn=drawn)
     for of_rows, x in zip(jax.tree.leaves((rows.stops, rows.matching)), jax.tree.leaves(own), strict=True):
       of_rows[row] = x
-    rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
+    rows.temperatures[row] = request.temperature
     rows.top_ks[row] = min(request.top_k, self._vocab_size)
     rows.top_ps[row] = request.top_p
     rows.seeds[row] = np.array([request.seed % (1 << 64)], "<u8").view("<u4")
