@@ -62,7 +62,7 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: ended.set())
   try:
-    address = dict(host=args.host, port=args.port, api_key=key)
+    address = dict(host=args.host, port=args.port, api_key=key, tells_cached=args.report_cached_tokens or None)
     vocab_size = opened.model.config.vocab_size
     service = server.start(engine, opened.tokenizer, name=args.name or opened.name, vocab_size=vocab_size, **address)
     try:
@@ -97,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--tensor", type=_whole, default=1, help=tensor)
   parser.add_argument("--max_requests", type=_whole, default=256, help="most open requests; default: %(default)s")
   parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of published weights; default: float32")
+  cached = "tell clients how many tokens of their prompts were cached, from which they can guess what others have asked"
+  parser.add_argument("--report_cached_tokens", action="store_true", help=f"{cached}; default: only without a key")
   routes = "return the experts of every token with /inference/v1/generate, for a trainer that replays them"
   parser.add_argument("--return_routed_experts", action="store_true", help=routes)
   kept = "return the ids that top-k and top-p left to draw each token from, with /inference/v1/generate"

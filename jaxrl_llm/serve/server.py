@@ -15,6 +15,8 @@ from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.chat_page import build_chat_page
 from jaxrl_llm.text_types import Tokenizer
 
+_LEAST_KEY = 16
+
 
 class Patience(NamedTuple):
   """How long and for how many connections the server waits.
@@ -69,12 +71,17 @@ def check_address(host: str, api_key: str | None) -> None:
   """Refuses a host that others reach without an API key.
 
   Raises:
-    ValueError: If the key is missing, empty or not printable ASCII. One line.
+    ValueError: If the key is missing, empty, not printable ASCII or too short. One line.
   """
   if api_key is not None and (not api_key or not api_key.isascii() or not api_key.isprintable() or api_key.strip() != api_key):
     raise ValueError("--api_key: found a key that no header can carry, expected printable ASCII characters without spaces around them")
-  if api_key is None and not is_loopback(host):
+  if is_loopback(host):
+    return
+  if api_key is None:
     raise ValueError(f"--host: found {host!r} without an API key, expected 127.0.0.1, or a key in JAXRL_LLM_API_KEY or --api_key")
+  if len(api_key) < _LEAST_KEY:
+    # As many guesses as the network carries are allowed.
+    raise ValueError(f"--api_key: found {len(api_key)} characters, expected {_LEAST_KEY} or more for a host that others reach")
 
 
 def start(
@@ -86,6 +93,7 @@ def start(
   host: str = "127.0.0.1",
   port: int = 0,
   api_key: str | None = None,
+  tells_cached: bool | None = None,
   rules: Rules | None = None,
   patience: Patience | None = None,
 ) -> Service:
@@ -99,6 +107,8 @@ def start(
     host: Address to listen on.
     port: Port to listen on; 0 chooses a free one.
     api_key: Key that every call must carry; None for none, on loopback only.
+    tells_cached: Whether answers tell how many tokens of a prompt were cached. None tells it where
+      no other person asks: on loopback, without a key.
     rules: Other rules for clients; None for the defaults.
     patience: Waiting times; None for the defaults.
 
@@ -113,7 +123,8 @@ def start(
   name_in_url = f"[{host}]" if ":" in host else host
   rules = Rules() if rules is None else rules
   rules = rules._replace(api_key=api_key, hosts=tuple(dict.fromkeys([*rules.hosts, name_in_url.lower()])))
-  served = Served(name, tokenizer, engine.limits, tokenizer.vocab_size if vocab_size is None else vocab_size)
+  tells_cached = api_key is None and is_loopback(host) if tells_cached is None else tells_cached
+  served = Served(name, tokenizer, engine.limits, tokenizer.vocab_size if vocab_size is None else vocab_size, tells_cached)
   app = make_app(engine, served, page=build_chat_page(), rules=rules, created=int(time.time()))
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   listener = socket.create_server((host, port), family=family, backlog=patience.connections)

@@ -50,7 +50,7 @@ def test_arguments_that_are_none_are_usage_errors(options, capsys):
 
 
 def test_the_key_of_the_environment_opens_other_hosts(capsys, monkeypatch):
-  monkeypatch.setenv(command.KEY_VARIABLE, "s3cret")
+  monkeypatch.setenv(command.KEY_VARIABLE, "a key of sixteen")
   assert command.main(["--checkpoint=nowhere", "--host=0.0.0.0"]) == 2
   assert "--checkpoint" in capsys.readouterr().err
 

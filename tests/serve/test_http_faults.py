@@ -111,6 +111,20 @@ def test_a_client_that_leaves_in_its_body_costs_nothing(hanging):
     assert not hanging.requests
 
 
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_two_lengths_of_a_body_end_the_connection(method):
+  """RFC 9112, 6.1: a proxy may believe the other length."""
+  engine = FakeEngine("hello")
+  path = COMPLETION if method == "POST" else "/v1/models"
+  both = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+  both += "content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n10\r\n" + '{"prompt": "hi"}' + "\r\n0\r\n\r\n"
+  with serving(engine) as service, connect(service) as connection:
+    connection.sendall(both.encode() + whole({"prompt": "hi"}))
+    answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1 and b"connection: close" in answer
+    assert not engine.requests
+
+
 def test_a_client_that_does_not_read_is_cut(hanging):
   """Its answers are larger than what the sockets of both sides hold."""
   with serving(hanging, patience=QUICK) as service:

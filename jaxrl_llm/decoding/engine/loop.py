@@ -566,7 +566,7 @@ class DecodingEngine:
     opened.drew(len(tokens), version)
     if opened.on_piece is not None:
       try:
-        opened.on_piece(Piece(tokens, logprobs))
+        opened.on_piece(Piece(tokens, logprobs, version))
       except Exception as error:  # A fault of one caller, which must not reach the others.
         opened.error, opened.aborted = error, True
     if is_stopped or len(opened.tokens) >= opened.request.max_tokens:

@@ -71,10 +71,12 @@ class Piece(NamedTuple):
   Attributes:
     tokens: Ids.
     logprobs: Log-probability of each id under the distribution that it was drawn from.
+    version: Version of the weights that drew them; None if it is not known.
   """
 
   tokens: list[int]
   logprobs: list[float]
+  version: int | None = None
 
 
 class Decoded(NamedTuple):
