@@ -45,6 +45,7 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
   from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.run.jobs.serving import open_checkpoint
   from jaxrl_llm.serve import server
+  from jaxrl_llm.serve.calls import MAX_LIKELIEST
 
   compilation_cache.cache_compilations()
   xla_flags.set_flags()
@@ -55,7 +56,7 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
     raise ValueError(f"--context: found {context:,}, expected at most {positions:,}, the positions of the model")
   if args.return_routed_experts and opened.model.config.experts is None:
     raise ValueError("--return_routed_experts: found a model without experts, expected one with them, or no such flag")
-  options = dict(slots=args.slots, context=context, max_requests=args.max_requests)
+  options = dict(slots=args.slots, context=context, max_requests=args.max_requests, likeliest=MAX_LIKELIEST)
   options |= dict(records_routes=args.return_routed_experts, records_kept=args.return_sampling_mask)
   engine = make_engines(opened.model, opened.params, tokenizer=opened.tokenizer, version=opened.version, **options)
   ended = threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request, Score
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.text import Spelling
 from jaxrl_llm.serve.tools import message
@@ -33,7 +33,7 @@ def generated(call: Call, served: Served, completions: Sequence[Decoded], string
       "token_ids": completion.tokens,
       "finish_reason": _REASONS[completion.reason],
       "stop_reason": _stop_reason(served, call.requests[i], completion, string),
-      "logprobs": _chat_logprobs(completion, None) if call.logprobs else None,
+      "logprobs": _chat_logprobs(_piece_of(completion), None) if call.logprobs else None,
       "sampling_mask": completion.kept,
       "routed_experts": _routed_experts(completion, call.routes_from),
       "weight_versions": versions(completion),
@@ -41,7 +41,20 @@ def generated(call: Call, served: Served, completions: Sequence[Decoded], string
     for i, (completion, string) in enumerate(zip(completions, strings, strict=True))
   ]
   ids = {"prompt_token_ids": call.prompts[0]} if call.returns_ids else {}
-  return {"request_id": call.request_id or uuid.uuid4().hex, **ids, "choices": choices, "usage": usage(call, served, completions)}
+  name, scores = call.request_id or uuid.uuid4().hex, completions[0].prompt_scores
+  prompt = None if scores is None else [None, *(map(_ranked, call.prompts[0][1:], scores))]
+  return {"request_id": name, **ids, "choices": choices, "prompt_logprobs": prompt, "usage": usage(call, served, completions)}
+
+
+def _piece_of(completion: Decoded) -> Piece:
+  return Piece(completion.tokens, completion.logprobs, scores=completion.scores)
+
+
+def _ranked(token: int, score: Score) -> dict[str, Any]:
+  """Returns the score of a prompt's token in vLLM's format: the likeliest ids and its own."""
+  ranked = {i: (logprob, rank) for rank, (i, logprob) in enumerate(score.likeliest, 1)}
+  ranked.setdefault(token, (score.logprob, score.rank))
+  return {str(i): {"logprob": _json_number(logprob), "rank": rank, "decoded_token": None} for i, (logprob, rank) in ranked.items()}
 
 
 def versions(completion: Decoded) -> list[list[int]]:
@@ -95,11 +108,23 @@ def whole(
   choices = []
   for i, (completion, (text, string)) in enumerate(zip(completions, texts, strict=True)):
     said, reason = _said(call, served, text, completion.reason)
+    piece, prompt = _piece_of(completion), _prompt_of(call, i)
+    if call.echo:
+      scores = completions[i - i % (len(completions) // len(call.prompts))].prompt_scores
+      piece = _echoed(prompt, scores, piece)
     content = {"message": {"role": "assistant", **said}} if call.form.is_chat else {"text": text}
     choice = {"index": i, **content, "finish_reason": reason, **_ending(call, served, i, completion, string)}
-    choices.append(choice | _numbers(call, spelling, Piece(completion.tokens, completion.logprobs), prompt=_prompt_of(call, i)))
+    choices.append(choice | _numbers(call, spelling, piece, prompt=prompt) | ({"token_ids": completion.tokens} if call.returns_ids else {}))
   answer = {**envelope(call, call.form.whole, served), "choices": choices, "usage": usage(call, served, completions)}
   return answer | ({"prompt_token_ids": call.prompts[0]} if call.form.is_chat and call.returns_ids else {})
+
+
+def _echoed(prompt: list[int], scores: Sequence[Score] | None, piece: Piece) -> Piece:
+  """Returns the tokens of a prompt and its completion, with None for what is not known."""
+  unknown = len(prompt) if scores is None else 1
+  logprobs = [*[None] * unknown, *(score.logprob for score in scores or ()), *piece.logprobs]
+  scores = [*[None] * unknown, *(scores or ()), *(piece.scores or [None] * len(piece.tokens))]
+  return Piece([*prompt, *piece.tokens], logprobs, scores=scores)
 
 
 def _ending(call: Call, served: Served, index: int, completion: Decoded, string: str | None) -> dict[str, Any]:
@@ -199,26 +224,42 @@ def _numbers(call: Call, spelling: Spelling, piece: Piece, *, prompt: list[int] 
   return {"logprobs": logprobs, **ids}
 
 
-def _chat_logprobs(piece: Piece | Decoded, spelling: Spelling | None) -> dict[str, Any]:
+def _chat_logprobs(piece: Piece, spelling: Spelling | None) -> dict[str, Any]:
   content = []
-  for token, logprob in zip(piece.tokens, piece.logprobs, strict=True):
-    if spelling is None:
-      content.append({"token": f"token_id:{token}", "logprob": _json_number(logprob)})
-    else:
-      spelt = spelling.bytes_of(token)
-      name = spelt.decode("utf-8", "replace")
-      content.append({"token": name, "logprob": _json_number(logprob), "bytes": list(spelt), "top_logprobs": []})
+  for token, logprob, score in _scored(piece):
+    entry = _named(token, logprob if score is None else score.logprob, spelling)
+    likeliest = [] if score is None else [_named(i, of_id, spelling) for i, of_id in score.likeliest]
+    # Without names, as on the wire of trainers, only where it is asked for.
+    content.append(entry | ({"top_logprobs": likeliest} if likeliest or spelling is not None else {}))
   return {"content": content}
 
 
+def _named(token: int, logprob: float, spelling: Spelling | None) -> dict[str, Any]:
+  entry = {"token": _name(token, spelling), "logprob": _json_number(logprob)}
+  return entry if spelling is None else entry | {"bytes": list(spelling.bytes_of(token))}
+
+
+def _name(token: int, spelling: Spelling | None) -> str:
+  return f"token_id:{token}" if spelling is None else spelling.bytes_of(token).decode("utf-8", "replace")
+
+
+def _scored(piece: Piece) -> Iterable[tuple[int, float | None, Score | None]]:
+  return zip(piece.tokens, piece.logprobs, piece.scores or [None] * len(piece.tokens), strict=True)
+
+
 def _completion_logprobs(piece: Piece, spelling: Spelling | None, offset: int) -> dict[str, Any]:
-  tokens, offsets = [], []
-  for token in piece.tokens:
-    text = f"token_id:{token}" if spelling is None else spelling.bytes_of(token).decode("utf-8", "replace")
-    tokens.append(text)
+  tokens, logprobs, tops, offsets = [], [], [], []
+  for token, logprob, score in _scored(piece):
+    tokens.append(_name(token, spelling))
+    logprobs.append(None if logprob is None else _json_number(logprob if score is None else score.logprob))
+    # Ids of the same bytes share a name, which then has the number of the likeliest.
+    top = {}
+    for i, of_id in [] if score is None else [*score.likeliest, (token, score.logprob)]:
+      top.setdefault(_name(i, spelling), _json_number(of_id))
+    tops.append(top if score is not None and score.likeliest else None)
     offsets.append(offset)
-    offset += len(text)
-  return {"tokens": tokens, "token_logprobs": [_json_number(x) for x in piece.logprobs], "top_logprobs": None, "text_offset": offsets}
+    offset += len(tokens[-1])
+  return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops if any(tops) else None, "text_offset": offsets}
 
 
 def _json_number(logprob: float) -> float:

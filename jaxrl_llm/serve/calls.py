@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_llm.decoding.engine.requests import EngineLimits, Request
+from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE
 from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import fields
@@ -17,19 +18,22 @@ from jaxrl_llm.text_types import Tokenizer
 
 MAX_CHOICES = 128
 MAX_STOPS, LONGEST_STOP, MAX_STOP_IDS, LONGEST_SALT = 32, 128, 64, 256
+MAX_LIKELIEST = 20  # As in vLLM, and in OpenAI's chats.
 MAX_SEED = 2**64 - 1  # Any seed of a run's own requests.
 _DEFAULT_COMPLETION_TOKENS = 16
 _CHARACTERS_PER_TOKEN = 16
 _DEEPEST, _LONGEST_ID = 64, 128
 
 _SAMPLING = frozenset(
-  "ignore_eos logprobs max_tokens n seed skip_special_tokens stop stop_token_ids temperature top_k top_p".split()
+  "ignore_eos logprobs max_tokens min_tokens n seed skip_special_tokens stop stop_token_ids temperature top_k top_p".split()
 )
-_EXPERTS_START = "routed_experts_prompt_start"
+_EXPERTS_START, _PROMPT_SCORES = "routed_experts_prompt_start", "prompt_logprobs"
 _GENERATE = frozenset("cache_salt model request_id return_token_ids sampling_params stream token_ids".split())
 _OPENAI = _SAMPLING | frozenset("cache_salt model request_id return_token_ids return_tokens_as_token_ids stream stream_options".split())
-_CHAT = _OPENAI | frozenset("chat_template_kwargs max_completion_tokens messages parallel_tool_calls tool_choice tools".split())
-_COMPLETION = _OPENAI | {"prompt"}
+_CHAT = _OPENAI | frozenset(
+  "chat_template_kwargs max_completion_tokens messages parallel_tool_calls tool_choice tools top_logprobs".split()
+)
+_COMPLETION = _OPENAI | {"echo", "prompt"}
 # A route without text has no stop string to include, and one without a stream has whole answers.
 _NEUTRAL_OF_IDS = fields.NEUTRAL | {"include_stop_str_in_output": (False, True), "output_kind": (0, 1, 2)}
 _NEUTRAL_OF_TEXT = fields.NEUTRAL | {"add_special_tokens": (True,)}
@@ -98,6 +102,8 @@ class Call(NamedTuple):
     tools: Tools whose calls are read from completions.
     one_tool: Whether only the first call of a completion counts.
     request_id: Name of the call in its answer; "" for one that is made up.
+    echo: Whether the text and its log-probabilities begin with those of the prompt.
+    is_cut: Whether the completion is left out.
   """
 
   prompts: list[list[int]]
@@ -114,6 +120,8 @@ class Call(NamedTuple):
   tools: tuple[Mapping[str, Any], ...] = ()
   one_tool: bool = False
   request_id: str = ""
+  echo: bool = False
+  is_cut: bool = False
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -164,16 +172,20 @@ def generate(values: Mapping[str, Any], served: Served) -> Call:
   sampling = values.get("sampling_params", {})
   if not isinstance(sampling, dict):
     raise wrong("sampling_params", sampling, "an object")
-  fields.check_names(sampling, _SAMPLING | {_EXPERTS_START}, inside="sampling_params.", neutral=_NEUTRAL_OF_IDS)
+  fields.check_names(sampling, _SAMPLING | {_EXPERTS_START, _PROMPT_SCORES}, inside="sampling_params.", neutral=_NEUTRAL_OF_IDS)
   if fields.flag(values, "stream", False):
     raise wrong("stream", True, "false; the other routes stream")
   prompt = _prompt_ids(values.get("token_ids"), "token_ids", served)
-  make = _request_maker(sampling, served, salt=_salt(values), budget=None, inside="sampling_params.")
-  logprobs = fields.whole(sampling, "logprobs", None, low=0, high=1, inside="sampling_params.") is not None
+  inside = "sampling_params."
+  scores = _scores(sampling, _PROMPT_SCORES, served, scored=0, inside=inside)
+  likeliest = _scores(sampling, "logprobs", served, scored=2, inside=inside)
+  # Trainers ask for 1, and read the drawn token's under the distribution it was drawn from.
+  scored = likeliest if likeliest is not None and likeliest > 1 else None
+  make = _request_maker(sampling, served, salt=_salt(values), budget=None, inside=inside, likeliest=scored, prompt_likeliest=scores)
   routes_from = fields.whole(sampling, _EXPERTS_START, 0, low=0, high=len(prompt), inside="sampling_params.")
   returns_ids = fields.flag(values, "return_token_ids", False)
   options = dict(names_ids=True, returns_ids=returns_ids, routes_from=routes_from, request_id=_request_id(values))
-  return Call([prompt], make(prompt), logprobs=logprobs, **options)
+  return Call([prompt], make(prompt), logprobs=likeliest is not None, **options)
 
 
 def completion(values: Mapping[str, Any], served: Served) -> Call:
@@ -184,13 +196,18 @@ def completion(values: Mapping[str, Any], served: Served) -> Call:
   """
   fields.check_names(values, _COMPLETION, neutral=_NEUTRAL_OF_TEXT)
   check_model(fields.text(values, "model", served.name, most=1000), served)
-  prompts = _prompts(values.get("prompt"), served)
-  make = _request_maker(values, served, salt=_salt(values), budget=_DEFAULT_COMPLETION_TOKENS)
+  prompts, echo = _prompts(values.get("prompt"), served), fields.flag(values, "echo", False)
+  likeliest = _scores(values, "logprobs", served, scored=0 if echo else 2)
+  if echo and fields.flag(values, "stream", False):
+    raise wrong("stream", True, "false with echo", code="unsupported_field")
+  scores = dict(likeliest=_of_text(likeliest, values, served), prompt_likeliest=likeliest if echo else None)
+  make = _request_maker(values, served, salt=_salt(values), budget=_DEFAULT_COMPLETION_TOKENS, least=0 if echo else 1, **scores)
   requests = [request for prompt in prompts for request in make(prompt)]
   if len(requests) > served.limits.requests:
     raise wrong("prompt", f"{len(requests)} completions", f"at most {served.limits.requests}, the open requests of the service")
-  logprobs = fields.whole(values, "logprobs", None, low=0, high=1) is not None
-  return Call(prompts, requests, COMPLETION, logprobs=logprobs, **_options(values))
+  # A completion of no tokens is drawn and left out.
+  is_cut = values.get("max_tokens") == 0
+  return Call(prompts, requests, COMPLETION, logprobs=likeliest is not None, echo=echo, is_cut=is_cut, **_options(values))
 
 
 def chat(values: Mapping[str, Any], served: Served) -> Call:
@@ -209,8 +226,12 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
   text = opening(messages, tools, template)
   prompt = _checked(_encode(text, "messages", served), "messages", served)
   field = "max_tokens" if values.get("max_completion_tokens") is None else "max_completion_tokens"
-  make = _request_maker(values, served, salt=_salt(values), budget=None, budget_field=field)
   logprobs, one_tool = fields.flag(values, "logprobs", False), not fields.flag(values, "parallel_tool_calls", True)
+  alternatives = _scores(values, "top_logprobs", served, scored=1) or 0
+  if alternatives and not logprobs:
+    raise wrong("top_logprobs", alternatives, "0 or null without logprobs: true")
+  likeliest = _of_text(alternatives, values, served) if logprobs else None
+  make = _request_maker(values, served, salt=_salt(values), budget=None, budget_field=field, likeliest=likeliest)
   return Call([prompt], make(prompt), CHAT, logprobs=logprobs, tools=tools, one_tool=one_tool, **_options(values))
 
 
@@ -245,13 +266,38 @@ def _request_id(values: Mapping[str, Any]) -> str:
   return fields.text(values, "request_id", "", most=_LONGEST_ID)
 
 
+def _scores(values: Mapping[str, Any], name: str, served: Served, *, scored: int, inside: str = "") -> int | None:
+  """Reads a number of likeliest tokens, which takes scores from `scored` on; None if there is none.
+
+  Raises:
+    Refusal: If it is no number, or the engine gives no scores and this one takes some.
+  """
+  asked, most = fields.whole(values, name, None, low=0, high=MAX_LIKELIEST, inside=inside), served.limits.likeliest
+  if asked is not None and asked >= scored and (asked > most or not most):
+    expected = f"at most {most}" if most else "no such field: the engine gives no scores"
+    raise wrong(inside + name, asked, expected, code="unsupported_field")
+  return asked
+
+
+def _of_text(likeliest: int | None, values: Mapping[str, Any], served: Served) -> int | None:
+  """Returns the number of likeliest tokens with which the engine scores tokens of a text.
+
+  None means none. The log-probability of a drawn token alone is no score, except at temperature 0,
+  where clients want that of the model. Engines without scores give the one that they have.
+  """
+  temperature = values.get("temperature")
+  is_greedy = isinstance(temperature, int | float) and temperature < LEAST_TEMPERATURE
+  return likeliest if served.limits.likeliest and (likeliest or is_greedy) else None
+
+
 def _salt(values: Mapping[str, Any]) -> str:
   return fields.text(values, "cache_salt", "", most=LONGEST_SALT)
 
 
 def _request_maker(
-  values: Mapping[str, Any], served: Served, *, salt: str, budget: int | None, budget_field: str = "max_tokens", inside: str = ""
-) -> Callable[[list[int]], list[Request]]:
+  values: Mapping[str, Any], served: Served, *, salt: str, budget: int | None, budget_field: str = "max_tokens", inside: str = "",
+  least: int = 1, likeliest: int | None = None, prompt_likeliest: int | None = None,
+) -> Callable[[list[int]], list[Request]]:  # fmt: skip
   """Returns the function from a prompt to its requests.
 
   Args:
@@ -262,6 +308,10 @@ def _request_maker(
       completion goes.
     budget_field: Name under which the client gave the budget.
     inside: Dotted path in front of the names.
+    least: Least budget of a client.
+    likeliest: Number of likeliest tokens in the score of each drawn token; None for no scores.
+    prompt_likeliest: Number of likeliest tokens in the score of each token of the prompt; None for
+      no scores.
   """
   tokenizer, context = served.tokenizer, served.limits.context
   temperature = fields.number(values, "temperature", 1.0, low=0, high=100, inside=inside)
@@ -279,13 +329,20 @@ def _request_maker(
   own = fields.ids(given, f"{inside}stop_token_ids", vocab_size=served.vocab_size, most=MAX_STOP_IDS, empty=True)
   ends = () if fields.flag(values, "ignore_eos", False, inside=inside) else tokenizer.stop_ids
   fields.flag(values, "skip_special_tokens", True, inside=inside)
-  asked = fields.whole(values, budget_field, None, low=1, high=2**63, inside=inside)
+  asked = fields.whole(values, budget_field, None, low=least, high=2**63, inside=inside)
+
+  min_tokens = fields.whole(values, "min_tokens", 0, low=0, high=2**63, inside=inside)
+  if min_tokens and stops:
+    raise wrong(f"{inside}min_tokens", min_tokens, "0 with stop strings; stop ids go with it", code="unsupported_field")
 
   def make(prompt: list[int]) -> list[Request]:
     room = context - len(prompt)
+    most = min(budget or room if asked is None else max(asked, 1), room)
+    if min_tokens > most:
+      raise wrong(f"{inside}min_tokens", min_tokens, f"at most {most}, the budget")
     request = Request(
       tokens=prompt,
-      max_tokens=min(asked or budget or room, room),
+      max_tokens=most,
       temperature=temperature,
       top_k=top_k if top_k < served.vocab_size else 0,
       top_p=top_p,
@@ -293,8 +350,11 @@ def _request_maker(
       stops=stops,
       seed=seed,
       salt=salt,
+      likeliest=likeliest,
+      min_tokens=min_tokens,
     )
-    return [request._replace(seed=_seed_of(seed, i)) for i in range(n)]
+    # The first choice scores the prompt for all.
+    return [request._replace(seed=_seed_of(seed, i), prompt_likeliest=None if i else prompt_likeliest) for i in range(n)]
 
   return make
 

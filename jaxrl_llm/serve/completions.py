@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -138,7 +138,7 @@ async def whole(call: Call, events: asyncio.Queue, state: State) -> list[Decoded
   completions: dict[int, Decoded] = {}
   while len(completions) < len(call.requests):
     index, event = _opened(*await events.get(), state)
-    completions[index] = event
+    completions[index] = event._replace(tokens=[], logprobs=[], scores=None, reason="length", parts=()) if call.is_cut else event
   return [completions[i] for i in range(len(call.requests))]
 
 
@@ -148,9 +148,21 @@ def _text_stream(call: Call, index: int, spelling: Spelling) -> TextStream:
 
 
 def text_of(call: Call, index: int, spelling: Spelling, completion: Decoded) -> tuple[str, str | None]:
-  """Returns the text of a whole completion, and the stop string that ended it or None."""
+  """Returns the text of a whole completion, and the stop string that ended it or None.
+
+  With `echo`, that of the prompt comes first.
+  """
+  before = ""
+  if call.echo:
+    prompt = TextStream(spelling, skip_special=call.skip_special)
+    before = prompt.feed(call.requests[index].tokens) + prompt.finish()
   stream = _text_stream(call, index, spelling)
-  return stream.feed(completion.tokens) + stream.finish(), stream.stopped_by
+  return before + stream.feed(completion.tokens) + stream.finish(), stream.stopped_by
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+  scores = [x for piece in pieces for x in piece.scores or ()]
+  return Piece([x for piece in pieces for x in piece.tokens], [x for piece in pieces for x in piece.logprobs], scores=scores or None)
 
 
 async def stream(send: Callable[..., Any], call: Call, events: asyncio.Queue, served: Served, spelling: Spelling, state: State) -> None:
@@ -198,11 +210,11 @@ async def stream(send: Callable[..., Any], call: Call, events: asyncio.Queue, se
           completions[index] = event
           # What the pieces did not hold.
           drawn = sent[index] + sum(len(piece.tokens) for piece in pieces.get(index, []))
-          pieces.setdefault(index, []).append(Piece(event.tokens[drawn:], event.logprobs[drawn:]))
+          scores = None if event.scores is None else event.scores[drawn:]
+          pieces.setdefault(index, []).append(Piece(event.tokens[drawn:], event.logprobs[drawn:], scores=scores))
       if not is_open:
         header = answers.version_header(event.version for _, event in arrived if event.version is not None)
-      joined = {i: Piece([x for p in ps for x in p.tokens], [x for p in ps for x in p.logprobs]) for i, ps in pieces.items()}
-      await write(*(chunk(i, piece, completions.get(i)) for i, piece in joined.items()))
+      await write(*(chunk(i, _joined(own), completions.get(i)) for i, own in pieces.items()))
     if call.usage:
       ordered = [completions[i] for i in range(len(call.requests))]
       await write({**shared, "choices": [], "usage": answers.usage(call, served, ordered)})

@@ -35,7 +35,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
   "logit_bias": ({},),
   "logits_processors": ([],),
   "min_p": (0,),
-  "min_tokens": (0,),
   "mm_processor_kwargs": ({},),
   "modalities": (["text"],),
   "presence_penalty": (0,),

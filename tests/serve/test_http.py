@@ -188,7 +188,8 @@ def joined(events, index=0):
 def test_a_stream_equals_the_whole_answer(path, stop):
   with serving(FakeEngine("hello, wörld", delay=0.002)) as service:
     value = {"messages": HI} if path == CHAT else {"prompt": "hi"}
-    value |= {"stop": stop, "max_tokens": 60, "logprobs": True if path == CHAT else 1, "return_token_ids": True, "n": 2}
+    value |= {"stop": stop, "max_tokens": 60, "return_token_ids": True, "n": 2}
+    value |= {"logprobs": True, "top_logprobs": 3} if path == CHAT else {"logprobs": 3}
     _, _, whole = ask(service, path, value)
     status, headers, text = ask(service, path, {**value, "stream": True, "stream_options": {"include_usage": True}})
     assert status == 200 and headers["content-type"].startswith("text/event-stream")
@@ -206,7 +207,8 @@ def test_a_stream_equals_the_whole_answer(path, stop):
         assert chunks[0]["delta"] == {"role": "assistant", "content": ""}
         assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
       else:
-        assert [x for part in numbers for x in part["token_logprobs"]] == choice["logprobs"]["token_logprobs"]
+        for name in ("tokens", "token_logprobs", "top_logprobs"):
+          assert [x for part in numbers for x in part[name]] == choice["logprobs"][name]
         assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [choice["prompt_token_ids"]]
 
 
@@ -226,7 +228,11 @@ REFUSED = [
   (GENERATE, {"token_ids": [1], "sampling_params": {"min_p": 0.1}}, "sampling_params.min_p", "expected 0 or no such field"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"repetition_penalty": 1.1}}, "sampling_params.repetition_penalty", "not support"),
   (GENERATE, {"token_ids": [1], "sampling_params": []}, "sampling_params", "an object"),
-  (GENERATE, {"token_ids": [1], "sampling_params": {"logprobs": 5}}, "sampling_params.logprobs", "from 0 to 1"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"logprobs": 21}}, "sampling_params.logprobs", "from 0 to 20"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": -1}}, "sampling_params.prompt_logprobs", "from 0 to 20"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": False}}, "sampling_params.prompt_logprobs", "from 0 to 20"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"min_tokens": 3, "max_tokens": 2}}, "sampling_params.min_tokens", "at most 2"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"min_tokens": 3, "stop": "x"}}, "sampling_params.min_tokens", "stop ids"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": True}}, "sampling_params.temperature", "a number"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": -1}}, "sampling_params.temperature", "a number"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": 10**400}}, "sampling_params.temperature", "a number"),
@@ -263,8 +269,10 @@ REFUSED = [
   (CHAT, {"messages": HI, "continue_final_message": 0.0}, "continue_final_message", "expected False"),
   (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a text"),
   (CHAT, {"messages": [{"role": "user", "content": "x", "annotations": [1]}]}, "messages[0].annotations", "not support"),
-  (COMPLETION, {"prompt": "hi", "echo": True}, "echo", "expected False"),
-  (COMPLETION, {"prompt": "hi", "logprobs": 5}, "logprobs", "from 0 to 1"),
+  (COMPLETION, {"prompt": "hi", "echo": 0}, "echo", "true or false"),
+  (COMPLETION, {"prompt": "hi", "echo": True, "stream": True}, "stream", "false with echo"),
+  (COMPLETION, {"prompt": "hi", "max_tokens": 0}, "max_tokens", "from 1"),
+  (COMPLETION, {"prompt": "hi", "logprobs": 21}, "logprobs", "from 0 to 20"),
   (COMPLETION, {"prompt": "x" * 300}, "prompt", "maximum context length"),
   (COMPLETION, {"prompt": ["x"] * 65}, "prompt", "at most 64"),
   (COMPLETION, {"prompt": ["x"] * 33, "n": 2}, "prompt", "at most 64"),
@@ -294,7 +302,8 @@ REFUSED = [
   (CHAT, {"messages": HI, "chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs.x", "short text"),
   (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools[0]", "a function"),
   (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not support"),
-  (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "not support"),
+  (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "without logprobs"),
+  (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
   (CHAT, {"messages": HI, "logprobs": 1}, "logprobs", "true or false"),
   (CHAT, {"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "whole number from 1"),
   (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "maximum context length is 256 tokens"),
@@ -390,6 +399,26 @@ def test_one_tool_at_a_time_is_the_first(asked, count):
   with serving(FakeEngine(text, limits=EngineLimits(context=4096, requests=64))) as service:
     (choice,) = ask(service, CHAT, {"messages": HI, "tools": TOOLS, **asked})[2]["choices"]
     assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == ['{"a": 0}', '{"a": 1}'][:count]
+
+
+def test_trainers_get_the_drawn_tokens_alone(service, engine):
+  """And the engine scores nothing for them, also at temperature 0."""
+  for asked in ({"logprobs": 1}, {"logprobs": 0, "temperature": 0}, {"min_tokens": 3}):
+    answer = ask(service, GENERATE, {"token_ids": [1], "sampling_params": asked})[2]
+    assert engine.requests[-1].likeliest is engine.requests[-1].prompt_likeliest is answer["prompt_logprobs"] is None
+    assert not asked.get("logprobs") or set(answer["choices"][0]["logprobs"]["content"][0]) == {"token", "logprob"}
+  assert engine.requests[-1].min_tokens == 3
+
+
+def test_an_engine_without_scores_gives_what_it_has():
+  with serving(FakeEngine("hi", limits=EngineLimits(context=256, requests=64))) as service:
+    (choice,) = ask(service, COMPLETION, {"prompt": "x", "logprobs": 1, "temperature": 0})[2]["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [-1 / 8, -2 / 8, -3 / 8] and choice["logprobs"]["top_logprobs"] is None
+    asked = [(COMPLETION, {"prompt": "x", "logprobs": 2}), (COMPLETION, {"prompt": "x", "logprobs": 0, "echo": True})]
+    asked += [(CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 1})]
+    asked += [(GENERATE, {"token_ids": [1], "sampling_params": {name: n}}) for name, n in (("prompt_logprobs", 0), ("logprobs", 2))]
+    for path, value in asked:
+      assert error(service, path, value)[0] == 400
 
 
 def test_one_model(service):
