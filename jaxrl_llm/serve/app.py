@@ -16,7 +16,7 @@ from jaxrl_llm.serve import answers, calls
 from jaxrl_llm.serve import completions as completions_lib
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.completions import State
-from jaxrl_llm.serve.exchange import Gone, header, read_body, refuse, reply, send_bytes
+from jaxrl_llm.serve.exchange import Arriving, Gone, header, read_body, refuse, reply, send_bytes
 from jaxrl_llm.serve.refusals import Refusal, broken, busy, hint
 from jaxrl_llm.serve.text import make_spelling
 
@@ -34,7 +34,7 @@ class Rules(NamedTuple):
     hosts: Names under which browsers may reach a service without a key, so that no page of another
       site can read its answers.
     body_seconds: Time for the body of a request to arrive, in seconds.
-    reading: Largest number of requests whose bodies are read at the same time.
+    reading: Largest number of bodies that arrive at the same time, and of those that are parsed.
   """
 
   api_key: str | None = None
@@ -73,8 +73,8 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
   # Parsing, templates and tokenizers, which must not hold up other clients.
   pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="serve")
   most_bytes = _MIB + _BYTES_PER_TOKEN * served.limits.context
-  counts = {"open": 0, "reading": 0}
-  state = State()
+  counts = {"open": 0, "parsing": 0}
+  state, arriving = State(), Arriving(rules.reading)
 
   def card() -> dict[str, Any]:
     values = {"id": served.name, "object": "model", "created": created, "owned_by": "jaxrl_llm", "max_model_len": served.limits.context}
@@ -104,14 +104,14 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
   async def post(parse: Callable[..., Call], answer: Callable[..., Awaitable[None]], scope: Any, receive: Any, send: Any) -> None:
     if header(scope, b"content-type").split(b";")[0].strip().lower() != b"application/json":
       raise Refusal(415, "content-type: expected application/json", code="unsupported_media_type")
-    if counts["reading"] >= rules.reading:
-      raise busy(f"{rules.reading} requests are arriving, expected fewer; try again")
-    counts["reading"] += 1
+    body = await read_body(scope, receive, most_bytes, rules.body_seconds, arriving)
+    if counts["parsing"] >= rules.reading:
+      raise busy(f"{rules.reading} requests are being read, expected fewer; try again")
+    counts["parsing"] += 1
     try:
-      body = await read_body(scope, receive, most_bytes, rules.body_seconds)
       call = await asyncio.get_running_loop().run_in_executor(pool, read, parse, body)
     finally:
-      counts["reading"] -= 1
+      counts["parsing"] -= 1
     call = call._replace(request_id=call.request_id or scope["request_id"])
     await completions_lib.draw(engine, call, pool, receive, partial(answer, send, call), state)
 

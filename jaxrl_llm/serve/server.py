@@ -195,21 +195,24 @@ def _protocol(patience: Patience) -> type:
     """Connection that is cut when it does nothing."""
 
     def connection_made(self, transport: Any) -> None:
-      """Begins the watch, or refuses one connection too many."""
+      """Begins the watch. Of one connection too many, the longest idle one ends, or the new one."""
       super().connection_made(transport)
       self.idle_since, self.stalled_since, self.least_unread = self.loop.time(), None, 0
+      self.watch = self.loop.call_later(_tick(patience), self.look)
       if len(self.connections) > patience.connections:
-        transport.abort()
-      else:
-        self.watch = self.loop.call_later(_tick(patience), self.look)
+        idle = [other for other in self.connections if not other.is_busy() and other is not self]
+        min(idle, key=lambda other: other.idle_since or other.loop.time(), default=self).transport.abort()
+
+    def is_busy(self) -> bool:
+      """Returns whether a request of the connection is being answered."""
+      return self.cycle is not None and not self.cycle.response_complete
 
     def look(self) -> None:
       """Cuts the connection if it is idle or its client does not read; else looks again later."""
       if self not in self.connections:
         return
       now, unread = self.loop.time(), self.transport.get_write_buffer_size()
-      is_busy = self.cycle is not None and not self.cycle.response_complete
-      self.idle_since = None if is_busy else self.idle_since or now
+      self.idle_since = None if self.is_busy() else self.idle_since or now
       if not unread or self.stalled_since is None or unread < self.least_unread:
         self.stalled_since, self.least_unread = (now if unread else None), unread
       is_idle = self.idle_since is not None and now - self.idle_since > patience.idle
