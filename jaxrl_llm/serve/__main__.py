@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from jaxrl_llm.devices.addresses import KEY_VARIABLE, check_address
 from jaxrl_llm.messages import one_line, refuse
 
-KEY_VARIABLE = "JAXRL_LLM_API_KEY"
 _DEFAULT_CONTEXT = 4096
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
   try:
     from jaxrl_llm.serve import server
 
-    server.check_address(args.host, key)  # Before a weight is read.
+    check_address(args.host, key)  # Before a weight is read.
     server.check_installed()
     return _serve(args, key)
   except (ImportError, OSError, ValueError) as error:
