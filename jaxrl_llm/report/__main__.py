@@ -94,7 +94,7 @@ def _serve(args: argparse.Namespace, *, compares: bool) -> None:
     raise ValueError(f"--host={host} --port={port}: {error}; {expected}") from error
   logging.basicConfig(level=logging.ERROR)
   if not is_loopback(host):
-    print(f"note: whoever reaches {host} and has the key can read these runs", file=sys.stderr)
+    print(f"note: everyone who reaches {host} with the key can read these runs", file=sys.stderr)
   waiting = [str(folder) for folder in args.folders if not live.local(folder).exists()]
   note = f" ({', '.join(waiting)}: nothing there yet, the page waits)" if waiting else ""
   print(f"following {', '.join(map(str, args.folders))} at {live.address(server)}{note}; Ctrl-C ends it", flush=True)

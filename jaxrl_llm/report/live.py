@@ -283,7 +283,7 @@ def make_server(
 
 
 def given_key(header: str) -> bytes:
-  """Returns the key of an Authorization header: the password of a browser, or a token; b"" for none.
+  """Returns the password or token of an Authorization header; b"" for none.
 
   Example:
     >>> given_key("Basic bWU6c2VjcmV0"), given_key("bearer secret"), given_key("Basic ?")
