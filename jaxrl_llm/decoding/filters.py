@@ -13,6 +13,12 @@ FilterFn = Callable[..., Float[Array, "*batch V"]]
 # Finite, so that gradients of a removed logit are 0, never NaN; exp(-1e30 - max) is exactly 0.
 REMOVED = -1e30
 
+LEAST_TEMPERATURE = 1e-5
+"""Temperatures below this are 0, because logits divided by them could overflow."""
+
+# Smallest normal float32: as a top-p, it keeps the likeliest token alone, as any below it would.
+_LEAST_MASS = float(jnp.finfo(jnp.float32).tiny)
+
 # Number of bits of a float32 in [0, 2): the sign bit and the highest exponent bit are 0.
 _BITS_BELOW_TWO = 30
 
@@ -76,8 +82,8 @@ def filter_logits(
   Args:
     logits: Logits of the model.
     temperature: Divisor of the logits; 0 keeps only the likeliest token (the first in case of a
-      tie), regardless of the other settings. Entries of an array that are not above 0 count as 0,
-      since a program cannot raise.
+      tie), regardless of the other settings. Numbers below `LEAST_TEMPERATURE` count as 0, and so
+      do those of an array that are none, since a program cannot raise.
     top_k: Number of likeliest tokens to keep, including ties with the last; 0 keeps all.
     top_p: Probability that the smallest set of likeliest tokens to keep, after top-k, must reach; 1
       keeps all.
@@ -99,11 +105,12 @@ def filter_logits(
   temperature, top_k, top_p = map(by_row, (temperature, top_k, top_p))
   scaled = logits.astype(jnp.float32)
   if is_static(temperature):
-    greedy = temperature == 0
-    scaled = scaled if temperature in (0, 1) else scaled / temperature
+    greedy = temperature < LEAST_TEMPERATURE
+    scaled = scaled if greedy or temperature == 1 else scaled / temperature
   else:
-    greedy = ~(temperature > 0)
+    greedy = ~(temperature >= LEAST_TEMPERATURE)
     scaled = scaled / jnp.where(greedy, 1, temperature)
+  top_p = max(top_p, _LEAST_MASS) if is_static(top_p) else jnp.maximum(top_p, _LEAST_MASS)
   is_ranked, is_nucleus = (top_k > 0) & (top_k < size), top_p < 1
   if not is_static(top_k):
     ranks = jnp.where(is_ranked, top_k, size)

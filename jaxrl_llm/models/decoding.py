@@ -102,7 +102,8 @@ def make_steps(
     *,
     positions: Int[Array, "N T *axes"] | None = None,
     images: Images | None = None,
-  ) -> tuple[Float[Array, "N V"], Cache, Int[Array, "N T L K"] | None]:
+    scores_all: bool = False,
+  ) -> tuple[Float[Array, "N *tokens V"], Cache, Int[Array, "N T L K"] | None]:
     model = bind_decoder(weights.rest)
     offsets = jnp.arange(tokens.shape[1])
     here = starts[:, None] + offsets
@@ -115,6 +116,8 @@ def make_steps(
       return model.unembed(x), cache, None if routes is None else routes[:, None]
     spans = Spans(rows, columns)
     x, cache, routes = model.extend(weights.blocks, tokens, here if positions is None else positions, cache, spans, images)
+    if scores_all:
+      return model.unembed(x), cache, routes
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
     return model.unembed(last), cache, routes
 

@@ -58,12 +58,13 @@ class Model(NamedTuple):
       prompts_seen, rows, sequences) -> (float32 logits [B V], cache, routes [B L K] or None)` for
       one more token per row. The caller says what the token sees of the cache; see `View`.
     extend: Function `(weights, tokens [N T], cache, starts [N], counts [N], rows=None, *,
-      positions=None, images=None) -> (float32 logits [N V], cache, routes [N T L K] or None)` for a
-      cache in which token c of a row is in column c: a cache of `grow` alone. Adds the first
-      `counts` of up to T tokens to each of `rows` from column `starts` on, and scores the token
-      after the last one. Rows are 0 to N - 1 if not given; a mesh that splits them counts them in
-      pieces, see `cache.Spans`. Positions are the columns if not given; with images they are
-      [N T 3]. Spans of one row may follow each other in one call.
+      positions=None, images=None, scores_all=False) -> (float32 logits [N V], cache, routes
+      [N T L K] or None)` for a cache in which token c of a row is in column c: a cache of `grow`
+      alone. Adds the first `counts` of up to T tokens to each of `rows` from column `starts` on,
+      and scores the token after the last one, or after each one of given rows with `scores_all`.
+      Rows are 0 to N - 1 if not given; a mesh that splits them counts them in pieces, see
+      `cache.Spans`. Positions are the columns if not given; with images they are [N T 3]. Spans of
+      one row may follow each other in one call.
     logical_axes: Params tree with a tuple of logical axis names in place of each array. The axes of
       stacked blocks begin with `layers`.
     num_params: Number of weights.
@@ -85,7 +86,7 @@ class Model(NamedTuple):
   map_prompts: Callable[..., Cache]
   decoding_weights: Callable[[Params], DecodingWeights]
   decode: Callable[..., tuple[Float[Array, "B V"], Cache, Int[Array, "B L K"] | None]]
-  extend: Callable[..., tuple[Float[Array, "N V"], Cache, Int[Array, "N T L K"] | None]]
+  extend: Callable[..., tuple[Float[Array, "N *tokens V"], Cache, Int[Array, "N T L K"] | None]]
   logical_axes: PyTree
   num_params: int
   mesh: Mesh | None = None

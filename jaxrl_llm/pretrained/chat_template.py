@@ -7,6 +7,7 @@ and sees only text.
 import datetime
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ default of Meta's templates, as they are without a clock.
 INPUTS = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables of a template that are no options."""
 
-_ANSWER = "Twelve."
+_ANSWER, _MARK = "Twelve.", "7301946"
 _EXCHANGE = ({"role": "user", "content": "How many?"}, {"role": "assistant", "content": _ANSWER})
 
 
@@ -196,22 +197,46 @@ def next_messages(template: ChatTemplate, messages: Sequence[Message], turn_end_
   return tail.lstrip(" ").removeprefix(turn_end_token or "")
 
 
-def left_out(template: ChatTemplate, messages: Sequence[Message], *, first: int = 0) -> Message | None:
+def left_out(
+  template: ChatTemplate, messages: Sequence[Message], *, first: int = 0, write: Callable[[Sequence[Message]], str] | None = None
+) -> Message | None:
   """Returns the first message whose content changes nothing in what the template writes.
+
+  Those with calls of tools do not count, because templates may write the calls alone.
 
   Args:
     template: Template to render.
     messages: Messages of the conversation, with texts as contents.
     first: Number of the first message to try.
+    write: Function from messages to the text of the conversation; None for `render`.
+
+  Raises:
+    ValueError: If the template does not render the conversation. One line.
 
   Example:
     >>> template = ChatTemplate("{{ messages[0].content | tojson }}", "example", {})
     >>> left_out(template, [{"role": "user", "content": 'a "b"'}, {"role": "tool", "content": "c"}])
     {'role': 'tool', 'content': 'c'}
   """
-  text = render(template, messages)
-  for i in range(first, len(messages)):
+  write = functools.partial(render, template) if write is None else write
+  text = write(messages)
+  tried = [i for i in range(first, len(messages)) if not messages[i].get("tool_calls")]
+  for i in _suspects(messages, tried, write):
     other = {**messages[i], "content": f"0{messages[i]['content']}"}
-    if render(template, [*messages[:i], other, *messages[i + 1 :]]) == text:
+    if write([*messages[:i], other, *messages[i + 1 :]]) == text:
       return messages[i]
   return None
+
+
+def _suspects(messages: Sequence[Message], tried: Sequence[int], write: Callable[[Sequence[Message]], str]) -> list[int]:
+  """Returns which of the tried messages are not written as they are, by one conversation of marks.
+
+  Each message has a number as its content there, which is the same in JSON and in capitals.
+  """
+  marks = {i: f"{_MARK}{i:06d}" for i in tried}
+  try:
+    text = write([{**message, "content": marks[i]} if i in marks else message for i, message in enumerate(messages)])
+  except ValueError:  # A template that demands some form of contents.
+    return list(tried)
+  written = set(re.findall(rf"{_MARK}[0-9]{{6}}", text))
+  return [i for i in tried if marks[i] not in written]

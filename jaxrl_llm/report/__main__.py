@@ -3,11 +3,13 @@
 import argparse
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_llm.devices.addresses import KEY_VARIABLE, check_address, is_loopback
 from jaxrl_llm.messages import refuse
 from jaxrl_llm.report import SOURCES, write_figure, write_report
 from jaxrl_llm.report.comparison.page import load_arms, write_comparison
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--serve", action="store_true", help="follow the runs in the browser until Ctrl-C")
   parser.add_argument("--host", help="address that --serve listens on; default: 127.0.0.1, for this machine alone")
+  key = f"key that --serve asks browsers for as a password; default: {KEY_VARIABLE} of the environment; other addresses need one"
+  parser.add_argument("--api_key", help=key)
   parser.add_argument("--port", type=int, help=f"port that --serve listens on, 0 for a free one; default: {_PORT}")
   args = parser.parse_args(argv)
   given = args.folders
@@ -51,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.serve:
       _serve(args, compares=not alone)
       return 0
-    if (args.host, args.port) != (None, None):
-      raise ValueError("--host, --port: found no --serve, without which they have no effect; add it or leave them out")
+    if (args.host, args.port, args.api_key) != (None,) * 3:
+      raise ValueError("--host, --port, --api_key: found no --serve, without which they have no effect; add it or leave them out")
     args.folders = [localize(folder, checkpoints=False) for folder in given]
     if alone and any((args.folders[0] / name).is_file() for name in SOURCES):
       page = write_report(args.folders[0])
@@ -81,14 +85,16 @@ def _serve(args: argparse.Namespace, *, compares: bool) -> None:
       raise ValueError(f"{folder}: found a file, expected the folder of a run or of a sweep, which may not exist yet")
   followed = live.Followed(tuple(args.folders), args.title or "", args.metrics or (), compares and len(args.folders) == 1)
   host, port = args.host or "127.0.0.1", _PORT if args.port is None else args.port
+  key = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE) or None
+  check_address(host, key)
   try:
-    server = live.make_server(followed, host=host, port=port)
+    server = live.make_server(followed, host=host, port=port, api_key=key)
   except (OSError, OverflowError) as error:
     expected = "expected an address of this machine and a free port, such as --port=0"
     raise ValueError(f"--host={host} --port={port}: {error}; {expected}") from error
   logging.basicConfig(level=logging.ERROR)
-  if host not in ("127.0.0.1", "localhost", "::1"):
-    print(f"note: everyone who reaches {host} can read these runs", file=sys.stderr)
+  if not is_loopback(host):
+    print(f"note: everyone who reaches {host} with the key can read these runs", file=sys.stderr)
   waiting = [str(folder) for folder in args.folders if not live.local(folder).exists()]
   note = f" ({', '.join(waiting)}: nothing there yet, the page waits)" if waiting else ""
   print(f"following {', '.join(map(str, args.folders))} at {live.address(server)}{note}; Ctrl-C ends it", flush=True)

@@ -7,17 +7,24 @@ none. The page asks for its data every few seconds; as long as no file has chang
 empty.
 """
 
+import base64
 import contextlib
 import hashlib
+import hmac
 import http.server
+import io
 import json
+import math
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_llm.devices.addresses import check_address
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.report import TEMPLATES, page
 from jaxrl_llm.report.comparison import page as page_lib
@@ -34,7 +41,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """Names under which a browser may reach a server on this machine. A page of another site whose name
 has been pointed here is refused, since it could read the answers."""
 
-_PATIENCE_S = 30.0  # For a connection that says nothing.
+_PATIENCE_S = 30.0  # For the head of a request, and for a client to read a part of its answer.
+_MOST_CONNECTIONS = 64  # Each of them has a thread.
 _SOURCE = "The server of jaxrl_llm.report sends new rows as they are written."
 
 
@@ -147,28 +155,71 @@ def build_live_page(data: Mapping[str, Any]) -> str:
   return page.build_page(template, (*scripts, "live.js"), data, asks_for_more=True)
 
 
-def make_server(followed: Followed, *, host: str = "127.0.0.1", port: int = 0) -> http.server.ThreadingHTTPServer:
+class _Head(socket.SocketIO):
+  """What a connection sends, with a limit on the time for the whole head of a request."""
+
+  def __init__(self, connection: socket.socket):
+    super().__init__(connection, "r")
+    self.connection, self.deadline = connection, math.inf
+
+  def begin(self) -> None:
+    """Begins the time of a head."""
+    self.deadline = time.monotonic() + _PATIENCE_S
+
+  def readinto(self, buffer: Any) -> int | None:
+    """Reads what has arrived, and waits for it until the deadline."""
+    self.connection.settimeout(max(self.deadline - time.monotonic(), 1e-3))
+    try:
+      return self.connection.recv_into(buffer)
+    finally:
+      self.connection.settimeout(_PATIENCE_S)
+
+
+def make_server(
+  followed: Followed, *, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
+) -> http.server.ThreadingHTTPServer:
   """Makes a server that is bound to its address; `serve_forever` runs it.
 
   Args:
     followed: What it shows.
     host: Address to listen on.
     port: Port, or 0 for a free one.
+    api_key: Key that a browser asks for as a password; None for none, on this machine alone.
 
   Raises:
     OSError: If the address cannot be used.
+    ValueError: If others reach the host and there is no key. One line.
   """
+  check_address(host, api_key)
   read = make_reader(followed)
+  names = dict.fromkeys([*LOOPBACK, f"[{host}]" if ":" in host else host.lower()])
 
   class Handler(http.server.BaseHTTPRequestHandler):
     """The answers to one connection."""
 
     timeout, protocol_version, server_version, sys_version = _PATIENCE_S, "HTTP/1.1", "jaxrl_llm", ""
 
+    def setup(self) -> None:
+      super().setup()
+      self.head = _Head(self.connection)
+      self.rfile = io.BufferedReader(self.head)
+
+    def handle_one_request(self) -> None:
+      self.head.begin()
+      super().handle_one_request()
+
+    def do_HEAD(self) -> None:
+      self.do_GET()
+
     def do_GET(self) -> None:
-      name = re.sub(r":\d*$", "", self.headers.get("Host") or "")
-      if host in ("127.0.0.1", "localhost", "::1") and name not in LOOPBACK:
-        return self.reply(HTTPStatus.FORBIDDEN, f"found the host {name!r}, expected {' or '.join(LOOPBACK)}")
+      if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
+        self.close_connection = True  # The body would be taken for the next request.
+        self.rfile.read1()  # Unread, it would reset the connection before the answer arrives.
+      name = re.sub(r":\d*$", "", self.headers.get("Host") or "").lower()
+      if api_key is None and name not in names:
+        return self.reply(HTTPStatus.FORBIDDEN, f"found the host {name!r}, expected {' or '.join(names)}")
+      if api_key is not None and not hmac.compare_digest(given_key(self.headers.get("Authorization", "")), api_key.encode()):
+        return self.reply(HTTPStatus.UNAUTHORIZED, "found no key or a wrong one, expected that of the server as the password")
       route = re.fullmatch(r"/(?:runs/([0-9]{1,6})/)?(data)?", self.path)
       if route is None:
         return self.reply(HTTPStatus.NOT_FOUND, "there is no such page")
@@ -191,12 +242,16 @@ def make_server(followed: Followed, *, host: str = "127.0.0.1", port: int = 0) -
       self.send_response(status)
       headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
       headers |= {"Cross-Origin-Resource-Policy": "same-origin", "X-Frame-Options": "DENY"}
+      if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Basic realm="runs", charset="UTF-8"'
+      if self.close_connection:
+        headers["Connection"] = "close"
       if status != HTTPStatus.NOT_MODIFIED:
         headers |= {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
       for name, value in headers.items():
         self.send_header(name, value)
       self.end_headers()
-      if status != HTTPStatus.NOT_MODIFIED:
+      if status != HTTPStatus.NOT_MODIFIED and self.command != "HEAD":
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
@@ -206,11 +261,41 @@ def make_server(followed: Followed, *, host: str = "127.0.0.1", port: int = 0) -
     """The server; a browser that goes away in the middle of an answer is no error."""
 
     daemon_threads = True
+    address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+      if self.places.acquire(blocking=False):
+        super().process_request(request, client_address)
+      else:
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+      try:
+        super().process_request_thread(request, client_address)
+      finally:
+        self.places.release()
 
     def handle_error(self, *_: Any) -> None:
       """Says nothing."""
 
   return Server((host, port), Handler)
+
+
+def given_key(header: str) -> bytes:
+  """Returns the password or token of an Authorization header; b"" for none.
+
+  Example:
+    >>> given_key("Basic bWU6c2VjcmV0"), given_key("bearer secret"), given_key("Basic ?")
+    (b'secret', b'secret', b'')
+  """
+  scheme, _, value = header.partition(" ")
+  if scheme.lower() == "bearer":
+    return value.strip().encode()
+  try:
+    return base64.b64decode(value, validate=True).partition(b":")[2] if scheme.lower() == "basic" else b""
+  except ValueError:
+    return b""
 
 
 def address(server: http.server.ThreadingHTTPServer) -> str:

@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from jaxrl_llm.devices.addresses import KEY_VARIABLE, check_address
 from jaxrl_llm.messages import one_line, refuse
 
-KEY_VARIABLE = "JAXRL_LLM_API_KEY"
 _DEFAULT_CONTEXT = 4096
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
   try:
     from jaxrl_llm.serve import server
 
-    server.check_address(args.host, key)  # Before a weight is read.
+    check_address(args.host, key)  # Before a weight is read.
     server.check_installed()
     return _serve(args, key)
   except (ImportError, OSError, ValueError) as error:
@@ -45,6 +45,7 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
   from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.run.jobs.serving import open_checkpoint
   from jaxrl_llm.serve import server
+  from jaxrl_llm.serve.calls import MAX_LIKELIEST
 
   compilation_cache.cache_compilations()
   xla_flags.set_flags()
@@ -55,14 +56,14 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
     raise ValueError(f"--context: found {context:,}, expected at most {positions:,}, the positions of the model")
   if args.return_routed_experts and opened.model.config.experts is None:
     raise ValueError("--return_routed_experts: found a model without experts, expected one with them, or no such flag")
-  options = dict(slots=args.slots, context=context, max_requests=args.max_requests)
+  options = dict(slots=args.slots, context=context, max_requests=args.max_requests, likeliest=MAX_LIKELIEST)
   options |= dict(records_routes=args.return_routed_experts, records_kept=args.return_sampling_mask)
   engine = make_engines(opened.model, opened.params, tokenizer=opened.tokenizer, version=opened.version, **options)
   ended = threading.Event()
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: ended.set())
   try:
-    address = dict(host=args.host, port=args.port, api_key=key)
+    address = dict(host=args.host, port=args.port, api_key=key, tells_cached=args.report_cached_tokens or None)
     vocab_size = opened.model.config.vocab_size
     service = server.start(engine, opened.tokenizer, name=args.name or opened.name, vocab_size=vocab_size, **address)
     try:
@@ -97,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--tensor", type=_whole, default=1, help=tensor)
   parser.add_argument("--max_requests", type=_whole, default=256, help="most open requests; default: %(default)s")
   parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of published weights; default: float32")
+  cached = "tell clients how many tokens of their prompts were cached, from which they can guess what others have asked"
+  parser.add_argument("--report_cached_tokens", action="store_true", help=f"{cached}; default: only without a key")
   routes = "return the experts of every token with /inference/v1/generate, for a trainer that replays them"
   parser.add_argument("--return_routed_experts", action="store_true", help=routes)
   kept = "return the ids that top-k and top-p left to draw each token from, with /inference/v1/generate"

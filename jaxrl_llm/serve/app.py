@@ -2,24 +2,28 @@
 
 import asyncio
 import hmac
+import re
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl_llm.decoding.engine.requests import Engine
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine
 from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.serve import answers, calls
 from jaxrl_llm.serve import completions as completions_lib
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.completions import State
-from jaxrl_llm.serve.exchange import Gone, header, read_body, refuse, reply, send_bytes
+from jaxrl_llm.serve.exchange import Arriving, Gone, header, read_body, refuse, reply, send_bytes
 from jaxrl_llm.serve.refusals import Refusal, broken, busy, hint
 from jaxrl_llm.serve.text import make_spelling
 
 _MIB = 2**20
 _BYTES_PER_TOKEN = 16
+_MODELS = "/v1/models/"
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class Rules(NamedTuple):
@@ -30,7 +34,7 @@ class Rules(NamedTuple):
     hosts: Names under which browsers may reach a service without a key, so that no page of another
       site can read its answers.
     body_seconds: Time for the body of a request to arrive, in seconds.
-    reading: Largest number of requests whose bodies are read at the same time.
+    reading: Largest number of bodies that arrive at the same time, and of those that are parsed.
   """
 
   api_key: str | None = None
@@ -69,13 +73,19 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
   # Parsing, templates and tokenizers, which must not hold up other clients.
   pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="serve")
   most_bytes = _MIB + _BYTES_PER_TOKEN * served.limits.context
-  counts = {"open": 0, "reading": 0}
-  state = State()
+  counts = {"open": 0, "parsing": 0}
+  state, arriving = State(), Arriving(rules.reading)
+
+  def card() -> dict[str, Any]:
+    values = {"id": served.name, "object": "model", "created": created, "owned_by": "jaxrl_llm", "max_model_len": served.limits.context}
+    return values | {"has_chat_template": served.chat_template is not None}
 
   async def models(scope: Any, receive: Any, send: Any) -> None:
-    card = {"id": served.name, "object": "model", "created": created, "owned_by": "jaxrl_llm", "max_model_len": served.limits.context}
-    card["has_chat_template"] = served.chat_template is not None
-    await reply(send, 200, {"object": "list", "data": [card]})
+    await reply(send, 200, {"object": "list", "data": [card()]})
+
+  async def model(scope: Any, receive: Any, send: Any) -> None:
+    calls.check_model(scope["path"].removeprefix(_MODELS), served)
+    await reply(send, 200, card())
 
   async def health(scope: Any, receive: Any, send: Any) -> None:
     if state.failure:
@@ -94,31 +104,41 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
   async def post(parse: Callable[..., Call], answer: Callable[..., Awaitable[None]], scope: Any, receive: Any, send: Any) -> None:
     if header(scope, b"content-type").split(b";")[0].strip().lower() != b"application/json":
       raise Refusal(415, "content-type: expected application/json", code="unsupported_media_type")
-    if counts["reading"] >= rules.reading:
-      raise busy(f"{rules.reading} requests are arriving, expected fewer; try again")
-    counts["reading"] += 1
+    body = await read_body(scope, receive, most_bytes, rules.body_seconds, arriving)
+    if counts["parsing"] >= rules.reading:
+      raise busy(f"{rules.reading} requests are being read, expected fewer; try again")
+    counts["parsing"] += 1
     try:
-      body = await read_body(scope, receive, most_bytes, rules.body_seconds)
       call = await asyncio.get_running_loop().run_in_executor(pool, read, parse, body)
     finally:
-      counts["reading"] -= 1
+      counts["parsing"] -= 1
+    call = call._replace(request_id=call.request_id or scope["request_id"])
     await completions_lib.draw(engine, call, pool, receive, partial(answer, send, call), state)
 
+  def texts_of(call: Call, completions: Sequence[Decoded]) -> list[tuple[str, str | None]]:
+    return [completions_lib.text_of(call, i, spelling, completion) for i, completion in enumerate(completions)]
+
+  def header_of(completions: Sequence[Decoded]) -> tuple[tuple[str, str], ...]:
+    return answers.version_header(version for completion in completions for version, _ in answers.versions(completion))
+
   async def answer_generate(send: Any, call: Call, events: asyncio.Queue) -> None:
-    await reply(send, 200, answers.generated(call, await completions_lib.whole(call, events, state)))
+    completions = await completions_lib.whole(call, events, state)
+    strings = [string for _, string in texts_of(call, completions)] if call.requests[0].stops else [None] * len(completions)
+    await reply(send, 200, answers.generated(call, served, completions, strings), header_of(completions))
 
   async def answer_openai(send: Any, call: Call, events: asyncio.Queue) -> None:
     if call.stream:
       await completions_lib.stream(send, call, events, served, spelling, state)
       return
     completions = await completions_lib.whole(call, events, state)
-    texts = [completions_lib.text_of(call, i, spelling, completion) for i, completion in enumerate(completions)]
-    await reply(send, 200, answers.whole(call, served, spelling, completions, texts))
+    answer = answers.whole(call, served, spelling, completions, texts_of(call, completions))
+    await reply(send, 200, answer, header_of(completions))
 
   routes = {
     ("GET", "/"): front,
     ("GET", "/health"): health,
     ("GET", "/v1/models"): models,
+    ("GET", _MODELS): model,
     ("POST", "/inference/v1/generate"): partial(post, calls.generate, answer_generate),
     ("POST", "/v1/chat/completions"): partial(post, calls.chat, answer_openai),
     ("POST", "/v1/completions"): partial(post, calls.completion, answer_openai),
@@ -129,11 +149,18 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
       return
     counts["open"] += 1
     is_started = is_read = False
+    given = header(scope, b"x-request-id")
+    scope = {**scope, "request_id": given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex}
+
+    async def named(message: Any) -> None:
+      if message["type"] == "http.response.start":
+        message = {**message, "headers": [*message["headers"], (b"x-request-id", scope["request_id"].encode())]}
+      await send(message)
 
     async def sending(message: Any) -> None:
       nonlocal is_started
       is_started = True
-      await send(message)
+      await named(message)
 
     async def receiving() -> Any:
       nonlocal is_read
@@ -146,13 +173,13 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
     except Gone:
       return
     except Refusal as refusal:
-      await refuse(refusal, scope, receiving, send, is_read=is_read)
+      await refuse(refusal, scope, receiving, named, is_read=is_read)
     except Exception as error:
       print(f"error: {shown(scope['path'])}: {one_line(error)}", file=sys.stderr, flush=True)
       # Else the server cuts the connection, so that the client sees an end too early.
       if not is_started:
         failure = Refusal(500, "the service failed on this request; its log says why", kind="server_error")
-        await refuse(failure, scope, receiving, send, is_read=is_read)
+        await refuse(failure, scope, receiving, named, is_read=is_read)
     finally:
       counts["open"] -= 1
 
@@ -166,15 +193,20 @@ def _route(routes: Mapping[tuple[str, str], Callable[..., Any]], rules: Rules, s
     Refusal: If the client may not ask, or asks for what is not there.
   """
   path, method = scope["path"], "GET" if scope["method"] == "HEAD" else scope["method"]
+  if header(scope, b"transfer-encoding") and header(scope, b"content-length"):
+    # A proxy may believe the other one, and take what follows for the request of another client.
+    raise Refusal(400, "content-length: found with transfer-encoding, expected one of them", code="two_lengths")
   if rules.api_key is None:
     _check_host(header(scope, b"host").decode("latin-1"), rules.hosts)
   elif path not in ("/", "/health"):
     given = header(scope, b"authorization")
+    scheme, _, key = given.partition(b" ")
     # In constant time, so that the time of a refusal tells nothing of the key.
-    if not hmac.compare_digest(given, b"Bearer " + rules.api_key.encode()):
+    if not hmac.compare_digest(key.strip(b" "), rules.api_key.encode()) or scheme.lower() != b"bearer":
       what = "a wrong API key" if given else "no API key"
       message = f"found {what}, expected the header Authorization: Bearer KEY"
       raise Refusal(401, message, code="invalid_api_key", headers=(("www-authenticate", "Bearer"),))
+  path = _MODELS if path.startswith(_MODELS) and path != _MODELS else path
   if handler := routes.get((method, path)):
     return handler
   if allowed := [name for name, known in routes if known == path]:

@@ -7,29 +7,37 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_llm.decoding.engine.requests import EngineLimits, Request
+from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE
 from jaxrl_llm.messages import one_line, shown
-from jaxrl_llm.pretrained.chat_messages import opening_text
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import fields
-from jaxrl_llm.serve.conversation import read_messages, with_options
+from jaxrl_llm.serve.conversation import opening, read_messages, with_options
 from jaxrl_llm.serve.refusals import Refusal, hint, wrong
 from jaxrl_llm.serve.tools import read_tools
 from jaxrl_llm.text_types import Tokenizer
 
 MAX_CHOICES = 128
 MAX_STOPS, LONGEST_STOP, MAX_STOP_IDS, LONGEST_SALT = 32, 128, 64, 256
+MAX_LIKELIEST = 20  # As in vLLM, and in OpenAI's chats.
 MAX_SEED = 2**64 - 1  # Any seed of a run's own requests.
 _DEFAULT_COMPLETION_TOKENS = 16
 _CHARACTERS_PER_TOKEN = 16
+_DEEPEST, _LONGEST_ID = 64, 128
 
 _SAMPLING = frozenset(
-  "ignore_eos logprobs max_tokens n seed skip_special_tokens stop stop_token_ids temperature top_k top_p".split()
+  "ignore_eos logprobs max_tokens min_tokens n seed skip_special_tokens stop stop_token_ids temperature top_k top_p".split()
 )
-_EXPERTS_START = "routed_experts_prompt_start"
-_GENERATE = frozenset("cache_salt model return_token_ids sampling_params stream token_ids".split())
-_OPENAI = _SAMPLING | frozenset("cache_salt model return_token_ids return_tokens_as_token_ids stream stream_options".split())
-_CHAT = _OPENAI | frozenset("chat_template_kwargs max_completion_tokens messages tool_choice tools".split())
-_COMPLETION = _OPENAI | {"prompt"}
+_EXPERTS_START, _PROMPT_SCORES = "routed_experts_prompt_start", "prompt_logprobs"
+_GENERATE = frozenset("cache_salt model request_id return_token_ids sampling_params stream token_ids".split())
+_OPENAI = _SAMPLING | frozenset("cache_salt model request_id return_token_ids return_tokens_as_token_ids stream stream_options".split())
+_CHAT = _OPENAI | frozenset(
+  "chat_template_kwargs max_completion_tokens messages parallel_tool_calls tool_choice tools top_logprobs".split()
+)
+_COMPLETION = _OPENAI | {"echo", "prompt"}
+# A route without text has no stop string to include, and one without a stream has whole answers.
+_NEUTRAL_OF_IDS = fields.NEUTRAL | {"include_stop_str_in_output": (False, True), "output_kind": (0, 1, 2)}
+_NEUTRAL_OF_TEXT = fields.NEUTRAL | {"add_special_tokens": (True,)}
+_NEUTRAL_OF_CHAT = fields.NEUTRAL | {"add_special_tokens": (False,)}
 
 
 class Served(NamedTuple):
@@ -40,12 +48,15 @@ class Served(NamedTuple):
     tokenizer: Tokenizer of the checkpoint.
     limits: Limits of the engine.
     vocab_size: Number of ids that the model reads and draws, at least those of the tokenizer.
+    tells_cached: Whether answers tell how many tokens of a prompt were cached, which tells a client
+      what others have asked.
   """
 
   name: str
   tokenizer: Tokenizer
   limits: EngineLimits
   vocab_size: int
+  tells_cached: bool = True
 
   @property
   def chat_template(self) -> ChatTemplate | None:
@@ -82,12 +93,17 @@ class Call(NamedTuple):
     form: Format of the answer; None for that of `/inference/v1/generate`.
     stream: Whether to send the completion while it is drawn.
     usage: Whether a stream ends with the numbers of tokens.
+    running_usage: Whether each chunk of a stream has the numbers of tokens so far.
     logprobs: Whether to return log-probabilities.
     names_ids: Whether log-probabilities name tokens by id, as "token_id:N".
     returns_ids: Whether to return the token ids of prompt and completion.
     skip_special: Whether the text leaves out special tokens.
     routes_from: Number of the first token whose experts are returned, if the engine records them.
     tools: Tools whose calls are read from completions.
+    one_tool: Whether only the first call of a completion counts.
+    request_id: Name of the call in its answer; "" for one that is made up.
+    echo: Whether the text and its log-probabilities begin with those of the prompt.
+    is_cut: Whether the completion is left out.
   """
 
   prompts: list[list[int]]
@@ -95,12 +111,17 @@ class Call(NamedTuple):
   form: Format | None = None
   stream: bool = False
   usage: bool = False
+  running_usage: bool = False
   logprobs: bool = False
   names_ids: bool = False
   returns_ids: bool = False
   skip_special: bool = True
   routes_from: int = 0
   tools: tuple[Mapping[str, Any], ...] = ()
+  one_tool: bool = False
+  request_id: str = ""
+  echo: bool = False
+  is_cut: bool = False
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -124,9 +145,20 @@ def parse_json(body: bytes) -> dict[str, Any]:
   # Deep nesting exhausts the stack of the parser.
   except (ValueError, RecursionError) as error:
     raise Refusal(400, f"the body is not JSON ({one_line(error)})", code="invalid_json") from error
+  if _is_deep(values):
+    raise Refusal(400, f"the body is nested more than {_DEEPEST} deep", code="invalid_json")
   if not isinstance(values, dict):
     raise Refusal(400, f"the body is a JSON {type(values).__name__}, expected an object", code="invalid_json")
   return values
+
+
+def _is_deep(value: Any) -> bool:
+  """Returns whether a JSON value is nested too deeply for what walks through it."""
+  level = [value]
+  for _ in range(_DEEPEST):
+    inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+    level = [x for part in inner for x in part if isinstance(x, dict | list)]
+  return bool(level)
 
 
 def generate(values: Mapping[str, Any], served: Served) -> Call:
@@ -135,20 +167,25 @@ def generate(values: Mapping[str, Any], served: Served) -> Call:
   Raises:
     Refusal: If a field is wrong.
   """
-  fields.check_names(values, _GENERATE)
-  _check_model(values, served)
+  fields.check_names(values, _GENERATE, neutral=_NEUTRAL_OF_IDS)
+  check_model(fields.text(values, "model", served.name, most=1000), served)
   sampling = values.get("sampling_params", {})
   if not isinstance(sampling, dict):
     raise wrong("sampling_params", sampling, "an object")
-  fields.check_names(sampling, _SAMPLING | {_EXPERTS_START}, inside="sampling_params.")
+  fields.check_names(sampling, _SAMPLING | {_EXPERTS_START, _PROMPT_SCORES}, inside="sampling_params.", neutral=_NEUTRAL_OF_IDS)
   if fields.flag(values, "stream", False):
     raise wrong("stream", True, "false; the other routes stream")
   prompt = _prompt_ids(values.get("token_ids"), "token_ids", served)
-  make = _request_maker(sampling, served, salt=_salt(values), budget=None, inside="sampling_params.")
-  logprobs = fields.whole(sampling, "logprobs", None, low=0, high=1, inside="sampling_params.") is not None
+  inside = "sampling_params."
+  scores = _scores(sampling, _PROMPT_SCORES, served, scored=0, inside=inside)
+  likeliest = _scores(sampling, "logprobs", served, scored=2, inside=inside)
+  # Trainers ask for 1, and read the drawn token's under the distribution it was drawn from.
+  scored = likeliest if likeliest is not None and likeliest > 1 else None
+  make = _request_maker(sampling, served, salt=_salt(values), budget=None, inside=inside, likeliest=scored, prompt_likeliest=scores)
   routes_from = fields.whole(sampling, _EXPERTS_START, 0, low=0, high=len(prompt), inside="sampling_params.")
   returns_ids = fields.flag(values, "return_token_ids", False)
-  return Call([prompt], make(prompt), logprobs=logprobs, names_ids=True, returns_ids=returns_ids, routes_from=routes_from)
+  options = dict(names_ids=True, returns_ids=returns_ids, routes_from=routes_from, request_id=_request_id(values))
+  return Call([prompt], make(prompt), logprobs=likeliest is not None, **options)
 
 
 def completion(values: Mapping[str, Any], served: Served) -> Call:
@@ -157,15 +194,20 @@ def completion(values: Mapping[str, Any], served: Served) -> Call:
   Raises:
     Refusal: If a field is wrong.
   """
-  fields.check_names(values, _COMPLETION)
-  _check_model(values, served)
-  prompts = _prompts(values.get("prompt"), served)
-  make = _request_maker(values, served, salt=_salt(values), budget=_DEFAULT_COMPLETION_TOKENS)
+  fields.check_names(values, _COMPLETION, neutral=_NEUTRAL_OF_TEXT)
+  check_model(fields.text(values, "model", served.name, most=1000), served)
+  prompts, echo = _prompts(values.get("prompt"), served), fields.flag(values, "echo", False)
+  likeliest = _scores(values, "logprobs", served, scored=0 if echo else 2)
+  if echo and fields.flag(values, "stream", False):
+    raise wrong("stream", True, "false with echo", code="unsupported_field")
+  scores = dict(likeliest=_of_text(likeliest, values, served), prompt_likeliest=likeliest if echo else None)
+  make = _request_maker(values, served, salt=_salt(values), budget=_DEFAULT_COMPLETION_TOKENS, least=0 if echo else 1, **scores)
   requests = [request for prompt in prompts for request in make(prompt)]
   if len(requests) > served.limits.requests:
     raise wrong("prompt", f"{len(requests)} completions", f"at most {served.limits.requests}, the open requests of the service")
-  logprobs = fields.whole(values, "logprobs", None, low=0, high=1) is not None
-  return Call(prompts, requests, COMPLETION, logprobs=logprobs, **_options(values))
+  # A completion of no tokens is drawn and left out.
+  is_cut = values.get("max_tokens") == 0
+  return Call(prompts, requests, COMPLETION, logprobs=likeliest is not None, echo=echo, is_cut=is_cut, **_options(values))
 
 
 def chat(values: Mapping[str, Any], served: Served) -> Call:
@@ -174,28 +216,27 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
   Raises:
     Refusal: If a field is wrong, or the checkpoint has no chat template.
   """
-  fields.check_names(values, _CHAT)
-  _check_model(values, served)
+  fields.check_names(values, _CHAT, neutral=_NEUTRAL_OF_CHAT)
+  check_model(fields.text(values, "model", served.name, most=1000), served)
   template = served.chat_template
   if template is None:
     raise Refusal(400, "the checkpoint has no chat template; call /v1/completions with a prompt", code="no_chat_template")
   template = with_options(template, values.get("chat_template_kwargs"))
   messages, tools = read_messages(values.get("messages"), most=served.limits.context), read_tools(values)
-  try:
-    text = opening_text(messages, tools, template)
-  except ValueError as error:
-    # The error's own text names the file of the template.
-    reason = one_line(error.__cause__ or "it cannot be rendered", typed=False)
-    raise Refusal(400, f"messages: the checkpoint's chat template refuses the conversation ({reason})", field="messages") from error
+  text = opening(messages, tools, template)
   prompt = _checked(_encode(text, "messages", served), "messages", served)
-  budget = {"max_tokens": values.get("max_completion_tokens")} if values.get("max_completion_tokens") is not None else {}
-  field = "max_completion_tokens" if budget else "max_tokens"
-  make = _request_maker({**values, **budget}, served, salt=_salt(values), budget=None, budget_field=field)
-  return Call([prompt], make(prompt), CHAT, logprobs=fields.flag(values, "logprobs", False), tools=tools, **_options(values))
+  field = "max_tokens" if values.get("max_completion_tokens") is None else "max_completion_tokens"
+  logprobs, one_tool = fields.flag(values, "logprobs", False), not fields.flag(values, "parallel_tool_calls", True)
+  alternatives = _scores(values, "top_logprobs", served, scored=1) or 0
+  if alternatives and not logprobs:
+    raise wrong("top_logprobs", alternatives, "0 or null without logprobs: true")
+  likeliest = _of_text(alternatives, values, served) if logprobs else None
+  make = _request_maker(values, served, salt=_salt(values), budget=None, budget_field=field, likeliest=likeliest)
+  return Call([prompt], make(prompt), CHAT, logprobs=logprobs, tools=tools, one_tool=one_tool, **_options(values))
 
 
-def _check_model(values: Mapping[str, Any], served: Served) -> None:
-  name = fields.text(values, "model", served.name, most=1000)
+def check_model(name: str, served: Served) -> None:
+  """Refuses the name of a model that the service does not have."""
   if name != served.name:
     message = f"model: found {shown(name)}, expected {served.name!r}, the only model of this service{hint(name, [served.name])}"
     raise Refusal(404, message, field="model", code="model_not_found")
@@ -208,15 +249,45 @@ def _options(values: Mapping[str, Any]) -> dict[str, bool]:
     raise wrong("stream_options", options, "an object")
   if options:
     fields.check_names(options, ("include_usage", "continuous_usage_stats", "include_obfuscation"), inside="stream_options.")
-    if fields.flag(options, "continuous_usage_stats", False, inside="stream_options."):
-      raise wrong("stream_options.continuous_usage_stats", True, "false")
+    fields.flag(options, "include_obfuscation", False, inside="stream_options.")
+  of_stream = lambda name: fields.flag(options or {}, name, False, inside="stream_options.")
   return dict(
     stream=stream,
-    usage=fields.flag(options or {}, "include_usage", False, inside="stream_options."),
+    usage=of_stream("include_usage"),
+    running_usage=of_stream("continuous_usage_stats"),
+    request_id=_request_id(values),
     names_ids=fields.flag(values, "return_tokens_as_token_ids", False),
     returns_ids=fields.flag(values, "return_token_ids", False),
     skip_special=fields.flag(values, "skip_special_tokens", True),
   )
+
+
+def _request_id(values: Mapping[str, Any]) -> str:
+  return fields.text(values, "request_id", "", most=_LONGEST_ID)
+
+
+def _scores(values: Mapping[str, Any], name: str, served: Served, *, scored: int, inside: str = "") -> int | None:
+  """Reads a number of likeliest tokens, which takes scores from `scored` on; None if there is none.
+
+  Raises:
+    Refusal: If it is no number, or the engine gives no scores and this one takes some.
+  """
+  asked, most = fields.whole(values, name, None, low=0, high=MAX_LIKELIEST, inside=inside), served.limits.likeliest
+  if asked is not None and asked >= scored and (asked > most or not most):
+    expected = f"at most {most}" if most else "no such field: the engine gives no scores"
+    raise wrong(inside + name, asked, expected, code="unsupported_field")
+  return asked
+
+
+def _of_text(likeliest: int | None, values: Mapping[str, Any], served: Served) -> int | None:
+  """Returns the number of likeliest tokens with which the engine scores tokens of a text.
+
+  None means none. The log-probability of a drawn token alone is no score, except at temperature 0,
+  where clients want that of the model. Engines without scores give the one that they have.
+  """
+  temperature = values.get("temperature")
+  is_greedy = isinstance(temperature, int | float) and temperature < LEAST_TEMPERATURE
+  return likeliest if served.limits.likeliest and (likeliest or is_greedy) else None
 
 
 def _salt(values: Mapping[str, Any]) -> str:
@@ -224,17 +295,23 @@ def _salt(values: Mapping[str, Any]) -> str:
 
 
 def _request_maker(
-  values: Mapping[str, Any], served: Served, *, salt: str, budget: int | None, budget_field: str = "max_tokens", inside: str = ""
-) -> Callable[[list[int]], list[Request]]:
+  values: Mapping[str, Any], served: Served, *, salt: str, budget: int | None, budget_field: str = "max_tokens", inside: str = "",
+  least: int = 1, likeliest: int | None = None, prompt_likeliest: int | None = None,
+) -> Callable[[list[int]], list[Request]]:  # fmt: skip
   """Returns the function from a prompt to its requests.
 
   Args:
     values: Fields of the sampling.
     served: Checkpoint.
     salt: Salt of cached prefixes.
-    budget: Default budget of a completion, in tokens; None fills the context.
+    budget: Default budget of a completion, in tokens; None fills the context, beyond which no
+      completion goes.
     budget_field: Name under which the client gave the budget.
     inside: Dotted path in front of the names.
+    least: Least budget of a client.
+    likeliest: Number of likeliest tokens in the score of each drawn token; None for no scores.
+    prompt_likeliest: Number of likeliest tokens in the score of each token of the prompt; None for
+      no scores.
   """
   tokenizer, context = served.tokenizer, served.limits.context
   temperature = fields.number(values, "temperature", 1.0, low=0, high=100, inside=inside)
@@ -252,19 +329,20 @@ def _request_maker(
   own = fields.ids(given, f"{inside}stop_token_ids", vocab_size=served.vocab_size, most=MAX_STOP_IDS, empty=True)
   ends = () if fields.flag(values, "ignore_eos", False, inside=inside) else tokenizer.stop_ids
   fields.flag(values, "skip_special_tokens", True, inside=inside)
-  asked = fields.whole(values, "max_tokens", None, low=1, high=2**63, inside=inside)
+  asked = fields.whole(values, budget_field, None, low=least, high=2**63, inside=inside)
+
+  min_tokens = fields.whole(values, "min_tokens", 0, low=0, high=2**63, inside=inside)
+  if min_tokens and stops:
+    raise wrong(f"{inside}min_tokens", min_tokens, "0 with stop strings; stop ids go with it", code="unsupported_field")
 
   def make(prompt: list[int]) -> list[Request]:
     room = context - len(prompt)
-    if asked is not None and asked > room:
-      message = (
-        f"{inside}{budget_field}: found {asked:,}, expected at most {room:,}: this model's maximum context length is "
-        f"{context:,} tokens, and the prompt has {len(prompt):,}"
-      )
-      raise Refusal(400, message, field=inside + budget_field, code="context_length_exceeded")
+    most = min(budget or room if asked is None else max(asked, 1), room)
+    if min_tokens > most:
+      raise wrong(f"{inside}min_tokens", min_tokens, f"at most {most}, the budget")
     request = Request(
       tokens=prompt,
-      max_tokens=asked or (room if budget is None else min(budget, room)),
+      max_tokens=most,
       temperature=temperature,
       top_k=top_k if top_k < served.vocab_size else 0,
       top_p=top_p,
@@ -272,8 +350,11 @@ def _request_maker(
       stops=stops,
       seed=seed,
       salt=salt,
+      likeliest=likeliest,
+      min_tokens=min_tokens,
     )
-    return [request._replace(seed=_seed_of(seed, i)) for i in range(n)]
+    # The first choice scores the prompt for all.
+    return [request._replace(seed=_seed_of(seed, i), prompt_likeliest=None if i else prompt_likeliest) for i in range(n)]
 
   return make
 
@@ -317,12 +398,14 @@ def _plain_prompt(text: str, field: str, served: Served) -> list[int]:
 
 
 def _encode(text: str, field: str, served: Served) -> list[int]:
-  """Encodes a text, but only its beginning if that alone is far too long."""
-  context = served.limits.context
-  # A tokenizer takes seconds for a text of a million digits.
-  head = text[: _CHARACTERS_PER_TOKEN * context]
-  if len(head) < len(text) and len(tokens := served.tokenizer.encode(head)) > 2 * context:
-    _checked(tokens, field, served, more="more than ")
+  """Encodes a text, but only as much of it as is far too long."""
+  context, size = served.limits.context, _CHARACTERS_PER_TOKEN * served.limits.context
+  # A tokenizer takes seconds for a text of a million digits or spaces.
+  tokens: list[int] = []
+  for start in range(0, len(text) if len(text) > size else 0, size):
+    tokens += served.tokenizer.encode(text[start : start + size])
+    if len(tokens) > 2 * context:
+      _checked(tokens, field, served, more="more than ")
   return served.tokenizer.encode(text)
 
 

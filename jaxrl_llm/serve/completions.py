@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from jaxrl_llm.messages import one_line
 from jaxrl_llm.serve import answers
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.exchange import Gone, encode, start
-from jaxrl_llm.serve.refusals import Refusal, broken, busy
+from jaxrl_llm.serve.refusals import Refusal, broken, busy, ending
 from jaxrl_llm.serve.text import Spelling, TextStream
 
 _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
@@ -112,14 +112,14 @@ def _opened(index: int, event: Any, state: State) -> tuple[int, Piece | Decoded]
   if event is _GONE:
     raise Gone
   if event is _ENDING:
-    raise broken("the service is ending")
+    raise ending()
   if isinstance(event, Future):
     try:
       event = event.result()
     except (Exception, CancelledError) as error:
       raise _failed(error, state) from error
     if event.reason == "aborted":
-      raise broken("the service is ending")
+      raise ending()
     state.failure = ""
   return index, event
 
@@ -138,7 +138,7 @@ async def whole(call: Call, events: asyncio.Queue, state: State) -> list[Decoded
   completions: dict[int, Decoded] = {}
   while len(completions) < len(call.requests):
     index, event = _opened(*await events.get(), state)
-    completions[index] = event
+    completions[index] = event._replace(tokens=[], logprobs=[], scores=None, reason="length", parts=()) if call.is_cut else event
   return [completions[i] for i in range(len(call.requests))]
 
 
@@ -147,40 +147,52 @@ def _text_stream(call: Call, index: int, spelling: Spelling) -> TextStream:
   return TextStream(spelling, stops=request.stops, stop_ids=request.stop_ids, skip_special=call.skip_special)
 
 
-def text_of(call: Call, index: int, spelling: Spelling, completion: Decoded) -> str:
-  """Returns the text of a whole completion."""
+def text_of(call: Call, index: int, spelling: Spelling, completion: Decoded) -> tuple[str, str | None]:
+  """Returns the text of a whole completion, and the stop string that ended it or None.
+
+  With `echo`, that of the prompt comes first.
+  """
+  before = ""
+  if call.echo:
+    prompt = TextStream(spelling, skip_special=call.skip_special)
+    before = prompt.feed(call.requests[index].tokens) + prompt.finish()
   stream = _text_stream(call, index, spelling)
-  return stream.feed(completion.tokens) + stream.finish()
+  return before + stream.feed(completion.tokens) + stream.finish(), stream.stopped_by
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+  scores = [x for piece in pieces for x in piece.scores or ()]
+  return Piece([x for piece in pieces for x in piece.tokens], [x for piece in pieces for x in piece.logprobs], scores=scores or None)
 
 
 async def stream(send: Callable[..., Any], call: Call, events: asyncio.Queue, served: Served, spelling: Spelling, state: State) -> None:
   """Sends the completions of a call as server-sent events while they are drawn."""
-  shared = answers.envelope(call.form.prefix, call.form.chunk, served)
+  shared = answers.envelope(call, call.form.chunk, served)
   streams = [_text_stream(call, i, spelling) for i in range(len(call.requests))]
   sent, lengths = [0] * len(call.requests), [0] * len(call.requests)
   held = [""] * len(call.requests)
   completions: dict[int, Decoded] = {}
-  is_open = False
+  is_open, header = False, ()
 
   async def write(*values: Any) -> None:
     nonlocal is_open
     if not is_open:
       is_open = True
-      await send(start(200, _EVENTS))
+      await send(start(200, (*_EVENTS, *header)))
       values = (*answers.first_chunks(call, shared), *values)
     lines = b"".join(b"data: " + (value if isinstance(value, bytes) else encode(value)) + b"\n\n" for value in values)
     await send({"type": "http.response.body", "body": lines, "more_body": True})
 
   def chunk(index: int, piece: Piece, completion: Decoded | None) -> dict[str, Any]:
     text = streams[index].feed(piece.tokens) + ("" if completion is None else streams[index].finish())
-    reason = None if completion is None else completion.reason
     if call.tools:  # A call of a tool is known when it is whole.
       held[index] += text
       text = held[index] if completion is not None else ""
-    options = dict(index=index, text=text, piece=piece, offset=lengths[index], reason=reason, is_first=not sent[index])
+    options = dict(index=index, text=text, piece=piece, offset=lengths[index], is_first=not sent[index])
     lengths[index] += len(text)
     sent[index] += len(piece.tokens)
-    return answers.chunk(call, served, spelling, shared, **options)
+    value = answers.chunk(call, served, spelling, shared, completion=completion, string=streams[index].stopped_by, **options)
+    return value | ({"usage": answers.usage_so_far(call, sum(sent))} if call.running_usage else {})
 
   try:
     while len(completions) < len(call.requests):
@@ -198,12 +210,14 @@ async def stream(send: Callable[..., Any], call: Call, events: asyncio.Queue, se
           completions[index] = event
           # What the pieces did not hold.
           drawn = sent[index] + sum(len(piece.tokens) for piece in pieces.get(index, []))
-          pieces.setdefault(index, []).append(Piece(event.tokens[drawn:], event.logprobs[drawn:]))
-      joined = {i: Piece([x for p in ps for x in p.tokens], [x for p in ps for x in p.logprobs]) for i, ps in pieces.items()}
-      await write(*(chunk(i, piece, completions.get(i)) for i, piece in joined.items()))
+          scores = None if event.scores is None else event.scores[drawn:]
+          pieces.setdefault(index, []).append(Piece(event.tokens[drawn:], event.logprobs[drawn:], scores=scores))
+      if not is_open:
+        header = answers.version_header(event.version for _, event in arrived if event.version is not None)
+      await write(*(chunk(i, _joined(own), completions.get(i)) for i, own in pieces.items()))
     if call.usage:
       ordered = [completions[i] for i in range(len(call.requests))]
-      await write({**shared, "choices": [], "usage": answers.usage(call, ordered)})
+      await write({**shared, "choices": [], "usage": answers.usage(call, served, ordered)})
     await write(b"[DONE]")
   except Refusal as refusal:
     if not is_open:

@@ -1,16 +1,19 @@
 """Conversations of clients: their messages, and the options of a chat template."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.messages import problem_of, shown
+from jaxrl_llm.messages import one_line, problem_of, shown
 from jaxrl_llm.pretrained import chat_options
-from jaxrl_llm.pretrained.chat_template import INPUTS, ChatTemplate
+from jaxrl_llm.pretrained.chat_messages import opening_text
+from jaxrl_llm.pretrained.chat_template import INPUTS, ChatTemplate, left_out
 from jaxrl_llm.serve import fields, tools
 from jaxrl_llm.serve.refusals import Refusal, wrong
 
 _MESSAGE = frozenset("content name reasoning_content role tool_call_id tool_calls".split())
-_NO_MESSAGE = ("audio", "function_call", "refusal")
+_NO_MESSAGE = {"annotations": ([],), "audio": (), "function_call": (), "refusal": ()}
+_IGNORED = ("id",)
 
 
 def read_messages(value: Any, *, most: int) -> list[dict[str, Any]]:
@@ -34,10 +37,7 @@ def read_messages(value: Any, *, most: int) -> list[dict[str, Any]]:
 def _message(value: Any, field: str) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise wrong(field, value, "an object with role and content")
-  for name, x in value.items():
-    if name in _NO_MESSAGE and x is not None:
-      raise wrong(f"{field}.{name}", x, "none", code="unsupported_field")
-    fields.check_names({name: x}, (*_MESSAGE, *_NO_MESSAGE), inside=f"{field}.")
+  fields.check_names(value, _MESSAGE, inside=f"{field}.", neutral=_NO_MESSAGE, ignored=_IGNORED)
   role = fields.text(value, "role", "", most=32, inside=f"{field}.")
   if not role:
     raise wrong(f"{field}.role", value.get("role"), "system, user or assistant")
@@ -45,7 +45,7 @@ def _message(value: Any, field: str) -> dict[str, Any]:
   if calls and role != "assistant":
     raise wrong(f"{field}.tool_calls", calls, "none in a message of another role than assistant")
   content = value.get("content")
-  content = "" if content is None and calls else content
+  content = "" if content is None and role == "assistant" else content
   if isinstance(content, list):
     content = "\n".join(_text_part(part, f"{field}.content[{i}]") for i, part in enumerate(content))
   if not isinstance(content, str):
@@ -64,6 +64,46 @@ def _text_part(part: Any, field: str) -> str:
   if not isinstance(part.get("text"), str):
     raise wrong(f"{field}.text", part.get("text"), "a text")
   return part["text"]
+
+
+def opening(messages: list[dict[str, Any]], described: Sequence[Mapping[str, Any]], template: ChatTemplate) -> str:
+  """Renders a conversation, with `developer` as `system` where the template has no such role.
+
+  Args:
+    messages: Messages of `read_messages`.
+    described: Tools that the policy may call.
+    template: Chat template of the checkpoint.
+
+  Raises:
+    Refusal: If the template refuses the conversation, or leaves out a message.
+
+  Example:
+    >>> template = ChatTemplate("{% for m in messages if m.role in ('system', 'user') %}[{{ m.content }}]{% endfor %}", "example", {})
+    >>> opening([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}], (), template)
+    '[Be brief.][Hi]'
+  """
+  as_system = [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+  try:
+    return _complete(messages, described, template)
+  except Refusal:
+    if as_system == messages:
+      raise
+  return _complete(as_system, described, template)
+
+
+def _complete(messages: list[dict[str, Any]], described: Sequence[Mapping[str, Any]], template: ChatTemplate) -> str:
+  write = lambda messages: opening_text(messages, described, template)
+  try:
+    text, missing = write(messages), left_out(template, messages, write=write)
+  except ValueError as error:
+    # The error's own text names the file of the template.
+    reason = one_line(error.__cause__ or "it cannot be rendered", typed=False)
+    raise Refusal(400, f"messages: the checkpoint's chat template refuses the conversation ({reason})", field="messages") from error
+  if missing is None:
+    return text
+  place = next(i for i, message in enumerate(messages) if message is missing)
+  expected = "a role that the checkpoint's chat template writes, such as user: it leaves out this message"
+  raise wrong(f"messages[{place}].role", missing["role"], expected)
 
 
 def with_options(template: ChatTemplate, options: Any) -> ChatTemplate:

@@ -1,8 +1,9 @@
 """One request and its answer over ASGI: bodies, refusals and JSON."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from jaxrl_llm.serve.refusals import Refusal
@@ -20,7 +21,38 @@ def header(scope: Any, name: bytes) -> bytes:
   return next((value for key, value in scope["headers"] if key == name), b"")
 
 
-async def read_body(scope: Any, receive: Callable[..., Any], most: int, seconds: float) -> bytes:
+class Arriving:
+  """The bodies that are arriving, of which the oldest gives way to one too many.
+
+  Args:
+    most: Largest number of them.
+  """
+
+  def __init__(self, most: int):
+    self._most, self._limits = most, {}
+
+  @contextlib.asynccontextmanager
+  async def place(self, seconds: float) -> AsyncIterator[None]:
+    """Holds a place for a body that arrives within some seconds, or for as long as it is free.
+
+    Raises:
+      TimeoutError: If the body is late.
+    """
+    if len(self._limits) >= self._most:
+      # One that is already late leaves by itself.
+      oldest = next((key for key, limit in self._limits.items() if not limit.expired()), None)
+      if oldest is not None:
+        self._limits.pop(oldest).reschedule(0)
+    key = object()
+    try:
+      async with asyncio.timeout(seconds) as limit:
+        self._limits[key] = limit
+        yield
+    finally:
+      self._limits.pop(key, None)
+
+
+async def read_body(scope: Any, receive: Callable[..., Any], most: int, seconds: float, arriving: Arriving) -> bytes:
   """Reads the body of a request.
 
   Args:
@@ -28,6 +60,7 @@ async def read_body(scope: Any, receive: Callable[..., Any], most: int, seconds:
     receive: ASGI callable.
     most: Largest number of bytes.
     seconds: Time for the whole body to arrive.
+    arriving: Bodies that are arriving.
 
   Raises:
     Refusal: If the body is too large or too slow.
@@ -39,7 +72,7 @@ async def read_body(scope: Any, receive: Callable[..., Any], most: int, seconds:
     raise too_large
   parts, size = [], 0
   try:
-    async with asyncio.timeout(seconds):
+    async with arriving.place(seconds):
       while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -51,7 +84,8 @@ async def read_body(scope: Any, receive: Callable[..., Any], most: int, seconds:
         if not message["more_body"]:
           return b"".join(parts)
   except TimeoutError as error:
-    raise Refusal(408, f"the body did not arrive within {seconds:g} seconds", code="timeout") from error
+    message = f"the body did not arrive within {seconds:g} seconds, or before too many others"
+    raise Refusal(408, message, code="timeout") from error
 
 
 async def refuse(refusal: Refusal, scope: Any, receive: Callable[..., Any], send: Callable[..., Any], *, is_read: bool) -> None:

@@ -9,6 +9,7 @@ from jaxrl_llm.serve.refusals import Refusal, hint, wrong
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
   "add_generation_prompt": (True,),
+  "add_special_tokens": (),
   "allowed_token_ids": (),
   "audio": (),
   "bad_words": ([],),
@@ -19,6 +20,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
   "documents": ([],),
   "echo": (False,),
   "features": (),
+  "flat_logprobs": (False,),
   "frequency_penalty": (0,),
   "function_call": ("none",),
   "functions": ([],),
@@ -26,15 +28,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
   "guided_grammar": (),
   "guided_json": (),
   "guided_regex": (),
+  "include_reasoning": (True,),
   "include_stop_str_in_output": (False,),
+  "kv_transfer_params": ({},),
   "length_penalty": (1,),
   "logit_bias": ({},),
   "logits_processors": ([],),
   "min_p": (0,),
-  "min_tokens": (0,),
+  "mm_processor_kwargs": ({},),
   "modalities": (["text"],),
   "presence_penalty": (0,),
-  "prompt_logprobs": (False,),
+  "prompt_logprobs": (),
   "reasoning_effort": ("none",),
   "repetition_penalty": (1,),
   "response_format": ({"type": "text"},),
@@ -46,25 +50,36 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
   "top_logprobs": (0,),
   "truncate_prompt_tokens": (),
   "use_beam_search": (False,),
+  "verbosity": ("medium",),
+  "vllm_xargs": ({},),
 }
 """Fields of others' services that this one does not have, with the values that change nothing.
 
-None is such a value for all of them.
+Null says nothing in any field.
 """
 
 IGNORED = frozenset(
-  "detokenize metadata parallel_tool_calls priority prompt_cache_key request_id safety_identifier service_tier store user".split()
+  "detokenize metadata priority prompt_cache_key prompt_cache_retention safety_identifier service_tier session_id store user".split()
 )
 """Fields that cannot change what is drawn, and are not read."""
 
 
-def check_names(values: Mapping[str, Any], names: Collection[str], *, inside: str = "") -> None:
+def check_names(
+  values: Mapping[str, Any],
+  names: Collection[str],
+  *,
+  inside: str = "",
+  neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+  ignored: Collection[str] = IGNORED,
+) -> None:
   """Refuses fields that the service does not know, and values that it does not have.
 
   Args:
     values: Fields of a request.
     names: Names that the caller reads.
     inside: Dotted path in front of the names, with its last dot.
+    neutral: Fields that are not supported, with the values that change nothing.
+    ignored: Fields that are not read.
 
   Raises:
     Refusal: If a field could change the result and is not read.
@@ -77,14 +92,19 @@ def check_names(values: Mapping[str, Any], names: Collection[str], *, inside: st
       did you mean 'temperature'?
   """
   for name, value in values.items():
-    if name in names or name in IGNORED:
+    if value is None or name in names or name in ignored:
       continue
-    if name not in NEUTRAL:
+    if name not in neutral:
       field = inside + (name if len(name) <= 64 and name.isprintable() else shown(name, limit=64))
-      raise Refusal(400, str(Problem(field, f"an unknown field{hint(name, [*names, *NEUTRAL])}")), field=field, code="unknown_field")
-    if value is not None and value not in NEUTRAL[name]:
-      expected = " or ".join([*map(repr, NEUTRAL[name]), "no such field"])
+      raise Refusal(400, str(Problem(field, f"an unknown field{hint(name, [*names, *neutral])}")), field=field, code="unknown_field")
+    if not any(_is_same(value, known) for known in neutral[name]):
+      expected = " or ".join([*map(repr, neutral[name]), "no such field"])
       raise wrong(inside + name, value, f"{expected}, because the service does not support it", code="unsupported_field")
+
+
+def _is_same(value: Any, known: Any) -> bool:
+  """Returns whether two JSON values are equal: true is no number, and 1.0 is 1."""
+  return isinstance(value, bool) == isinstance(known, bool) and value == known
 
 
 def number(values: Mapping[str, Any], name: str, default: float, *, low: float, high: float, inside: str = "") -> float:
@@ -112,11 +132,11 @@ def text(values: Mapping[str, Any], name: str, default: str, *, most: int, insid
 
 
 def texts(values: Mapping[str, Any], name: str, *, most: int, longest: int, inside: str = "") -> tuple[str, ...]:
-  """Reads a text, or a list of at most `most` texts of 1 to `longest` characters."""
+  """Reads a text, or a list of at most `most` texts of 1 to `longest` characters; "" is none."""
   is_text = lambda item: type(item) is str and 0 < len(item) <= longest
-  is_good = lambda value: is_text(value) or (type(value) is list and len(value) <= most and all(map(is_text, value)))
+  is_good = lambda value: value == "" or is_text(value) or (type(value) is list and len(value) <= most and all(map(is_text, value)))
   value = _read(values, name, [], is_good, f"a text, or a list of at most {most} texts, of 1 to {longest} characters", inside)
-  return tuple(dict.fromkeys([value] if isinstance(value, str) else value))
+  return tuple(dict.fromkeys(filter(None, [value] if isinstance(value, str) else value)))
 
 
 def _read(values: Mapping[str, Any], name: str, default: Any, is_good: Callable[[Any], bool], expected: str, inside: str) -> Any:

@@ -66,5 +66,10 @@ def busy(message: str) -> Refusal:
 
 
 def broken(message: str = "the engine cannot decode; the service's log says why") -> Refusal:
-  """Returns the refusal of every request to an engine that has failed or is closed."""
+  """Returns the refusal of every request to an engine that has failed."""
   return Refusal(503, message, code="engine_broken", kind="server_error")
+
+
+def ending() -> Refusal:
+  """Returns the refusal of a request that the end of the service cuts short."""
+  return Refusal(503, "the service is ending", code="service_ending", kind="server_error")

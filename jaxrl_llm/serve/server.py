@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-import ipaddress
 import socket
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_llm.decoding.engine.requests import Engine
+from jaxrl_llm.devices.addresses import check_address, is_loopback
 from jaxrl_llm.serve.app import App, Rules, make_app
 from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.chat_page import build_chat_page
@@ -52,31 +52,6 @@ class Service(NamedTuple):
   close: Callable[[], None]
 
 
-def is_loopback(host: str) -> bool:
-  """Returns whether only this machine reaches a host.
-
-  Example:
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("example.org")
-    (True, True, False, False)
-  """
-  try:
-    return host == "localhost" or ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return False
-
-
-def check_address(host: str, api_key: str | None) -> None:
-  """Refuses a host that others reach without an API key.
-
-  Raises:
-    ValueError: If the key is missing, empty or not printable ASCII. One line.
-  """
-  if api_key is not None and (not api_key or not api_key.isascii() or not api_key.isprintable() or api_key.strip() != api_key):
-    raise ValueError("--api_key: found a key that no header can carry, expected printable ASCII characters without spaces around them")
-  if api_key is None and not is_loopback(host):
-    raise ValueError(f"--host: found {host!r} without an API key, expected 127.0.0.1, or a key in JAXRL_LLM_API_KEY or --api_key")
-
-
 def start(
   engine: Engine,
   tokenizer: Tokenizer,
@@ -86,6 +61,7 @@ def start(
   host: str = "127.0.0.1",
   port: int = 0,
   api_key: str | None = None,
+  tells_cached: bool | None = None,
   rules: Rules | None = None,
   patience: Patience | None = None,
 ) -> Service:
@@ -99,6 +75,8 @@ def start(
     host: Address to listen on.
     port: Port to listen on; 0 chooses a free one.
     api_key: Key that every call must carry; None for none, on loopback only.
+    tells_cached: Whether answers tell how many tokens of a prompt were cached. None tells it where
+      no other person asks: on loopback, without a key.
     rules: Other rules for clients; None for the defaults.
     patience: Waiting times; None for the defaults.
 
@@ -113,7 +91,8 @@ def start(
   name_in_url = f"[{host}]" if ":" in host else host
   rules = Rules() if rules is None else rules
   rules = rules._replace(api_key=api_key, hosts=tuple(dict.fromkeys([*rules.hosts, name_in_url.lower()])))
-  served = Served(name, tokenizer, engine.limits, tokenizer.vocab_size if vocab_size is None else vocab_size)
+  tells_cached = api_key is None and is_loopback(host) if tells_cached is None else tells_cached
+  served = Served(name, tokenizer, engine.limits, tokenizer.vocab_size if vocab_size is None else vocab_size, tells_cached)
   app = make_app(engine, served, page=build_chat_page(), rules=rules, created=int(time.time()))
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   listener = socket.create_server((host, port), family=family, backlog=patience.connections)
@@ -184,21 +163,24 @@ def _protocol(patience: Patience) -> type:
     """Connection that is cut when it does nothing."""
 
     def connection_made(self, transport: Any) -> None:
-      """Begins the watch, or refuses one connection too many."""
+      """Begins the watch. Of one connection too many, the longest idle one ends, or the new one."""
       super().connection_made(transport)
       self.idle_since, self.stalled_since, self.least_unread = self.loop.time(), None, 0
+      self.watch = self.loop.call_later(_tick(patience), self.look)
       if len(self.connections) > patience.connections:
-        transport.abort()
-      else:
-        self.watch = self.loop.call_later(_tick(patience), self.look)
+        idle = [other for other in self.connections if not other.is_busy() and other is not self]
+        min(idle, key=lambda other: other.idle_since or other.loop.time(), default=self).transport.abort()
+
+    def is_busy(self) -> bool:
+      """Returns whether a request of the connection is being answered."""
+      return self.cycle is not None and not self.cycle.response_complete
 
     def look(self) -> None:
       """Cuts the connection if it is idle or its client does not read; else looks again later."""
       if self not in self.connections:
         return
       now, unread = self.loop.time(), self.transport.get_write_buffer_size()
-      is_busy = self.cycle is not None and not self.cycle.response_complete
-      self.idle_since = None if is_busy else self.idle_since or now
+      self.idle_since = None if self.is_busy() else self.idle_since or now
       if not unread or self.stalled_since is None or unread < self.least_unread:
         self.stalled_since, self.least_unread = (now if unread else None), unread
       is_idle = self.idle_since is not None and now - self.idle_since > patience.idle

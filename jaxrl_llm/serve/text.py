@@ -61,6 +61,9 @@ class TextStream:
     stop_ids: Ids that end the completion and are left out.
     skip_special: Whether to leave out special tokens.
 
+  Attributes:
+    stopped_by: Stop string that has ended the text; None if none has.
+
   Note:
     A stop string may span special tokens that are left out, as in the engine. If the bytes of a
     token depend on its neighbours, all text appears at the end.
@@ -76,6 +79,7 @@ class TextStream:
     self._spelling, self._stops, self._stop_ids, self._skip_special = spelling, stops, frozenset(stop_ids), skip_special
     self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
     self._held, self._late, self._ended = "", [], False
+    self.stopped_by: str | None = None
 
   def feed(self, tokens: Iterable[int]) -> str:
     """Adds tokens and returns the text that they complete."""
@@ -112,10 +116,11 @@ class TextStream:
     if self._ended:
       return ""
     text = self._held + text
-    starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+    starts = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
     if starts:
+      start, self.stopped_by = min(starts)
       self._held, self._ended = "", True
-      return text[: min(starts)]
+      return text[:start]
     held = max((_overlap(text, stop) for stop in self._stops), default=0)
     self._held = text[len(text) - held :]
     return text[: len(text) - held]

@@ -56,10 +56,17 @@ def _check_function(function: Mapping[str, Any], inside: str) -> None:
     raise wrong(f"{inside}name", function.get("name"), "a name")
 
 
-def message(text: str, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> dict[str, Any]:
-  """Returns the content of a completion that has ended by itself, with its calls of tools."""
+def message(text: str, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *, most: int | None = None) -> dict[str, Any]:
+  """Returns the content of a completion that has ended by itself, with its calls of tools.
+
+  Args:
+    text: Completion.
+    tools: Tools that it may call.
+    tokenizer: Tokenizer of the checkpoint.
+    most: Largest number of calls; None for no limit.
+  """
   content, calls = split_calls(text, tools, tokenizer) if tools else (text, [])
   if not calls:
     return {"content": content}
-  made = [{"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call._asdict()} for call in calls]
+  made = [{"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call._asdict()} for call in calls[:most]]
   return {"content": content or None, "tool_calls": made}

@@ -185,6 +185,23 @@ def test_invalid_temperatures_count_as_0():
   np.testing.assert_array_equal(filtered, np.array([[1, -1e30]] * 3, np.float32))
 
 
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("top_p", [1e-37, 1.1e-38, 1e-39, 1e-46, 1e-320])
+def test_a_mass_that_float32_does_not_have_keeps_the_likeliest_token(top_p, top_k):
+  """As every smaller mass than the likeliest token's does."""
+  logits = jnp.array([[0.0, 3.0, -2.0, 1.0, -1e4]] * 2)
+  of_rows = jitted_rows(logits, jnp.ones(2), jnp.full(2, top_k), jnp.array([top_p] * 2))
+  for row in (*jitted(top_p=top_p, top_k=top_k)(logits), *of_rows):
+    np.testing.assert_array_equal(row, np.array([-1e30, 3, -1e30, -1e30, -1e30], np.float32))
+
+
+@pytest.mark.parametrize("temperature", [9e-6, 1e-37, 1e-39, 1e-46, 1e-320])
+def test_a_temperature_whose_quotients_overflow_is_0(temperature):
+  logits = jnp.array([[40.0, 50.0, -60.0, 50.0]])
+  for row in (*jitted(temperature=temperature)(logits), *jitted_rows(logits, jnp.array([temperature]), jnp.array([0]), jnp.ones(1))):
+    np.testing.assert_array_equal(row, np.array([-1e30, 50, -1e30, -1e30], np.float32))
+
+
 def test_at_temperature_0_the_drawn_token_stays():
   logits = jnp.array([1.0, 3.0, 2.0])
   for filtered in (

@@ -1,6 +1,8 @@
 """Pages that follow runs in progress: what the server answers, and what a real browser shows."""
 
+import base64
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -8,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +20,7 @@ from jaxrl_llm.report.__main__ import main
 from jaxrl_llm.workdir import owner
 from jaxrl_llm.workdir.metrics import MetricWriter
 from tests.report.test_report import HOSTILE, make_run
+from tests.runs import wait_for
 from tests.serve.browser import HAS_CHROMIUM, browsing
 from tests.serve.fake_engine import ask, port_of
 
@@ -25,8 +29,8 @@ GONE = 2**22 - 3  # Number of a process that does not run.
 
 
 @contextlib.contextmanager
-def serving(*folders, **options):
-  with live.make_server(live.Followed(folders, every_ms=100, **options)) as server:
+def serving(*folders, host="127.0.0.1", api_key=None, **options):
+  with live.make_server(live.Followed(folders, every_ms=100, **options), host=host, api_key=api_key) as server:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     yield SimpleNamespace(url=live.address(server).removesuffix("/"))
@@ -142,6 +146,9 @@ def test_only_fixed_addresses_are_answered(served, path):
 def test_only_reading_and_only_for_this_machine(served, tmp_path):
   port = port_of(served)
   assert ask(served, "/data", method="POST")[0] == 501
+  for path in ("/", "/data", "/none"):
+    status, headers, body = ask(served, path, method="HEAD")
+    assert status == (404 if path == "/none" else 200) and int(headers["Content-Length"]) > 0 and body in ("", b"", None)
   for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "evil]", ""):
     assert ask(served, "/data", headers={"Host": host})[0] == 403, host
   for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
@@ -150,6 +157,85 @@ def test_only_reading_and_only_for_this_machine(served, tmp_path):
   assert "connect-src 'self'" in body and "default-src 'none'" in body and "unsafe" not in body
   assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
   assert not (tmp_path / "report.html").exists()
+
+
+def raw(url, sent, *, family=socket.AF_INET):
+  """Sends bytes and returns what the server sends until it ends the connection."""
+  host, _, port = url.removeprefix("http://").rpartition(":")
+  with socket.socket(family) as connection:
+    connection.settimeout(20)
+    connection.connect((host.strip("[]"), int(port)))
+    connection.sendall(sent)
+    parts = []
+    while part := connection.recv(65536):
+      parts.append(part)
+    return b"".join(parts)
+
+
+def data_request(host, *lines):
+  return "\r\n".join(["GET /data HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_other_addresses_of_this_machine(tmp_path, host):
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  with serving(make_run(tmp_path), host=host) as server:
+    own = server.url.removeprefix("http://")
+    assert raw(server.url, data_request(own, "Connection: close"), family=family).startswith(b"HTTP/1.1 200 ")
+    assert raw(server.url, data_request("evil.example", "Connection: close"), family=family).startswith(b"HTTP/1.1 403 ")
+
+
+def test_others_need_the_key_as_a_password(tmp_path):
+  run = make_run(tmp_path)
+  with pytest.raises(ValueError, match="--host: found '0.0.0.0' without an API key"), serving(run, host="0.0.0.0"):
+    raise AssertionError
+  with serving(run, host="0.0.0.0", api_key="a key of sixteen") as server:
+    for path in ("/", "/data", "/none"):
+      for given in ({}, {"Authorization": "Basic eDp5"}, {"Authorization": "Bearer a key of sixtee"}, {"Authorization": "Basic %"}):
+        status, headers, body = ask(server, path, headers=given)
+        assert status == 401 and headers["WWW-Authenticate"].startswith("Basic ") and "gspo" not in body
+    basic = "Basic " + base64.b64encode(b"anyone:a key of sixteen").decode()
+    for given in (basic, "bearer a key of sixteen"):
+      assert ask(server, "/data", headers={"Authorization": given, "Host": "my.machine"})[0] == 200
+
+
+@pytest.mark.parametrize("body", ["Content-Length: 40", "Transfer-Encoding: chunked"])
+def test_a_body_is_no_further_request(served, body):
+  request = data_request("127.0.0.1", body) + data_request("127.0.0.1")
+  answer = raw(served.url, request)
+  assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 ") == 1 and b"Connection: close" in answer
+
+
+def test_a_head_that_drips_is_cut(tmp_path, monkeypatch):
+  monkeypatch.setattr(live, "_PATIENCE_S", 0.6)
+  with serving(make_run(tmp_path)) as server, socket.create_connection(("127.0.0.1", port_of(server))) as connection:
+    begun = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+      for letter in data_request("127.0.0.1", "X-Long: " + "x" * 200):
+        connection.sendall(bytes([letter]))
+        time.sleep(0.05)
+    assert time.monotonic() - begun < 8
+    assert ask(server, "/data")[0] == 200
+
+
+def test_connections_are_limited(tmp_path, monkeypatch):
+  monkeypatch.setattr(live, "_MOST_CONNECTIONS", 2)
+  with serving(make_run(tmp_path)) as server, contextlib.ExitStack() as stack:
+    for _ in range(2):
+      connection = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(server)), timeout=20))
+      connection.sendall(data_request("127.0.0.1"))
+      assert connection.recv(12) == b"HTTP/1.1 200"
+    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=20) as third:
+      assert third.recv(1) == b""
+    stack.close()
+    wait_for(lambda: is_answered(server))
+
+
+def is_answered(server):
+  try:
+    return ask(server, "/data")[0] == 200
+  except (ConnectionError, http.client.HTTPException):
+    return False
 
 
 def test_damaged_files_are_one_line(served, monkeypatch):
@@ -164,7 +250,11 @@ def test_damaged_files_are_one_line(served, monkeypatch):
   (["metrics.jsonl", "--serve"], "metrics.jsonl: found a file, expected the folder"),
   (["--serve", "--figure=a.pdf"], "--figure: found with --serve"),
   (["--port=1"], "found no --serve"),
-  (["--serve", "--host=192.0.2.1", "--port=0"], "expected an address of this machine"),
+  (["--serve", "--host=192.0.2.1", "--port=0"], "--host: found '192.0.2.1' without an API key"),
+  (["--serve", "--host=0.0.0.0", "--port=0"], "--host: found '0.0.0.0' without an API key"),
+  (["--serve", "--host=0.0.0.0", "--api_key=short"], "--api_key: found 5 characters, expected 16 or more"),
+  (["--serve", "--host=192.0.2.1", "--api_key=a key of sixteen"], "expected an address of this machine"),
+  (["--api_key=x"], "found no --serve"),
   (["--serve", "--port=99999"], "a free port"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, words, expected):

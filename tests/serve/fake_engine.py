@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, QueueFull, Request, Score
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import server
@@ -16,7 +16,7 @@ from jaxrl_llm.serve import server
 GENERATE, CHAT, COMPLETION = "/inference/v1/generate", "/v1/chat/completions", "/v1/completions"
 RESET = socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"  # The end becomes a reset.
 EOS = ByteTokenizer().eos_id
-LIMITS = EngineLimits(context=256, requests=64)
+LIMITS = EngineLimits(context=256, requests=64, likeliest=20)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'odd' %}{{ raise_exception('no odd roles') }}{% endif %}"
 TEMPLATE += "{% endfor %}{% if shout %}!{% endif %}<assistant>"
 
@@ -40,7 +40,7 @@ class FakeEngine:
   """Engine that writes a fixed text, for all requests in turn.
 
   A budget below the length of the text ends the completion. The i-th token has log-probability
-  -(i + 1) / 8.
+  -(i + 1) / 8. In a score it is -(i + 1) / 4, and the likeliest ids are those after the token.
 
   Args:
     text: Text of every completion, or a function from a request to it.
@@ -101,6 +101,13 @@ class FakeEngine:
       opened.aborted.set()
       self._changed.notify()
 
+  @staticmethod
+  def scores(tokens, count, start=0):
+    """Returns the scores of tokens, the first of which has a number."""
+    if count is None:
+      return None
+    return [Score(-(i + 1) / 4, 2, [(token + j, -(i + j) / 4) for j in range(count)]) for i, token in enumerate(tokens, start)]
+
   def _loop(self):
     while True:
       with self._changed:
@@ -128,7 +135,8 @@ class FakeEngine:
         tokens = x.tokens[start : start + self.step]
         x.drawn.extend(tokens)
         if x.on_piece is not None:
-          x.on_piece(Piece(tokens, [-(start + i + 1) / 8 for i in range(len(tokens))]))
+          logprobs = [-(start + i + 1) / 8 for i in range(len(tokens))]
+          x.on_piece(Piece(tokens, logprobs, scores=self.scores(tokens, x.request.likeliest, start)))
         if tokens[-1] in x.request.stop_ids or any(stop.encode() in bytes(t for t in x.drawn if t < 256) for stop in x.request.stops):
           self._end(x, "stop")
         elif len(x.drawn) == len(x.tokens):
@@ -140,7 +148,9 @@ class FakeEngine:
     if isinstance(reason, Exception):
       x.future.set_exception(reason)
     else:
-      x.future.set_result(Decoded(x.drawn, [-(i + 1) / 8 for i in range(len(x.drawn))], reason, 0, len(x.request.tokens), 0))
+      scores, prompt = self.scores(x.drawn, x.request.likeliest), self.scores(x.request.tokens[1:], x.request.prompt_likeliest)
+      counts, logprobs = (0, len(x.request.tokens), 0), [-(i + 1) / 8 for i in range(len(x.drawn))]
+      x.future.set_result(Decoded(x.drawn, logprobs, reason, *counts, scores=scores, prompt_scores=prompt))
 
 
 @contextlib.contextmanager

@@ -36,6 +36,17 @@ def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(call):
   assert Counted.characters == [16 * 64]
 
 
+def test_a_text_of_long_tokens_is_read_in_parts_until_it_is_too_long():
+  class Wide(Counted):
+    def encode(self, text, **options):
+      return super().encode(text)[::32]
+
+  Wide.characters.clear()
+  with pytest.raises(Refusal, match="found more than 160 tokens"):
+    calls.completion({"prompt": " " * 10**6}, SERVED._replace(tokenizer=Wide()))
+  assert Wide.characters == [16 * 64] * 5  # 32 tokens each, until there are more than 128.
+
+
 def test_a_text_of_long_tokens_is_encoded_as_a_whole():
   class Long(Counted):
     def encode(self, text, **options):
@@ -102,7 +113,7 @@ def test_routes_are_sent_as_clients_read_them(start):
   call = calls.generate(body, SERVED)
   routes = np.arange(6 * 2 * 3, dtype=np.int16).reshape(6, 2, 3) - 1
   completion = Decoded([1, 2, 3, 4], [0.0] * 4, "length", 0, 6, 0, routes=routes)
-  answer = encode(answers.generated(call._replace(routes_from=start), [completion]))
+  answer = encode(answers.generated(call._replace(routes_from=start), SERVED, [completion], [None]))
   # Clients cut the text out of the answer before they parse it.
   assert answer.count(b'"routed_experts":{"data":"') == 1
   sent = json.loads(answer)["choices"][0]["routed_experts"]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jaxrl_llm.devices.addresses import KEY_VARIABLE
 from jaxrl_llm.models import load
 from jaxrl_llm.models import logits as logits_of
 from jaxrl_llm.run.jobs.serving import open_checkpoint
@@ -36,7 +37,7 @@ URL = re.compile(r"serving (\S+) at (http://127\.0\.0\.1:\d+), ([\d,]+) tokens o
 )
 def test_bad_input_is_one_line(options, words, capsys, monkeypatch):
   monkeypatch.chdir(ROOT)
-  monkeypatch.delenv(command.KEY_VARIABLE, raising=False)
+  monkeypatch.delenv(KEY_VARIABLE, raising=False)
   assert command.main(["--checkpoint=nowhere", *options]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ") and words in line
@@ -50,7 +51,7 @@ def test_arguments_that_are_none_are_usage_errors(options, capsys):
 
 
 def test_the_key_of_the_environment_opens_other_hosts(capsys, monkeypatch):
-  monkeypatch.setenv(command.KEY_VARIABLE, "s3cret")
+  monkeypatch.setenv(KEY_VARIABLE, "a key of sixteen")
   assert command.main(["--checkpoint=nowhere", "--host=0.0.0.0"]) == 2
   assert "--checkpoint" in capsys.readouterr().err
 

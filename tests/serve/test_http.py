@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxrl_llm.decoding.engine.requests import EngineLimits, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
 from jaxrl_llm.serve import app
@@ -188,7 +188,8 @@ def joined(events, index=0):
 def test_a_stream_equals_the_whole_answer(path, stop):
   with serving(FakeEngine("hello, wörld", delay=0.002)) as service:
     value = {"messages": HI} if path == CHAT else {"prompt": "hi"}
-    value |= {"stop": stop, "max_tokens": 60, "logprobs": True if path == CHAT else 1, "return_token_ids": True, "n": 2}
+    value |= {"stop": stop, "max_tokens": 60, "return_token_ids": True, "n": 2}
+    value |= {"logprobs": True, "top_logprobs": 3} if path == CHAT else {"logprobs": 3}
     _, _, whole = ask(service, path, value)
     status, headers, text = ask(service, path, {**value, "stream": True, "stream_options": {"include_usage": True}})
     assert status == 200 and headers["content-type"].startswith("text/event-stream")
@@ -206,7 +207,8 @@ def test_a_stream_equals_the_whole_answer(path, stop):
         assert chunks[0]["delta"] == {"role": "assistant", "content": ""}
         assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
       else:
-        assert [x for part in numbers for x in part["token_logprobs"]] == choice["logprobs"]["token_logprobs"]
+        for name in ("tokens", "token_logprobs", "top_logprobs"):
+          assert [x for part in numbers for x in part[name]] == choice["logprobs"][name]
         assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [choice["prompt_token_ids"]]
 
 
@@ -226,7 +228,11 @@ REFUSED = [
   (GENERATE, {"token_ids": [1], "sampling_params": {"min_p": 0.1}}, "sampling_params.min_p", "expected 0 or no such field"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"repetition_penalty": 1.1}}, "sampling_params.repetition_penalty", "not support"),
   (GENERATE, {"token_ids": [1], "sampling_params": []}, "sampling_params", "an object"),
-  (GENERATE, {"token_ids": [1], "sampling_params": {"logprobs": 5}}, "sampling_params.logprobs", "from 0 to 1"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"logprobs": 21}}, "sampling_params.logprobs", "from 0 to 20"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": -1}}, "sampling_params.prompt_logprobs", "from 0 to 20"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": False}}, "sampling_params.prompt_logprobs", "from 0 to 20"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"min_tokens": 3, "max_tokens": 2}}, "sampling_params.min_tokens", "at most 2"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"min_tokens": 3, "stop": "x"}}, "sampling_params.min_tokens", "stop ids"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": True}}, "sampling_params.temperature", "a number"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": -1}}, "sampling_params.temperature", "a number"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"temperature": 10**400}}, "sampling_params.temperature", "a number"),
@@ -235,7 +241,8 @@ REFUSED = [
   (GENERATE, {"token_ids": [1], "sampling_params": {"seed": -1}}, "sampling_params.seed", "whole number"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"n": 65}}, "sampling_params.n", "from 1 to 64"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens", "whole number"),
-  (GENERATE, {"token_ids": [1], "sampling_params": {"max_tokens": 10**9}}, "sampling_params.max_tokens", "at most 255"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"min_p": False}}, "sampling_params.min_p", "expected 0 or no such field"),
+  (GENERATE, {"token_ids": [1], "sampling_params": {"output_kind": 3}}, "sampling_params.output_kind", "not support"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"stop_token_ids": [264]}}, "sampling_params.stop_token_ids[0]", "from 0 to 263"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"stop": [""]}}, "sampling_params.stop", "1 to 128 characters"),
   (GENERATE, {"token_ids": [1], "sampling_params": {"stop": ["a"] * 33}}, "sampling_params.stop", "at most 32 texts"),
@@ -253,8 +260,19 @@ REFUSED = [
   (COMPLETION, {"prompt": "hi", "max_token": 3}, "max_token", "did you mean 'max_tokens'"),
   (COMPLETION, {"prompt": "hi", "x" * 10**5: 3}, None, "unknown field"),
   (COMPLETION, {"prompt": "hi", "best_of": 2}, "best_of", "expected 1"),
-  (COMPLETION, {"prompt": "hi", "echo": True}, "echo", "expected False"),
-  (COMPLETION, {"prompt": "hi", "logprobs": 5}, "logprobs", "from 0 to 1"),
+  (COMPLETION, {"prompt": "hi", "best_of": True}, "best_of", "expected 1"),
+  (COMPLETION, {"prompt": "hi", "use_beam_search": 0}, "use_beam_search", "expected False"),
+  (COMPLETION, {"prompt": "hi", "add_special_tokens": False}, "add_special_tokens", "expected True"),
+  (COMPLETION, {"prompt": "hi", "prompt_logprobs": False}, "prompt_logprobs", "expected no such field"),
+  (CHAT, {"messages": HI, "add_generation_prompt": 1}, "add_generation_prompt", "expected True"),
+  (CHAT, {"messages": HI, "add_special_tokens": True}, "add_special_tokens", "expected False"),
+  (CHAT, {"messages": HI, "continue_final_message": 0.0}, "continue_final_message", "expected False"),
+  (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a text"),
+  (CHAT, {"messages": [{"role": "user", "content": "x", "annotations": [1]}]}, "messages[0].annotations", "not support"),
+  (COMPLETION, {"prompt": "hi", "echo": 0}, "echo", "true or false"),
+  (COMPLETION, {"prompt": "hi", "echo": True, "stream": True}, "stream", "false with echo"),
+  (COMPLETION, {"prompt": "hi", "max_tokens": 0}, "max_tokens", "from 1"),
+  (COMPLETION, {"prompt": "hi", "logprobs": 21}, "logprobs", "from 0 to 20"),
   (COMPLETION, {"prompt": "x" * 300}, "prompt", "maximum context length"),
   (COMPLETION, {"prompt": ["x"] * 65}, "prompt", "at most 64"),
   (COMPLETION, {"prompt": ["x"] * 33, "n": 2}, "prompt", "at most 64"),
@@ -284,9 +302,10 @@ REFUSED = [
   (CHAT, {"messages": HI, "chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs.x", "short text"),
   (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools[0]", "a function"),
   (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not support"),
-  (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "not support"),
+  (CHAT, {"messages": HI, "top_logprobs": 3}, "top_logprobs", "without logprobs"),
+  (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
   (CHAT, {"messages": HI, "logprobs": 1}, "logprobs", "true or false"),
-  (CHAT, {"messages": HI, "max_completion_tokens": 10**9}, "max_completion_tokens", "maximum context length is 256 tokens"),
+  (CHAT, {"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "whole number from 1"),
   (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "maximum context length is 256 tokens"),
 ]  # fmt: skip
 
@@ -303,10 +322,156 @@ def test_what_would_change_the_result_is_refused(service, engine, path, value, f
 NEUTRAL = {"presence_penalty": 0.0, "min_p": 0, "repetition_penalty": 1.0, "logit_bias": None, "response_format": {"type": "text"}}
 
 
+# As published, read in September 2026: fields of vLLM's and OpenAI's requests at their defaults.
+SAYS_NOTHING = {
+  "unknown": None, "kv_transfer_params": None, "include_reasoning": True, "vllm_xargs": {}, "session_id": "x",
+  "prompt_cache_retention": "24h", "verbosity": "medium", "stop": "", "truncate_prompt_tokens": None, "echo": False,
+}  # fmt: skip
+
+
 def test_fields_that_change_nothing_are_taken(service):
   value = {"messages": HI, "tools": [], "tool_choice": "auto", "top_logprobs": 0, "chat_template": None, "store": False}
-  assert ask(service, CHAT, {**value, **NEUTRAL})[0] == 200
+  assert ask(service, CHAT, {**value, **NEUTRAL, **SAYS_NOTHING, "add_special_tokens": False})[0] == 200
+  assert ask(service, COMPLETION, {"prompt": "hi", **NEUTRAL, **SAYS_NOTHING, "add_special_tokens": True})[0] == 200
   assert ask(service, GENERATE, {"token_ids": [1], "sampling_params": {**NEUTRAL, "min_tokens": 0, "detokenize": True}})[0] == 200
+  skyrl = {"include_stop_str_in_output": True, "output_kind": 2, "stop": "zz"}
+  assert ask(service, GENERATE, {"token_ids": [1], "sampling_params": skyrl})[0] == 200
+
+
+def test_a_message_comes_back_with_its_empty_fields(service, engine):
+  """As `model_dump()` of OpenAI's client writes an answer."""
+  empty = dict.fromkeys(("annotations", "audio", "function_call", "refusal", "tool_calls", "reasoning_content", "unknown"))
+  messages = [*HI, {"role": "assistant", "content": "hello", **empty}, {"role": "assistant", "content": None, "id": "msg_1"}]
+  assert ask(service, CHAT, {"messages": messages})[0] == 200
+  assert bytes(engine.requests[-1].tokens) == b"<user>hi<assistant>hello<assistant><assistant>"
+
+
+def test_a_budget_beyond_the_context_ends_with_it(service, engine):
+  ask(service, GENERATE, {"token_ids": [1], "sampling_params": {"max_tokens": 10**9}})
+  ask(service, CHAT, {"messages": HI, "max_completion_tokens": 10**9})
+  ask(service, COMPLETION, {"prompt": [1, 2], "max_tokens": 255})
+  assert [request.max_tokens for request in engine.requests[-3:]] == [255, 256 - len("<user>hi<assistant>"), 254]
+
+
+KNOWN_ROLES = "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant', 'tool') %}<{{ m.role }}>{{ m.content | upper }}"
+KNOWN_ROLES += "{% endif %}{% endfor %}<assistant>"  # As in the templates of Qwen2.5 and Qwen3.
+
+
+@pytest.mark.parametrize("source", [KNOWN_ROLES, ChatBytes.chat_template.source.replace("== 'odd'", "not in ('system', 'user')")])
+def test_no_message_is_lost_by_its_role(source):
+  class Known(ChatBytes):
+    chat_template = ChatTemplate(source, "example", {})
+
+  engine = FakeEngine("x")
+  with serving(engine, tokenizer=Known()) as service:
+    for role in ("developer", "assistnat", "USER"):
+      messages = [{"role": role, "content": "never say x"}, *HI]
+      status, _, answer = ask(service, CHAT, {"messages": messages})
+      if role == "developer":
+        assert status == 200 and bytes(engine.requests[-1].tokens).lower() == b"<system>never say x<user>hi<assistant>"
+      else:
+        assert status == 400 and (source != KNOWN_ROLES or answer["error"]["param"] == "messages[0].role")
+    assert len(engine.requests) == 1
+
+
+def test_a_role_that_the_template_has_stays(service, engine):
+  ask(service, CHAT, {"messages": [{"role": "developer", "content": "x"}, *HI]})
+  assert bytes(engine.requests[-1].tokens) == b"<developer>x<user>hi<assistant>"
+
+
+def test_an_answer_has_the_name_of_its_call(service):
+  calls = ((GENERATE, {"token_ids": [1]}, ""), (CHAT, {"messages": HI}, "chatcmpl-"), (COMPLETION, {"prompt": "x"}, "cmpl-"))
+  for path, value, prefix in calls:
+    name = "request_id" if path == GENERATE else "id"
+    _, headers, answer = ask(service, path, value)
+    assert answer[name] == prefix + headers["x-request-id"] and len(headers["x-request-id"]) == 32
+    assert ask(service, path, {**value, "request_id": "mine"})[2][name] == f"{prefix}mine"
+    _, headers, answer = ask(service, path, value, headers={"x-request-id": "theirs"})
+    assert (answer[name], headers["x-request-id"]) == (f"{prefix}theirs", "theirs")
+  for odd in ("", "a b", "x" * 129, "\xe9"):
+    status, headers, _ = ask(service, "/v1/none", headers={"x-request-id": odd})
+    assert status == 404 and len(headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize(("asked", "count"), [({}, 2), ({"parallel_tool_calls": True}, 2), ({"parallel_tool_calls": False}, 1)])
+def test_one_tool_at_a_time_is_the_first(asked, count):
+  text = "".join(f'<tool_call>{{"name": "add", "arguments": {{"a": {i}}}}}</tool_call>' for i in range(2))
+  with serving(FakeEngine(text, limits=EngineLimits(context=4096, requests=64))) as service:
+    (choice,) = ask(service, CHAT, {"messages": HI, "tools": TOOLS, **asked})[2]["choices"]
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == ['{"a": 0}', '{"a": 1}'][:count]
+
+
+def test_trainers_get_the_drawn_tokens_alone(service, engine):
+  """And the engine scores nothing for them, also at temperature 0."""
+  for asked in ({"logprobs": 1}, {"logprobs": 0, "temperature": 0}, {"min_tokens": 3}):
+    answer = ask(service, GENERATE, {"token_ids": [1], "sampling_params": asked})[2]
+    assert engine.requests[-1].likeliest is engine.requests[-1].prompt_likeliest is answer["prompt_logprobs"] is None
+    assert not asked.get("logprobs") or set(answer["choices"][0]["logprobs"]["content"][0]) == {"token", "logprob"}
+  assert engine.requests[-1].min_tokens == 3
+
+
+def test_an_engine_without_scores_gives_what_it_has():
+  with serving(FakeEngine("hi", limits=EngineLimits(context=256, requests=64))) as service:
+    (choice,) = ask(service, COMPLETION, {"prompt": "x", "logprobs": 1, "temperature": 0})[2]["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [-1 / 8, -2 / 8, -3 / 8] and choice["logprobs"]["top_logprobs"] is None
+    asked = [(COMPLETION, {"prompt": "x", "logprobs": 2}), (COMPLETION, {"prompt": "x", "logprobs": 0, "echo": True})]
+    asked += [(CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 1})]
+    asked += [(GENERATE, {"token_ids": [1], "sampling_params": {name: n}}) for name, n in (("prompt_logprobs", 0), ("logprobs", 2))]
+    for path, value in asked:
+      assert error(service, path, value)[0] == 400
+
+
+def test_one_model(service):
+  assert ask(service, "/v1/models/toy")[2] == ask(service, "/v1/models")[2]["data"][0]
+  status, message, _ = error(service, "/v1/models/tay")
+  assert status == 404 and "did you mean 'toy'" in message
+
+
+@pytest.mark.parametrize("path", [GENERATE, CHAT, COMPLETION])
+@pytest.mark.parametrize(
+  ("asked", "reason"), [({"stop": ["zz", "wö"]}, "wö"), ({"stop_token_ids": [119]}, 119), ({}, None), ({"max_tokens": 3}, None)]
+)
+def test_what_ended_a_completion(service, path, asked, reason):
+  value = {GENERATE: {"token_ids": [1], "sampling_params": asked}, CHAT: {"messages": HI, **asked}}.get(path, {"prompt": "hi", **asked})
+  assert ask(service, path, value)[2]["choices"][0]["stop_reason"] == reason
+  if path != GENERATE:
+    choices = [x for event in events_of(ask(service, path, {**value, "stream": True})[2]) for x in event["choices"]]
+    assert choices[-1]["stop_reason"] == reason and not any("stop_reason" in choice for choice in choices[:-1])
+
+
+def test_an_answer_says_which_weights_drew_it():
+  class Two(FakeEngine):
+    def _end(self, x, reason):
+      with self._changed:
+        self.open.remove(x)
+      x.future.set_result(Decoded(x.drawn, [-1.0] * len(x.drawn), reason, 0, 1, 4, parts=((4, 2), (7, len(x.drawn) - 2))))
+
+  with serving(Two("hello")) as service:
+    asked = {GENERATE: {"token_ids": [1]}, CHAT: {"messages": HI}, COMPLETION: {"prompt": "x"}}
+    for path, value in asked.items():
+      _, headers, answer = ask(service, path, value)
+      assert headers["x-weight-versions"] == "4,7" and answer["choices"][0]["weight_versions"] == [[4, 2], [7, 4]]
+    events = events_of(ask(service, COMPLETION, {"prompt": "x", "stream": True})[2])
+    assert events[-1]["choices"][0]["weight_versions"] == [[4, 2], [7, 4]]
+
+
+def test_each_chunk_has_the_numbers_of_tokens_so_far():
+  """As guidellm asks for them by default."""
+  with serving(FakeEngine("hello", delay=0.01)) as service:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path, value in ((CHAT, {"messages": HI}), (COMPLETION, {"prompt": "hi"})):
+      *events, last = events_of(ask(service, path, {**value, "stream": True, "stream_options": options})[2])
+      counts = [event["usage"]["completion_tokens"] for event in events if "usage" in event]
+      assert counts == sorted(counts) and counts[0] < counts[-1] == last["usage"]["completion_tokens"] == 6
+      prompt = last["usage"]["prompt_tokens"]
+      assert all(event["usage"]["total_tokens"] == prompt + n for event, n in zip([e for e in events if "usage" in e], counts, strict=True))
+
+
+@pytest.mark.parametrize(("options", "tells"), [({}, True), ({"api_key": "x"}, False), ({"api_key": "x", "tells_cached": True}, True)])
+def test_cached_tokens_tell_others_nothing(options, tells):
+  with serving(FakeEngine(), **options) as service:
+    answer = ask(service, COMPLETION, {"prompt": "hi"}, headers={"authorization": "Bearer x"})[2]
+    assert answer["usage"]["prompt_tokens_details"] == ({"cached_tokens": 0} if tells else None)
 
 
 @pytest.mark.parametrize(
@@ -315,6 +480,9 @@ def test_fields_that_change_nothing_are_taken(service):
     (b"", "not JSON"), (b"{", "not JSON"), (b"[1]", "expected an object"), (b"null", "expected an object"),
     (b'{"prompt": "\xff"}', "UnicodeDecodeError"), (b'{"prompt": "a", "temperature": NaN}', "NaN is no number"),
     (b'{"prompt": "a", "temperature": 1e999}', "a number from 0 to 100"), (b"[" * 100_000, "not JSON"),
+    (b'{"prompt":' + b"[" * 64 + b"1" + b"]" * 64 + b"}", "nested more than 64 deep"),
+    (b'{"prompt":' + b'{"a":[' * 490 + b"1" + b"]}" * 490 + b"}", "nested more than 64 deep"),
+    (b'{"prompt":' + b"[" * 63 + b"1" + b"]" * 63 + b"}", "a token id"),
     (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "not JSON"), (b'\xef\xbb\xbf{"prompt": "a"}', "not JSON"),
   ],
 )  # fmt: skip
@@ -379,10 +547,11 @@ def test_a_page_of_another_site_cannot_read_an_answer(service, host):
 def test_every_call_needs_the_key():
   with serving(api_key="s3cret") as service:
     for path, value in (("/v1/models", None), (GENERATE, {"token_ids": [1]}), (CHAT, {"messages": HI}), ("/v1/none", None)):
-      for given in (None, "", "s3cret", "Bearer", "Bearer s3cre", "Bearer s3crett", "bearer s3cret", "Basic s3cret", "Bearer \xe9"):
+      for given in (None, "", "s3cret", "Bearer", "Bearer s3cre", "Bearer s3crett", "bearer s3cre", "Basic s3cret", "Bearer \xe9"):
         status, message, _ = error(service, path, value, headers={} if given is None else {"authorization": given})
         assert status == 401 and ("a wrong API key" if given else "no API key") in message and "s3cret" not in message
-      assert ask(service, path, value, headers={"authorization": "Bearer s3cret"})[0] in (200, 404)
+      for scheme in ("Bearer", "bearer", "BEARER"):
+        assert ask(service, path, value, headers={"authorization": f"{scheme} s3cret"})[0] in (200, 404)
     assert ask(service, "/", headers={"host": "evil.example"})[0] == ask(service, "/health")[0] == 200
 
 
@@ -391,12 +560,17 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
   monkeypatch.setattr(app.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
   with serving(api_key="s3cret") as service:
     assert ask(service, "/v1/models", headers={"authorization": "Bearer x"})[0] == 401
-  assert compared == [(b"Bearer x", b"Bearer s3cret")]
+  assert compared == [(b"x", b"s3cret")]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
 def test_another_host_needs_a_key(host):
   with pytest.raises(ValueError, match="--host: found .* without an API key"), serving(host=host):
+    raise AssertionError
+
+
+def test_a_short_key_opens_no_other_host():
+  with pytest.raises(ValueError, match="--api_key: found 15 characters, expected 16 or more"), serving(host="0.0.0.0", api_key="x" * 15):
     raise AssertionError
 
 

@@ -111,6 +111,20 @@ def test_a_client_that_leaves_in_its_body_costs_nothing(hanging):
     assert not hanging.requests
 
 
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_two_lengths_of_a_body_end_the_connection(method):
+  """RFC 9112, 6.1: a proxy may believe the other length."""
+  engine = FakeEngine("hello")
+  path = COMPLETION if method == "POST" else "/v1/models"
+  both = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+  both += "content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n10\r\n" + '{"prompt": "hi"}' + "\r\n0\r\n\r\n"
+  with serving(engine) as service, connect(service) as connection:
+    connection.sendall(both.encode() + whole({"prompt": "hi"}))
+    answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1 and b"connection: close" in answer
+    assert not engine.requests
+
+
 def test_a_client_that_does_not_read_is_cut(hanging):
   """Its answers are larger than what the sockets of both sides hold."""
   with serving(hanging, patience=QUICK) as service:
@@ -181,21 +195,39 @@ def test_a_refusal_does_not_wait_for_the_body_for_long(hanging):
     wait_for(lambda: is_empty(service, hanging))
 
 
-def test_bodies_that_arrive_at_the_same_time_are_limited(hanging):
-  with serving(hanging, rules=Rules(reading=3)) as service, contextlib.ExitStack() as stack:
-    for _ in range(3):
-      stack.enter_context(connect(service)).sendall(head(100) + b"{")
-    wait_for(lambda: service.open_requests() == 3)
-    status, headers, _ = ask(service, COMPLETION, {"prompt": "hi"})
-    assert status == 429 and headers["retry-after"] == "1"
-  wait_for(lambda: is_empty(service, hanging))
+def test_of_too_many_bodies_the_oldest_gives_way():
+  """Clients that never end theirs cannot take all places."""
+  engine = FakeEngine("hello")
+  with serving(engine, rules=Rules(reading=3)) as service, contextlib.ExitStack() as stack:
+    slow = []
+    for count in range(1, 4):
+      slow.append(stack.enter_context(connect(service)))
+      slow[-1].sendall(head(100) + b"{")
+      wait_for(lambda count=count: service.open_requests() == count)
+    for _ in range(2):
+      assert ask(service, COMPLETION, {"prompt": "hi"})[0] == 200
+    assert read_all(slow[0]).startswith(b"HTTP/1.1 408 ")
+    assert service.open_requests() == 2  # The first one alone has given way: there is a place since.
+  wait_for(lambda: is_empty(service, engine))
 
 
-def test_connections_are_limited(hanging):
+def test_of_too_many_connections_the_longest_idle_one_ends():
+  engine = FakeEngine("hello")
+  with serving(engine, patience=Patience(connections=3)) as service, contextlib.ExitStack() as stack:
+    idle = []
+    for count in range(1, 4):
+      idle.append(stack.enter_context(connect(service)))
+      wait_for(lambda count=count: service.open_connections() == count)
+    assert ask(service, COMPLETION, {"prompt": "hi"})[0] == 200
+    assert read_all(idle[0]) == b""
+    wait_for(lambda: service.open_connections() == 2)
+
+
+def test_connections_that_are_answered_stay(hanging):
   with serving(hanging, patience=Patience(connections=3)) as service, contextlib.ExitStack() as stack:
     for _ in range(3):
-      stack.enter_context(connect(service))
-    wait_for(lambda: service.open_connections() == 3)
+      stack.enter_context(connect(service)).sendall(whole({"prompt": "hi"}))
+    wait_for(lambda: len(hanging.open) == 3)
     with connect(service) as connection:
       assert read_all(connection) == b""
     assert service.open_connections() == 3

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Integer
 
-from jaxrl_llm.decoding.engine.requests import Request
+from jaxrl_llm.decoding.engine.requests import EngineLimits, Request
 from jaxrl_llm.decoding.filters import check_filter
 from jaxrl_llm.decoding.stops import MAX_IDS, check_texts
 from jaxrl_llm.models.image_slots import Room
@@ -54,6 +54,32 @@ def check_request(request: Request, *, vocab_size: int, context: int) -> Integer
     raise ValueError(f"stop_ids: found {len(request.stop_ids)} ids, expected at most {MAX_IDS}")
   check_texts("stops", request.stops)
   return tokens
+
+
+def check_scores(request: Request, limits: EngineLimits) -> None:
+  """Checks that an engine with these limits can give what a request asks for beyond tokens.
+
+  Raises:
+    ValueError: If it cannot. One line, which names the field.
+
+  Example:
+    >>> check_scores(Request([1], 1, likeliest=5), EngineLimits(8, 8, likeliest=4))
+    Traceback (most recent call last):
+    ...
+    ValueError: likeliest: found 5, expected None, or 0 to 4 tokens
+  """
+  for name in ("likeliest", "prompt_likeliest"):
+    asked = getattr(request, name)
+    if asked is not None and not (limits.likeliest and 0 <= asked <= limits.likeliest):
+      expected = f"None, or 0 to {limits.likeliest} tokens" if limits.likeliest else "None: the engine gives no scores"
+      raise ValueError(f"{name}: found {asked}, expected {expected}")
+  if request.prompt_likeliest is not None and request.pictures is not None:
+    raise ValueError("prompt_likeliest: found it with pictures, expected None: prompts that show pictures have no scores")
+  if not 0 <= request.min_tokens <= (request.max_tokens if limits.likeliest else 0):
+    expected = f"0 to {request.max_tokens}, the budget" if limits.likeliest else "0: the engine gives no scores"
+    raise ValueError(f"min_tokens: found {request.min_tokens}, expected {expected}")
+  if request.min_tokens and request.stops:
+    raise ValueError(f"min_tokens: found {request.min_tokens} with stop strings, expected 0, or stop ids alone")
 
 
 def check_pictures(request: Request, room: Room | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.decoding.engine.make import make_engine, make_twins
 from jaxrl_llm.decoding.engine.programs import num_twins
-from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineLimits, Handle, Piece, Pulse, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine, Handle, Piece, Pulse, QueueFull, Request
 from jaxrl_llm.devices import cores
 from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.models import Model
@@ -101,7 +101,7 @@ class Fleet:
   def __init__(self, engines: Sequence[Engine], give: Callable[[Params, int], None], *, slots: int):
     self._engines, self._give = tuple(engines), give
     context = engines[0].limits.context
-    self.limits = EngineLimits(context, sum(engine.limits.requests for engine in engines))
+    self.limits = engines[0].limits._replace(requests=sum(engine.limits.requests for engine in engines))
     self._slack = max(slots // 8, 1)
     self._lock = threading.Lock()
     self._open = [0] * len(engines)

@@ -10,7 +10,7 @@ from jaxtyping import Integer
 
 from jaxrl_llm.decoding.engine.pool import Place
 from jaxrl_llm.decoding.engine.programs import StretchTokens
-from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request, Score
 
 
 @dataclass(eq=False)
@@ -32,6 +32,7 @@ class OpenRequest:
     fills: Whether tokens of `fed` but the last still have to be computed.
     tokens, logprobs: Completion so far.
     kept: Ids that each token was drawn from; None if they are not recorded.
+    scores, prompt_scores: Scores so far; see `Decoded`.
     cached, computed: Numbers of tokens; see `Decoded`.
     parts: Versions of the weights that drew the tokens, each with its number of tokens.
     drawn_at: Number of the stretch that drew the last token, or draws the next one.
@@ -49,6 +50,8 @@ class OpenRequest:
   tokens: list[int] = field(default_factory=list)
   logprobs: list[float] = field(default_factory=list)
   kept: list[list[int]] | None = None
+  scores: list[Score] | None = None
+  prompt_scores: list[Score] | None = None
   cached: int = 0
   computed: int = 0
   parts: list[tuple[int, int]] = field(default_factory=list)

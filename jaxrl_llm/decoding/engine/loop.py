@@ -21,11 +21,13 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, Int16, PyTree
 
-from jaxrl_llm.decoding.engine.checks import check_pictures, check_request
+from jaxrl_llm.decoding.engine.checks import check_pictures, check_request, check_scores
 from jaxrl_llm.decoding.engine.in_hand import News, OpenRequest, Peers, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import EnginePrograms, no_rows, no_spans
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.scores import Scores, scores_of
+from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE
 from jaxrl_llm.decoding.stops import NO_ID, stops_of_row
 from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.models import Model
@@ -39,7 +41,6 @@ _TRIED = 4  # Number of tokens with which programs of different widths are compa
 
 IN_FLIGHT = ("keep", "recompute", "wait")
 """What becomes of open requests when new weights come; see `make.make_twins`."""
-_GREEDY = 1e-5  # Temperatures below this are 0, because logits divided by them would overflow.
 
 
 class DecodingEngine:
@@ -62,7 +63,7 @@ class DecodingEngine:
     self._pool = CachePool(slots, limits.context, least=chunk, pieces=self._pieces)
     self._programs, self._chunk, self._spans = programs, chunk, spans
     self._weights, self._cache, self._version = weights, programs.make_cache(), version
-    self._rows, self._routes = no_rows(slots, vocabulary=programs.vocabulary, shows=room is not None), None
+    self._rows, self._routes = no_rows(slots, vocabulary=programs.vocabulary, shows=room is not None, scores=limits.likeliest > 0), None
     # Features of pictures while prompts that show them are computed, by digest.
     self._room, self._features, self._records_kept = room, {}, records_kept
     if records_routes:  # Of every column of every row, -1 where none are known.
@@ -142,12 +143,16 @@ class DecodingEngine:
   def _opened(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> OpenRequest:
     """Returns a request as the loop holds it; raises for one that can never be served."""
     prompt = check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
+    check_scores(request, self.limits)
     check_pictures(request, self._room)
     if request.stops and self._programs.vocabulary is None:
       raise ValueError(f"stops: {self._no_bytes or f'found {request.stops!r}, expected none: the engine has no tokenizer'}")
     opened = OpenRequest(request, prompt, on_piece, fed=prompt)
-    if self._records_kept and (request.top_k or request.top_p < 1 or request.temperature < _GREEDY):
+    is_filtered = request.top_k or request.top_p < 1 or request.temperature < LEAST_TEMPERATURE or request.min_tokens
+    if self._records_kept and is_filtered:
       opened.kept = []
+    opened.scores = None if request.likeliest is None else []
+    opened.prompt_scores = None if request.prompt_likeliest is None else []
     opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
     return opened
 
@@ -353,6 +358,8 @@ class DecodingEngine:
 
   def _leave_row(self, opened: OpenRequest) -> None:
     """Frees the row of an open request."""
+    if opened.prompt_scores and not opened.tokens:
+      opened.prompt_scores = []  # Other weights may compute the prompt.
     if opened.copies:
       self._pool.give_up(opened.place)
     self._pool.release(opened.place.row, version=self._version)
@@ -374,7 +381,9 @@ class DecodingEngine:
       if self._refuse_if_late(opened):
         continue
       owner = opened.request.owner if opened.request.rereads else None
-      place = self._pool.place(opened.fed, opened.request.cache_salt, version=self._version, owner=owner)
+      # A prompt that is scored is computed as a whole: no other request has a salt of this form.
+      salt = opened.request.cache_salt if opened.prompt_scores is None else f"{opened.request.cache_salt}\0{opened.number}"
+      place = self._pool.place(opened.fed, salt, version=self._version, owner=owner)
       if place is None:
         later.append(opened)
         break
@@ -392,10 +401,12 @@ class DecodingEngine:
     own = stops_of_row(request.stop_ids, request.stops, vocabulary=self._programs.vocabulary, drawn=drawn)
     for of_rows, x in zip(jax.tree.leaves((rows.stops, rows.matching)), jax.tree.leaves(own), strict=True):
       of_rows[row] = x
-    rows.temperatures[row] = request.temperature if request.temperature >= _GREEDY else 0
+    rows.temperatures[row] = request.temperature
     rows.top_ks[row] = min(request.top_k, self._vocab_size)
     rows.top_ps[row] = request.top_p
     rows.seeds[row] = np.array([request.seed % (1 << 64)], "<u8").view("<u4")
+    if rows.leasts is not None:
+      rows.scored[row], rows.leasts[row] = request.likeliest is not None, request.min_tokens
     if rows.shifts is not None:
       rows.shifts[row] = 0 if request.pictures is None else request.pictures.end - len(request.pictures.slots)
 
@@ -429,7 +440,7 @@ class DecodingEngine:
     """Computes prompts in the order of their arrival, but for their last tokens.
 
     Those that show pictures have a program of their own, so that a token's numbers do not depend on
-    what else is computed.
+    what else is computed, and so have those whose tokens are scored.
     """
     for call in itertools.count():
       waiting = [opened for opened in self._running.values() if opened.fills and not opened.copies]
@@ -437,11 +448,13 @@ class DecodingEngine:
         self._features.clear()
       if not waiting or (call >= _CALLS and 2 * len(waiting) <= len(self._running)):
         return
-      shows = waiting[0].request.pictures is not None
-      waiting = [opened for opened in waiting if shows == (opened.request.pictures is not None)]
-      num_spans = min(self._programs.prefills) if shows else self._num_spans(waiting)
+      kind = lambda opened: (opened.request.pictures is not None, opened.prompt_scores is not None)
+      shows, scores = kind(waiting[0])
+      waiting = [opened for opened in waiting if kind(opened) == (shows, scores)]
+      num_spans = min(self._programs.prefills) if shows or scores else self._num_spans(waiting)
       shown = no_spans(self._room, num_spans, self._chunk) if shows else ()
       tokens = np.zeros((num_spans, self._chunk), np.int32)
+      following, scored = np.zeros_like(tokens), []
       starts, counts, rows, whole_rows = (np.zeros(num_spans, np.int32) for _ in range(4))
       free = self._free_spans(num_spans)
       for opened in waiting:
@@ -454,17 +467,31 @@ class DecodingEngine:
           count = min(self._chunk - start % self._chunk, self._missing(opened))
           tokens[i, :count] = opened.fed[start : start + count]
           starts[i], counts[i], rows[i], whole_rows[i] = start, count, row_there, row
+          if scores:
+            following[i, :count] = opened.fed[start + 1 : start + 1 + count]
+            scored.append((opened, i, count))
           if shows:
             self._show(opened.request.pictures, start, start + count, *(jax.tree.map(lambda x, i=i: x[i, :], shown)))
           self._pool.add(row, tokens[i, :count])
           opened.computed += count
           opened.fills = self._missing(opened) > 0
       self._computed += 1
-      program = self._programs.show if shows else self._programs.prefills[num_spans]
-      self._cache, routes = program(self._weights, self._cache, tokens, starts, counts, rows, *shown)
+      spans = self._weights, self._cache, tokens, starts, counts, rows
+      if scores:
+        self._cache, routes, computed = self._programs.score(*spans, following)
+        self._note_scores(scored, jax.device_get(computed))
+      else:
+        program = self._programs.show if shows else self._programs.prefills[num_spans]
+        self._cache, routes = program(*spans, *shown)
       if self._routes is not None:
         for of_span, row, start, count in zip(jax.device_get(routes), whole_rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
           self._routes[row, start : start + count] = of_span[:count]
+
+  def _note_scores(self, scored: Sequence[tuple[OpenRequest, int, int]], scores: Scores) -> None:
+    """Gives requests the scores of their prompts' tokens, by the span and its number of tokens."""
+    for opened, i, count in scored:
+      if not opened.tokens:  # Else they are known, and their keys and values are computed again.
+        opened.prompt_scores += scores_of(jax.tree.map(lambda x, i=i, count=count: x[i, :count], scores), opened.request.prompt_likeliest)
 
   def _show(self, pictures: Pictures, start: int, end: int, positions: Int[np.ndarray, "C 3"], images: Images) -> None:
     """Writes what a span of a prompt shows into its part of the arrays of `no_spans`."""
@@ -552,13 +579,20 @@ class DecodingEngine:
         bits = np.unpackbits(drawn.kept[:count, column], axis=1, count=self._vocab_size)
         opened.kept += [np.flatnonzero(of_token).tolist() for of_token in bits]
       opened.computed += count
+      scores = None
+      if opened.scores is not None:
+        own = jax.tree.map(lambda x, column=column, count=count: x[:count, column], drawn.scores)
+        scores = scores_of(own, opened.request.likeliest)
+        opened.scores += scores
       if finite[column]:
-        self._give(opened, tokens[column, :count].tolist(), logprobs[column, :count].tolist(), version, bool(is_stopped[column]))
+        piece = Piece(tokens[column, :count].tolist(), logprobs[column, :count].tolist(), version, scores)
+        self._give(opened, piece, bool(is_stopped[column]))
       else:
         self._finish(opened, FloatingPointError(f"the log-probabilities are not finite: the weights of version {version} are broken"))
 
-  def _give(self, opened: OpenRequest, tokens: list[int], logprobs: list[float], version: int, is_stopped: bool) -> None:
+  def _give(self, opened: OpenRequest, piece: Piece, is_stopped: bool) -> None:
     """Gives a caller what its row has drawn."""
+    tokens, logprobs, version, _ = piece
     # Each of them was drawn by feeding the one before.
     self._pool.add(opened.place.row, [opened.tokens[-1] if opened.tokens else int(opened.prompt[-1]), *tokens[:-1]])
     opened.tokens += tokens
@@ -566,7 +600,7 @@ class DecodingEngine:
     opened.drew(len(tokens), version)
     if opened.on_piece is not None:
       try:
-        opened.on_piece(Piece(tokens, logprobs))
+        opened.on_piece(piece)
       except Exception as error:  # A fault of one caller, which must not reach the others.
         opened.error, opened.aborted = error, True
     if is_stopped or len(opened.tokens) >= opened.request.max_tokens:
@@ -593,7 +627,8 @@ class DecodingEngine:
       return
     version = opened.parts[0][0] if opened.parts else self._version
     counts = opened.cached, opened.computed, version
-    opened.future.set_result(Decoded(opened.tokens, opened.logprobs, outcome, *counts, tuple(opened.parts), routes, opened.kept))
+    others = tuple(opened.parts), routes, opened.kept, opened.scores, opened.prompt_scores
+    opened.future.set_result(Decoded(opened.tokens, opened.logprobs, outcome, *counts, *others))
 
   def _routes_of(self, opened: OpenRequest) -> Int16[np.ndarray, "S L K"] | None:
     """Returns the routes of a request's tokens but the last, which was not fed."""

@@ -47,6 +47,7 @@ def make_twins(
   version: int = 0,
   peers: Peers | None = None,
   room: Room | None = None,
+  likeliest: int = 0,
 ) -> list[DecodingEngine]:
   """Compiles engines, which share programs and weights, and starts their loops.
 
@@ -79,6 +80,7 @@ def make_twins(
     version: Version of the weights; see `DecodingEngine.update`.
     peers: Engines of all processes whose devices the mesh has; None in a run of one process.
     room: Room for pictures in a prompt; None for text alone.
+    likeliest: Largest number of likeliest tokens in a score; 0 makes no programs for scores.
 
   Raises:
     ValueError: If a setting is out of range. One line, which names it.
@@ -102,13 +104,17 @@ def make_twins(
     raise ValueError("records_routes: found True, expected False: with in_flight='recompute' tokens visit experts again, of other weights")
   if records_routes and model.config.experts is None:
     raise ValueError("records_routes: found True, expected False: the model has no experts")
+  if likeliest < 0:
+    raise ValueError(f"likeliest: found {likeliest}, expected 0 or more")
+  likeliest = min(likeliest, model.config.vocab_size)
   pieces = 1 if model.mesh is None else num_row_shards(model.mesh)
   slots, spans = (-(-size // pieces) * pieces for size in (slots, spans))
   sizes: dict[str, Any] = dict(slots=slots, chunk=chunk, spans=spans)
   sizes |= dict(records_routes=records_routes, records_kept=records_kept, room=room)
   vocabulary, no_bytes = vocabulary_of(tokenizer)
-  programs = make_programs(model, params, vocabulary=vocabulary, context=context, steps=steps, cache_dtype=dtype, twins=count, **sizes)
-  weights, limits = programs.weights(params), EngineLimits(context, max_requests)
+  others: dict[str, Any] = dict(vocabulary=vocabulary, context=context, steps=steps, cache_dtype=dtype, likeliest=likeliest)
+  programs = make_programs(model, params, twins=count, **others, **sizes)
+  weights, limits = programs.weights(params), EngineLimits(context, max_requests, likeliest)
   options = dict(no_bytes=no_bytes, version=version, in_flight=in_flight, peers=peers, **sizes)
   return [DecodingEngine(model, programs, weights, limits, **options) for _ in range(count)]
 

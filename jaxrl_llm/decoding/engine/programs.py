@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
 
 from jaxrl_llm.decoding.draw import draw, sequence_keys
-from jaxrl_llm.decoding.filters import REMOVED, filter_logits
+from jaxrl_llm.decoding.engine.scores import Scores, no_scores, score
+from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE, REMOVED, filter_logits
 from jaxrl_llm.decoding.stops import NO_ID, RUNNING, Matching, StopTable, Vocabulary, advance_stops, stops_of_row
 from jaxrl_llm.devices.mesh import platform_of, replicated, row_sharding
 from jaxrl_llm.models import Model, lower_precision
@@ -49,6 +50,8 @@ class Rows(NamedTuple):
     matching: Bits of the stop strings that the completions end with; see `stops`.
     shifts: Position of each token less its column; None if the engine reads text alone, where both
       are the same.
+    scored: Whether the tokens of each row are scored; None if the engine gives no scores.
+    leasts: Number of tokens before which no stop id is drawn; None if the engine gives no scores.
   """
 
   tokens: Int[np.ndarray, " B"]
@@ -62,6 +65,8 @@ class Rows(NamedTuple):
   stops: StopTable
   matching: Matching
   shifts: Int[np.ndarray, " B"] | None = None
+  scored: Bool[np.ndarray, " B"] | None = None
+  leasts: Int[np.ndarray, " B"] | None = None
 
 
 class StretchTokens(NamedTuple):
@@ -74,6 +79,7 @@ class StretchTokens(NamedTuple):
     kept: Ids that the filters left to draw each one from, as bits; None if not recorded.
     reasons: `StopReason` of each row, or `RUNNING`.
     matching: Bits of the stop strings that the completions end with; see `stops`.
+    scores: Scores of the ids, of rows that ask for them; None if the engine gives none.
   """
 
   tokens: Int[Array, "k B"]
@@ -82,6 +88,7 @@ class StretchTokens(NamedTuple):
   kept: UInt8[Array, "k B V8"] | None = None
   reasons: Int[Array, " B"] | None = None
   matching: Matching | None = None
+  scores: Scores | None = None
 
 
 class EnginePrograms(NamedTuple):
@@ -103,6 +110,8 @@ class EnginePrograms(NamedTuple):
       `no_spans` behind the others. None if the engine reads text alone.
     features: Function `(weights, patches [I ...]) -> features [I S F D]` of a trained tower; None
       without one.
+    score: Function like `prefills`, with the token after each one as a last argument [N C], whose
+      `Scores` it returns behind the others. None if the engine gives no scores.
   """
 
   weights: Callable[[Params], PyTree]
@@ -113,6 +122,7 @@ class EnginePrograms(NamedTuple):
   vocabulary: Vocabulary | None = None
   show: Callable[..., tuple[PyTree, Array | None]] | None = None
   features: Callable[..., Array] | None = None
+  score: Callable[..., tuple[PyTree, Array | None, Scores]] | None = None
 
 
 class Program(NamedTuple):
@@ -135,7 +145,7 @@ class Uncompiled(NamedTuple):
   """The programs of `EnginePrograms` before they are compiled.
 
   Attributes:
-    weights, prefills, copy, stretches, show, features: Programs of these names.
+    weights, prefills, copy, stretches, show, features, score: Programs of these names.
     compiled: `weights` and `make_cache`, compiled because the others depend on where their results
       lie.
   """
@@ -147,6 +157,7 @@ class Uncompiled(NamedTuple):
   compiled: tuple[Callable, Callable]
   show: Program | None = None
   features: Program | None = None
+  score: Program | None = None
 
   @property
   def weights_and_cache(self) -> tuple[PyTree, PyTree]:
@@ -154,15 +165,16 @@ class Uncompiled(NamedTuple):
     return next(iter(self.stretches.values())).arguments[:2]
 
 
-def no_rows(num_rows: int, *, vocabulary: Vocabulary | None, shows: bool = False) -> Rows:
+def no_rows(num_rows: int, *, vocabulary: Vocabulary | None, shows: bool = False, scores: bool = False) -> Rows:
   """Makes rows that draw nothing, with room for stop strings if there is a vocabulary.
 
-  Those of an engine that shows pictures have shifts.
+  Those of an engine that shows pictures have shifts, and those of one with scores what these need.
   """
   zeros, ones = lambda: np.zeros(num_rows, np.int32), lambda: np.ones(num_rows, np.float32)
   stops, matching = jax.tree.map(lambda x: np.stack([x] * num_rows), stops_of_row(vocabulary=vocabulary))
   settings = (zeros(), zeros(), zeros(), zeros(), ones(), zeros(), ones(), np.zeros((num_rows, 2), np.uint32))
-  return Rows(*settings, stops, matching, zeros() if shows else None)
+  of_scores = (np.zeros(num_rows, bool), zeros()) if scores else (None, None)
+  return Rows(*settings, stops, matching, zeros() if shows else None, *of_scores)
 
 
 def make_programs(model: Model, params: Params, *, vocabulary: Vocabulary | None = None, **options: Any) -> EnginePrograms:
@@ -177,8 +189,8 @@ def make_programs(model: Model, params: Params, *, vocabulary: Vocabulary | None
   programs = uncompiled_programs(model, params, vocabulary=vocabulary, **options)
   compiled = lambda by_size: {size: program.compiled() for size, program in by_size.items()}
   all_sizes = compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches)
-  of_pictures = (own and own.compiled() for own in (programs.show, programs.features))
-  return EnginePrograms(*programs.compiled, *all_sizes, vocabulary, *of_pictures)
+  others = (own and own.compiled() for own in (programs.show, programs.features, programs.score))
+  return EnginePrograms(*programs.compiled, *all_sizes, vocabulary, *others)
 
 
 def uncompiled_programs(
@@ -196,6 +208,7 @@ def uncompiled_programs(
   records_kept: bool = False,
   twins: int = 1,
   room: Room | None = None,
+  likeliest: int = 0,
 ) -> Uncompiled:
   """Makes the programs of an engine, most of them uncompiled.
 
@@ -214,6 +227,7 @@ def uncompiled_programs(
     records_kept: Whether to return the ids that tokens are drawn from.
     twins: Number of engines that share the cores of a CPU, this one included.
     room: Room for pictures in a prompt; None for text alone.
+    likeliest: Largest number of likeliest tokens in a score; 0 gives no scores.
   """
   sizes = column_blocks(context, platform_of(model.mesh))
 
@@ -243,6 +257,11 @@ def uncompiled_programs(
     _, cache, routes = model.extend(whole(weights)[0], tokens, cache, starts, counts, rows, **shown)
     return cache, routes.astype(jnp.int16) if records_routes else None
 
+  def prefill_scored(weights, cache, *spans):
+    tokens, starts, counts, rows, following = split(spans)
+    logits, cache, routes = model.extend(whole(weights)[0], tokens, cache, starts, counts, rows, scores_all=True)
+    return cache, routes.astype(jnp.int16) if records_routes else None, score(logits, following, likeliest)
+
   is_spread = model.mesh is not None and model.mesh.size > 1
   # What the host gives and gets is whole on each device, so that every process has all of it.
   whole_on_each = replicated(model.mesh) if is_spread else None
@@ -260,7 +279,7 @@ def uncompiled_programs(
   given = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole_on_each)
   of_spans = lambda count: [given(np.zeros(shape, np.int32)) for shape in ((count, chunk), (count,), (count,), (count,))]
   platform = platform_of(model.mesh)
-  recorded = dict(records_routes=records_routes, records_kept=records_kept)
+  recorded = dict(records_routes=records_routes, records_kept=records_kept, likeliest=likeliest)
   draws = lambda count: partial(_stretch, model, vocabulary, _nothing(model, (steps, count), **recorded))
 
   def stretch(weights, cache, rows, places):
@@ -273,16 +292,19 @@ def uncompiled_programs(
   counts, widths = span_counts(spans, platform), stretch_widths(slots, platform, twins)
   if is_spread:  # Rows and spans of one device each are not worth programs for fewer.
     counts, widths = (spans,), (slots,)
-  rows = partial(no_rows, vocabulary=vocabulary, shows=room is not None)
+  rows = partial(no_rows, vocabulary=vocabulary, shows=room is not None, scores=likeliest > 0)
   places = lambda width: given(np.zeros(width, np.int32))
-  drawing, of_pictures = dict(donate_argnums=1, **keep(whole_on_each)), {}
+  drawing, others = dict(donate_argnums=1, **keep(whole_on_each)), {}
+  if likeliest:
+    following, scoring = of_spans(min(counts))[0], dict(donate_argnums=1, **keep(whole_on_each, whole_on_each))
+    others["score"] = program(prefill_scored, weights, cache, *of_spans(min(counts)), following, **scoring)
   if room is not None:
     shown = jax.tree.map(given, no_spans(room, min(counts), chunk))
-    of_pictures["show"] = program(prefill, weights, cache, *of_spans(min(counts)), *shown, **drawing)
+    others["show"] = program(prefill, weights, cache, *of_spans(min(counts)), *shown, **drawing)
   if reads_patches:
     features = lambda weights, patches: model.features(whole(weights)[1], patches)
     patches = jax.tree.map(given, room.patches(room.pictures))
-    of_pictures["features"] = program(features, weights, patches, out_shardings=whole_on_each)
+    others["features"] = program(features, weights, patches, out_shardings=whole_on_each)
   return Uncompiled(
     of_weights,
     {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in counts},
@@ -291,7 +313,7 @@ def uncompiled_programs(
       width: program(stretch, weights, cache, jax.tree.map(given, rows(width)), places(width), **drawing) for width in widths
     },
     (make_weights, allocate),
-    **of_pictures,
+    **others,
   )
 
 
@@ -343,13 +365,15 @@ def span_counts(spans: int, platform: str) -> tuple[int, ...]:
   return (spans, spans // 4) if platform == "cpu" and spans >= _LEAST_SPANS else (spans,)
 
 
-def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool) -> StretchTokens:
+def _nothing(model: Model, shape: tuple[int, int], *, records_routes: bool, records_kept: bool, likeliest: int) -> StretchTokens:
   """Returns a stretch in which nothing was drawn, as NumPy arrays."""
   config, drawn = model.config, StretchTokens(np.full(shape, NO_ID, np.int32), np.zeros(shape, np.float32))
   if records_routes:
     drawn = drawn._replace(routes=np.full((*shape, config.num_layers, config.experts.top_k), -1, np.int16))
   if records_kept:
     drawn = drawn._replace(kept=np.zeros((*shape, -(-config.vocab_size // 8)), np.uint8))
+  if likeliest:
+    drawn = drawn._replace(scores=no_scores(shape, min(likeliest, config.vocab_size)))
   return drawn
 
 
@@ -410,6 +434,8 @@ def _stretch(
     fed = state.tokens[:, None], state.cache, (columns := rows.columns + state.step), active.astype(jnp.int32)
     positions = None if rows.shifts is None else (columns + rows.shifts)[:, None]
     logits, cache, routes = model.extend(weights, *fed, positions=positions)
+    if rows.leasts is not None:
+      logits = _without_stops(logits, rows.stops.ids, rows.ordinals + state.step < rows.leasts)
     filtered = filter_logits(logits, temperature=rows.temperatures, top_k=rows.top_ks, top_p=rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     lengths = jnp.broadcast_to(state.step + 1, tokens.shape)
@@ -419,6 +445,7 @@ def _stretch(
       logprobs,
       None if nothing.routes is None else routes[:, 0].astype(jnp.int16),
       None if nothing.kept is None else jnp.packbits(filtered > REMOVED, axis=1),
+      scores=None if nothing.scores is None else _scores(rows, active, logits, filtered, tokens, nothing.scores.ids.shape[-1]),
     )
     drawn = jax.tree.map(lambda all_steps, own: all_steps.at[state.step].set(own), state.drawn, drawn)
     idle = state.idle + jnp.sum((rows.budgets > 0) & ~active)
@@ -429,3 +456,25 @@ def _stretch(
   start = _Drawing(jnp.int32(0), jnp.int32(0), cache, rows.tokens, rows.matching, reasons, nothing)
   end = jax.lax.while_loop(is_needed, advance, start)
   return end.cache, end.drawn._replace(reasons=end.reasons, matching=end.matching)
+
+
+def _without_stops(logits: Float[Array, "B V"], ids: Int[Array, "B M"], waits: Bool[Array, " B"]) -> Float[Array, "B V"]:
+  """Removes the stop ids of rows that may not end yet."""
+  size = logits.shape[-1]
+  # Those beyond the vocabulary are dropped.
+  removed = jnp.where(waits[:, None] & (ids != NO_ID), ids, size)
+  remove = lambda x: x.at[jnp.arange(len(x))[:, None], removed].set(-jnp.inf, mode="drop")
+  return jax.lax.cond(jnp.any(waits), remove, lambda x: x, logits)
+
+
+def _scores(
+  rows: Rows, active: Bool[Array, " B"], logits: Float[Array, "B V"], filtered: Float[Array, "B V"], tokens: Int[Array, " B"], count: int
+) -> Scores:
+  """Scores the drawn tokens of rows that ask for it: at temperature 0 under the model as it is."""
+
+  def scored(logits, filtered, tokens):
+    is_greedy = ~(rows.temperatures >= LEAST_TEMPERATURE)
+    return score(jnp.where(is_greedy[:, None], logits.astype(jnp.float32), filtered), tokens, count)
+
+  nothing = lambda logits, filtered, tokens: jax.tree.map(jnp.asarray, no_scores(tokens.shape, count))
+  return jax.lax.cond(jnp.any(active & rows.scored), scored, nothing, logits, filtered, tokens)

@@ -40,6 +40,11 @@ class Request(NamedTuple):
       owner drew. Otherwise it computes them anew, as a prompt: its draw is then the same to the
       last bit whether they are still cached or not.
     pictures: Pictures that the first of `tokens` show; None if all of them are text.
+    likeliest: Number of likeliest tokens to return with the score of each drawn token; None for no
+      scores.
+    prompt_likeliest: Number of likeliest tokens to return with the score of each token of the
+      prompt; None for no scores. All of the prompt is then computed, whatever is cached.
+    min_tokens: Number of tokens before which no stop id is drawn.
   """
 
   tokens: Sequence[int]
@@ -58,11 +63,31 @@ class Request(NamedTuple):
   parts: Sequence[tuple[int, int]] = ()
   rereads: bool = True
   pictures: Pictures | None = None
+  likeliest: int | None = None
+  prompt_likeliest: int | None = None
+  min_tokens: int = 0
 
   @property
   def cache_salt(self) -> str:
     """Text that keeps cached prefixes apart: the salt, and the digest of the pictures."""
     return self.salt if self.pictures is None else f"{self.salt} {self.pictures.key.hex()}"
+
+
+class Score(NamedTuple):
+  """What the policy thinks of a token.
+
+  For a token of a prompt, and at temperature 0, that is the distribution of the model as it is;
+  otherwise the one that the token was drawn from.
+
+  Attributes:
+    logprob: Log-probability of the token.
+    rank: Place of the token among all, from 1.
+    likeliest: Likeliest ids with their log-probabilities, in descending order.
+  """
+
+  logprob: float
+  rank: int
+  likeliest: list[tuple[int, float]]
 
 
 class Piece(NamedTuple):
@@ -71,10 +96,14 @@ class Piece(NamedTuple):
   Attributes:
     tokens: Ids.
     logprobs: Log-probability of each id under the distribution that it was drawn from.
+    version: Version of the weights that drew them; None if it is not known.
+    scores: Scores of the ids; None if the request asks for none.
   """
 
   tokens: list[int]
   logprobs: list[float]
+  version: int | None = None
+  scores: list[Score] | None = None
 
 
 class Decoded(NamedTuple):
@@ -94,6 +123,8 @@ class Decoded(NamedTuple):
       layers without experts; None if the engine records none.
     kept: Ids that the filters left to draw each token from; None if the engine does not record
       them, or if the request has no filter.
+    scores: Scores of the ids; None if the request asks for none.
+    prompt_scores: Scores of the ids of the prompt but the first; None if the request asks for none.
   """
 
   tokens: list[int]
@@ -105,6 +136,8 @@ class Decoded(NamedTuple):
   parts: tuple[tuple[int, int], ...] = ()
   routes: Int16[np.ndarray, "S L K"] | None = None
   kept: list[list[int]] | None = None
+  scores: list[Score] | None = None
+  prompt_scores: list[Score] | None = None
 
 
 class QueueFull(Exception):
@@ -146,10 +179,12 @@ class EngineLimits(NamedTuple):
   Attributes:
     context: Largest number of tokens of a prompt and its completion together.
     requests: Largest number of open requests, those that wait included.
+    likeliest: Largest number of likeliest tokens in a score; 0 if the engine gives no scores.
   """
 
   context: int
   requests: int
+  likeliest: int = 0
 
 
 class Handle(NamedTuple):
