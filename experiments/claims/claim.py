@@ -112,7 +112,7 @@ ROWS = (
   Claim(
     "E15", "SAPO, arXiv:2511.20347", f"{HERE}.gate_asymmetry", "figures/gate_asymmetry.png",
     says="A sharper gate for negative advantages than for positive ones is more stable.",
-    main_rule="E15, collapses, hot rate",
+    main_rule="E15, second run: falls, hot rate",
   ),
   Claim(
     "E16", "GSPO, arXiv:2507.18071", f"{HERE}.precision", "figures/precision.png",
