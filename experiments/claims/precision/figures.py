@@ -36,7 +36,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _second(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws what the sampler's own log-probabilities cost at published mismatches, and the clipped tokens."""
+  """Draws what the sampler's log-probabilities cost at published mismatches, and clipped tokens."""
   with new_figure(height=2.3) as figure:
     panels = figure.subplots(1, 3, width_ratios=(3, 3, 4))
     for letter, axes, k3 in zip("ab", panels, rules.MISMATCHES, strict=False):
