@@ -184,6 +184,11 @@ def holds(rule: str, passed: bool, /, *, identity: bool = False, engaged: bool =
   return {"rule": rule, "verdict": verdict if engaged else NOT_ENGAGED, **numbers}
 
 
+def waits(rule: str) -> dict:
+  """Returns the verdict of a rule whose trials are not done: it is inconclusive."""
+  return {"rule": f"waits for its trials: {rule}", "verdict": INCONCLUSIVE}
+
+
 def fell(curve: Sequence[float]) -> bool:
   """Returns whether a trial has collapsed: the endpoint of every new study.
 

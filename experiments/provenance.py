@@ -1,5 +1,6 @@
 """Evidence that a study's rules are older than its run: commit, hash of the rules, and time."""
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -22,7 +23,7 @@ def record(rules: ModuleType, *also: pathlib.Path) -> dict:
     `commit`, the checked-out commit ("" outside of a repository); `changed`, whether tracked files
     differ from it (None if git cannot tell); `rules`, the SHA-256 of the module's file; `also`, the
     SHA-256 of each further file, by path; `started`, the time in UTC; `cores`, the number of
-    processor cores available.
+    processor cores available; `processor`, its name.
   """
   status = _git("status", "--porcelain", "--untracked-files=no")
   return {
@@ -32,7 +33,17 @@ def record(rules: ModuleType, *also: pathlib.Path) -> dict:
     "also": {path.relative_to(ROOT).as_posix(): hash_of(path.read_bytes()) for path in also},
     "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    "processor": processor(),
   }
+
+
+def processor() -> str:
+  """Returns the name of the processor, "" if it is unknown."""
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+      if line.startswith("model name"):
+        return line.partition(":")[2].strip()
+  return ""
 
 
 def begin(path: pathlib.Path, rules: ModuleType, *also: pathlib.Path) -> dict:

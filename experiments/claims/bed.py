@@ -114,7 +114,7 @@ class Arm(NamedTuple):
     per_rollout: Number of updates per rollout batch, which has as many mini-batches.
     learning_rate: Learning rate of Adam.
     dtype: Dtype in which the sampler computes; "float8" computes in float32 with weights rounded to
-      `FLOAT8`.
+      `FLOAT8`, and "float8 x 0.5" with weights that have half of the error of this rounding.
     temperature: Temperature at which the sampler draws; the learner's is 1.
     recompute: Whether the old log-probabilities are the learner's own instead of those that the
       sampler reports.
@@ -250,14 +250,21 @@ per token). With two bits it differs as the samplers of large models do.
 """
 
 
-def rounded_to_float8(params: Params) -> Params:
-  """Rounds the matrices to float8, with one scale per array, as an inference engine would."""
+def rounded_to_float8(params: Params, share: float = 1.0) -> Params:
+  """Rounds the matrices to float8, with one scale per array, as an inference engine would.
+
+  Args:
+    params: Weights of the learner.
+    share: Share of the error of the rounding that the result has. It sets the divergence of the
+      sampler, which grows as its square.
+  """
 
   def rounded(path, x: jax.Array) -> jax.Array:
     if path[-1].key in ("scale", "router"):
       return x
     scale = jnp.max(jnp.abs(x)) / float(jnp.finfo(FLOAT8).max)
-    return (x / scale).astype(FLOAT8).astype(x.dtype) * scale
+    near = (x / scale).astype(FLOAT8).astype(x.dtype) * scale
+    return near if share == 1 else x + share * (near - x)
 
   return jax.tree_util.tree_map_with_path(rounded, params)
 
@@ -268,8 +275,9 @@ def lowered(config: ModelConfig, dtype: str) -> tuple[Model, Callable[[Params], 
   Returns:
     The model, and the function that converts the learner's weights to the sampler's.
   """
-  if dtype == "float8":
-    return make_model(config), rounded_to_float8
+  kind, _, share = dtype.partition(" x ")
+  if kind == "float8":
+    return make_model(config), functools.partial(rounded_to_float8, share=float(share or 1))
   return make_model(config._replace(dtype=dtype)), functools.partial(lower_precision, dtype=dtype)
 
 

@@ -169,8 +169,11 @@ def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
 
 
 def trusted(claim: Claim, results: Mapping) -> str:
-  """Formats when a claim's run began, at which commit, and whether its rules have changed since."""
-  recorded = results.get("provenance")
+  """Formats when a claim's run began, at which commit, and whether its rules have changed since.
+
+  A second run decides its claim, so its record counts.
+  """
+  recorded = results.get("second", results).get("provenance")
   if not recorded:
     return "not recorded"
   file = pathlib.Path(importlib.util.find_spec(f"{claim.study}.rules").origin)
@@ -202,7 +205,7 @@ def took(results: Mapping) -> str:
   """Formats how long a study ran."""
   for name, words in (("processor_seconds", "of a core"), ("wall_seconds", "on 2 shared cores")):
     if name in results:
-      return f"{results[name]:.0f} s {words}"
+      return f"{results[name] + results.get('second', {}).get(name, 0):.0f} s {words}"
   return "not recorded"
 
 

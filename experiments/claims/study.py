@@ -2,12 +2,16 @@
 
 The same command resumes a study that was stopped. `trials.jsonl` has one line per finished trial,
 and is removed once all trials are in `results.json`.
+
+A study may have a second run, with seeds and arms of its own and with rules that were committed
+before it. `--second` runs it. It changes no row of the first run: `results.json` gets the entry
+"second", with the record of the run, and the table "second_trials".
 """
 
 import json
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,7 +21,7 @@ import numpy as np
 from experiments import provenance
 from experiments.claims import bed as beds
 from experiments.claims import study_command, trial
-from experiments.results import rounded, to_json
+from experiments.results import from_json, rounded, to_json
 
 EVERY = 16
 """Updates between two stored points of a curve."""
@@ -26,27 +30,49 @@ STARTED = "started.json"
 """File of the record made at the start of a study; removed once `results.json` contains it."""
 
 
+SECOND = "second"
+"""Prefix of the files and of the entries of `results.json` that belong to the second run."""
+
+Arms = Sequence[tuple[dict[str, Any], beds.Arm]]
+"""Arms with the columns that name them, as in ({"objective": "grpo", "updates": 4}, Arm)."""
+
+
+class Second(NamedTuple):
+  """Second run of a study; its results are written once all of its trials are done.
+
+  Attributes:
+    arms: Arms, with the columns that name them.
+    seeds: Seeds of the trials.
+    tables: Function `(sizes, trials)` that returns further entries of `results.json`.
+  """
+
+  arms: Arms
+  seeds: Sequence[int]
+  tables: Callable[[beds.Sizes, Sequence[Mapping]], dict] = lambda sizes, trials: {}
+
+
 class Study(NamedTuple):
   """Plan of a study: what it trains, and how it judges and draws the results.
 
   Attributes:
     package: Import path, for the command line.
     about: Description of the study in one line, for `--help`.
-    arms: Blocks of arms, each arm with the columns that name it, as in ({"objective": "grpo",
-      "updates": 4}, Arm). A block runs with all seeds before the next block begins.
+    arms: Blocks of arms. A block runs with all seeds before the next block begins.
     seeds: Seeds of the trials.
     rules: Module whose `judge(results)` returns the verdicts.
     draw: Function `(results, folder, formats)` that draws the figures.
     tables: Function `(sizes, trials)` that returns further entries of `results.json`.
+    second: Second run; None if there is none.
   """
 
   package: str
   about: str
-  arms: Sequence[Sequence[tuple[dict[str, Any], beds.Arm]]]
+  arms: Sequence[Arms]
   seeds: Sequence[int]
   rules: ModuleType
   draw: Callable[[Mapping, pathlib.Path, Sequence[str]], None]
   tables: Callable[[beds.Sizes, Sequence[Mapping]], dict] = lambda sizes, trials: {}
+  second: Second | None = None
 
 
 def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
@@ -56,7 +82,14 @@ def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
     sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (beds.Sizes(), study.seeds)
     measure(study, sizes, seeds, folder)
 
-  study_command.run(argv, package=study.package, about=study.about, here=here, measure=measure_in, draw=study.draw)
+  def measure_second_in(folder: pathlib.Path, smoke: bool) -> None:
+    sizes, seeds = (beds.SMOKE, study.second.seeds[:2]) if smoke else (beds.Sizes(), study.second.seeds)
+    measure_second(study, sizes, seeds, folder)
+
+  study_command.run(
+    argv, package=study.package, about=study.about, here=here, measure=measure_in, draw=study.draw,
+    second=measure_second_in if study.second else None,
+  )  # fmt: skip
 
 
 def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
@@ -64,10 +97,42 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
 
   A seed whose imitation fails has no trials and is missing from the "seeds" of `results.json`.
   """
-  path = folder / "trials.jsonl"
-  done, recorded = read_trials(path), provenance.begin(folder / STARTED, study.rules)
-  planned, failed = [], []
-  for block in study.arms:
+  path, recorded = folder / "trials.jsonl", provenance.begin(folder / STARTED, study.rules)
+  for rows, left in trained(study.arms, sizes, seeds, path):
+    write(study, sizes, left, rows, folder, recorded)
+  path.unlink()
+  (folder / STARTED).unlink()
+
+
+def measure_second(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
+  """Runs the trials of the second run that are not done yet; then judges and writes all results.
+
+  Raises:
+    SystemExit: If the first run has not been written, or the rules have changed since the start.
+  """
+  results = folder / "results.json"
+  if not results.exists():
+    raise SystemExit(f"error: {results}: found no such file, expected the results of the first run; run it once without --second")
+  path, started = folder / f"{SECOND}.jsonl", folder / f"{SECOND}_{STARTED}"
+  recorded = provenance.begin(started, study.rules)
+  for rows, left in trained((study.second.arms,), sizes, seeds, path):
+    about = {"seeds": left, "jax": jax.__version__} | totals(rows) | {"provenance": dict(recorded)}
+    tables = {"trials": rows} | study.second.tables(sizes, rows)
+    first = from_json(results.read_text())
+    judge(study, first | {SECOND: about} | {f"{SECOND}_{name}": table for name, table in tables.items()}, results)
+  path.unlink()
+  started.unlink()
+
+
+def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], path: pathlib.Path) -> Iterator[tuple[list[dict], list[int]]]:
+  """Runs the trials that are not in a file yet, and appends each to it.
+
+  Yields:
+    After every block: the rows of the trials so far, in the order of the plan, and the seeds whose
+    imitation did not fail.
+  """
+  done, planned, failed = read_trials(path), [], []
+  for block in blocks:
     trials = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
     known = [{name: row[name] for name in trials[0][0]} for row in done]
     with path.open("a") as file:
@@ -83,10 +148,9 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
           continue
         print(json.dumps(done[-1]), file=file, flush=True)
     planned += [names for names, _ in trials]
-    rows = [row for row in done if {name: row[name] for name in planned[0]} in planned]
-    write(study, sizes, [seed for seed in seeds if seed not in failed], rows, planned, folder, recorded)
-  path.unlink()
-  (folder / STARTED).unlink()
+    named = [({name: row[name] for name in planned[0]}, row) for row in done]
+    order = sorted((planned.index(names), place) for place, (names, _) in enumerate(named) if names in planned)
+    yield [done[place] for _, place in order], [seed for seed in seeds if seed not in failed]
 
 
 def read_trials(path: pathlib.Path) -> list[dict]:
@@ -110,17 +174,24 @@ def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
   return rounded(row | {"processor_seconds": time.process_time() - started, "wall_seconds": time.perf_counter() - wall})
 
 
-def write(
-  study: Study, sizes: beds.Sizes, seeds: Sequence[int], done: Sequence[Mapping], order: Sequence[Mapping], folder: pathlib.Path,
-  recorded: Mapping,
-) -> None:
-  """Judges the trials and writes `results.json`, with its trials in the order of the plan."""
-  rows = sorted(done, key=lambda row: order.index({name: row[name] for name in order[0]}))
-  results = {"sizes": sizes._asdict(), "seeds": list(seeds), "jax": jax.__version__}
-  results |= {name: sum(row[name] for row in rows) for name in ("processor_seconds", "wall_seconds")}
+def write(study: Study, sizes: beds.Sizes, seeds: Sequence[int], rows: Sequence[Mapping], folder: pathlib.Path, recorded: Mapping) -> None:
+  """Judges the trials and writes `results.json`; the entries of a second run stay."""
+  path = folder / "results.json"
+  second = {name: entry for name, entry in from_json(path.read_text()).items() if name.startswith(SECOND)} if path.exists() else {}
+  results = {"sizes": sizes._asdict(), "seeds": list(seeds), "jax": jax.__version__} | totals(rows)
   results |= {"provenance": dict(recorded), "verdicts": {}} | study.tables(sizes, rows) | {"trials": rows}
-  results = rounded(results)
-  (folder / "results.json").write_text(to_json(results | {"verdicts": rounded(study.rules.judge(results))}))
+  judge(study, results | second, path)
+
+
+def totals(rows: Sequence[Mapping]) -> dict[str, float]:
+  """Sums what the trials took."""
+  return {name: sum(row[name] for row in rows) for name in ("processor_seconds", "wall_seconds")}
+
+
+def judge(study: Study, results: Mapping, path: pathlib.Path) -> None:
+  """Judges results and writes them to a file."""
+  results = rounded(dict(results))
+  path.write_text(to_json(results | {"verdicts": rounded(study.rules.judge(results))}))
 
 
 def summary(history: Mapping, *, per_rollout: int) -> dict:

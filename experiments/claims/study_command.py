@@ -18,6 +18,7 @@ def run(
   measure: Callable[[pathlib.Path, bool], None],
   draw: Callable[[Mapping, pathlib.Path, Sequence[str]], None],
   fresh: bool = False,
+  second: Callable[[pathlib.Path, bool], None] | None = None,
 ) -> None:
   """Parses the command line, measures, prints the verdicts and draws the figures.
 
@@ -29,6 +30,8 @@ def run(
     measure: Function `(folder, smoke)` that writes `results.json` into the folder.
     draw: Function `(results, folder, formats)` that draws the figures.
     fresh: Whether to offer `--fresh`, for a study that resumes from an existing `results.json`.
+    second: Function like `measure` for the second run, which `--second` offers; None if the study
+      has none.
 
   Raises:
     SystemExit: If an argument is refused, with the reason in one line.
@@ -38,10 +41,10 @@ def run(
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
   if fresh:
     parser.add_argument("--fresh", action="store_true", help="discard the existing results.json and start over")
+  if second:
+    parser.add_argument("--second", action="store_true", help="measure the second run, which adds to the results of the first")
   parser.add_argument("--plot_only", action="store_true", help="draw results.json again without measuring")
-  parser.add_argument(
-    "--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless"
-  )
+  parser.add_argument("--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless")
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if args.smoke and args.folder == here:
@@ -53,7 +56,7 @@ def run(
     if fresh and args.fresh:
       path.unlink(missing_ok=True)
     compilation_cache.cache_compilations()
-    measure(args.folder, args.smoke)
+    (second if second and args.second else measure)(args.folder, args.smoke)
   if not path.exists():
     raise SystemExit(f"error: {path}: found no such file, expected the results of a run; run it once without --plot_only")
   results = from_json(path.read_text())

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.provenance import record
+from experiments.provenance import processor, record
 from experiments.reliability.attempts import Job, environment, last_step, launch, mismatches, resumed, rows, saving, stepping
 from experiments.results import to_json
 from jaxrl_llm.decoding.apart import gate
@@ -424,15 +424,6 @@ def redone(workdir: Path) -> int:
   counts = [int(row.get("samplers/redone", 0)) for row in rows(workdir) if row["phase"] == "rl"]
   # A new attempt begins to count anew.
   return sum(x - before if x >= before else x for before, x in zip([0, *counts], counts, strict=False))
-
-
-def processor() -> str:
-  """Returns the name of the processor, "" if it is unknown."""
-  with contextlib.suppress(OSError):
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-      if line.startswith("model name"):
-        return line.partition(":")[2].strip()
-  return ""
 
 
 def table(deaths: dict[str, Sequence[Death]], mismatched: dict[str, int]) -> str:

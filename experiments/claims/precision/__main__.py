@@ -3,6 +3,7 @@
 The command then judges by `rules.py` and draws the figure.
 
   python -m experiments.claims.precision
+  python -m experiments.claims.precision --second
   python -m experiments.claims.precision --plot_only --format pdf
 
 Results go to `results.json` beside this file, the figure to `figures/`. A stopped run resumes with
@@ -33,6 +34,13 @@ def tables(sizes: beds.Sizes, trials: Sequence[Mapping]) -> dict:
   return {"distortion": rows}
 
 
+def second_tables(sizes: beds.Sizes, trials: Sequence[Mapping]) -> dict:
+  """Returns what the samplers of the second run change on the warm starts of its seeds."""
+  seeds, updates = sorted({row["seed"] for row in trials}), min(rules.STALE_UPDATES, sizes.updates)
+  measured = (distortion.measure(sizes, seed, rules.SECOND_OBJECTIVES, rules.MISMATCHES, updates=updates) for seed in seeds)
+  return {"distortion": [row for rows in measured for row in rows]}
+
+
 STUDY = study.Study(
   package="experiments.claims.precision",
   about=__doc__.splitlines()[0],
@@ -41,6 +49,7 @@ STUDY = study.Study(
   rules=rules,
   draw=figures.draw,
   tables=tables,
+  second=study.Second(rules.second_arms(), rules.SECOND_SEEDS, second_tables),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ablations.plots import new_figure, save
+from experiments.ablations.plots import BLACK, new_figure, save
 from experiments.claims import drawing
 from experiments.claims.precision import rules
 from jaxrl_llm.report.figures import line_style
@@ -31,6 +31,38 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
     drawing.differences(panels[2], rows)
     drawing.title(panels[2], "c", "minus recompute, sampler in float8")
     save(figure, folder, "precision", formats)
+  if "second_trials" in results:
+    _second(results, folder, formats)
+
+
+def _second(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """Draws what the sampler's log-probabilities cost at published mismatches, and clipped tokens."""
+  with new_figure(height=2.3) as figure:
+    panels = figure.subplots(1, 3, width_ratios=(3, 3, 4))
+    for letter, axes, k3 in zip("ab", panels, rules.MISMATCHES, strict=False):
+      names = rules.SECOND_OBJECTIVES if letter == "a" else dict.fromkeys(rules.SECOND_OBJECTIVES)
+      drawing.differences(axes, {name: results["verdicts"][f"E16, k3 {k3}: {name} needs no recomputation"] for name in names})
+      axes.axvline(-rules.MARGIN, color=BLACK, linewidth=0.7, linestyle=":")
+      drawing.title(axes, letter, f"k3 = {k3}")
+    panels[1].sharex(panels[0])
+    panels[1].set_yticklabels([])
+    axes = panels[2]
+    for index, name in enumerate(rules.SECOND_OBJECTIVES):
+      for offset, way in ((-0.1, "recompute"), (0.1, "none")):
+        for place, k3 in enumerate(rules.MISMATCHES):
+          rows = [row for row in results["second_trials"] if (row["objective"], row["way"], row["k3"]) == (name, way, k3)]
+          values = [row["clipped"] for row in rows if row["clipped"] is not None]
+          if values:
+            label = way if (index, place) == (0, 0) else None
+            x, color = place * len(rules.SECOND_OBJECTIVES) + index + offset, line_style(0 if way == "recompute" else 1)["color"]
+            axes.plot([x] * len(values), values, ".", color=color, markersize=2, alpha=0.5)
+            axes.plot(x, np.mean(values), "o", color=color, markersize=4, label=label)
+    names = [name for _ in rules.MISMATCHES for name in rules.SECOND_OBJECTIVES]
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
+    drawing.percent(axes)
+    axes.legend(loc="upper left")
+    drawing.title(axes, "c", "tokens clipped, 6e-4 then 1.5e-3")
+    save(figure, folder, "mismatches", formats)
 
 
 def _bars(axes: Any, rows: Sequence[Mapping], name: str, *, legend: bool) -> None:

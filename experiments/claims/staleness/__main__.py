@@ -3,6 +3,7 @@
 It judges the trials by `rules.py` and draws the figures.
 
   python -m experiments.claims.staleness
+  python -m experiments.claims.staleness --second
   python -m experiments.claims.staleness --plot_only --format pdf
 
 Results go to `results.json` beside this file, figures to `figures/`. A trial becomes a line of
@@ -33,7 +34,8 @@ def plan(*, smoke: bool) -> study.Study:
     ]
     for block in blocks
   ]
-  return study.Study("experiments.claims.staleness", __doc__.splitlines()[0], arms, rules.SEEDS, rules, figures.draw)
+  second = study.Second(rules.second_arms(), rules.SECOND_SEEDS)
+  return study.Study("experiments.claims.staleness", __doc__.splitlines()[0], arms, rules.SEEDS, rules, figures.draw, second=second)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

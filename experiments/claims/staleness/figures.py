@@ -10,6 +10,7 @@ import numpy as np
 from experiments import judging
 from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, new_figure, save
 from experiments.ablations.routing_replay.measures import where
+from experiments.claims import drawing
 from experiments.claims.staleness import rules
 from experiments.judging import interval
 
@@ -44,11 +45,28 @@ _CURVES = {
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the ladder and the training curves."""
+  """Draws the ladder, the training curves, and the contrasts at one rate and tuned equally."""
   trials = results["trials"]
   names = list(dict.fromkeys(row["objective"] for row in trials))
   _ladder(trials, names, folder, formats)
   _curves(trials, [name for name in _CURVES if name in names], results["sizes"]["updates"], folder, formats)
+  if "second_trials" in results:
+    _tuned(results, folder, formats)
+
+
+def _tuned(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """Draws the same contrasts at one learning rate and with constants that were tuned equally."""
+  minus = {
+    "VESPO minus GRPO": ("vespo", "grpo"), "VESPO minus GSPO": ("vespo", "gspo"), "VESPO minus SAPO": ("vespo", "sapo"),
+    "GSPO minus GRPO": ("gspo", "grpo"), "SAPO minus GRPO": ("sapo", "grpo"), "SAPO minus GSPO": ("sapo", "gspo"),
+    "DPPO, TV minus GRPO": ("dppo_tv", "grpo"), "GRPO minus REINFORCE": ("grpo", "reinforce"),
+  }  # fmt: skip
+  with new_figure(height=2.4) as figure:
+    runs = (("trials", "a", "one rate, band guessed"), ("second_trials", "b", "tuned equally"))
+    for axes, (table, place, text) in zip(figure.subplots(1, 2, sharex=True, sharey=True), runs, strict=True):
+      drawing.differences(axes, {label: rules.above(results[table], *pair, rules.LADDER[-1]) for label, pair in minus.items()})
+      letter(axes, place, text)
+    save(figure, folder, "tuned", formats)
 
 
 def accuracies(trials: Sequence[Mapping], name: str) -> np.ndarray:

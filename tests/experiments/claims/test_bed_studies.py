@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -59,6 +60,23 @@ def test_collapses_of_the_gates_are_counted():
   assert verdict_of(gate_rules, fallen(lambda row: row["seed"] < 2), name) == "inconclusive"
 
 
+def test_the_second_run_of_the_gates_is_judged_by_its_own_seeds():
+  name, first = "E15, second run: falls, hot rate", gate_trials(dict.fromkeys(gate_rules.PAIRS, 5))
+  assert gate_rules.judge(first)[name]["rule"].startswith("waits for its trials")
+  curves = {"pos sharper": [0.3, 0.1, 0.1], "neg sharper": [0.3, 0.6, 0.7]}
+  second = [
+    SMALL | names | {"seed": seed, "right": about(5, seed), "curve": curves[names["gates"]]}
+    for names, _ in gate_rules.second_arms() for seed in range(10, 17)
+  ]  # fmt: skip
+  verdicts = gate_rules.judge(first | {"second_trials": second})
+  assert verdicts[name]["verdict"] == "reproduced" and (verdicts[name]["first"], verdicts[name]["of"]) == (7, 7)
+  assert verdicts["E15, second run: collapses, hot rate"]["first"] == 7
+  assert verdicts["E15, both runs: falls, hot rate"]["of"] == 12, "five seeds of the first run"
+  assert verdicts["E15, collapses, hot rate"] == gate_rules.judge(first)["E15, collapses, hot rate"]
+  near = gate_rules.judge(first | {"second_trials": [row | {"kl": 1e-4} for row in second]})
+  assert near[name]["verdict"] == "mechanism not engaged"
+
+
 def mismatch_trials(accuracy, **other):
   """Makes trials in which each way to train has `accuracy` right samples of 8."""
   return {"trials": [
@@ -100,6 +118,35 @@ def test_the_rules_detect_the_effect_of_wrong_log_probabilities():
   assert judged([row | {"flips": 0.0} for row in distortion_rows()])["E16, membership, error 0.02"] == "mechanism not engaged"
   near = judged([row | {"k3": 1e-6} for row in distortion_rows()])
   assert {verdict for name, verdict in near.items() if "training" in name} == {"mechanism not engaged"}
+
+
+def test_the_rules_at_published_mismatches():
+  loses = {"recompute": 7, "none": 3}
+  trials = [
+    SMALL | names | {"seed": seed, "right": about((loses if names["objective"] == "gspo 15 %" else {}).get(names["way"], 6), seed)}
+    | {"clipped": 0.3 if names["way"] == "none" else 0.1 + 0.01 * seed}
+    for names, _ in precision_rules.second_arms() for seed in range(5)
+  ]  # fmt: skip
+  rows = [{"seed": seed, "objective": "grpo", "error": k3, "k3": float(k3)} for k3 in precision_rules.MISMATCHES for seed in range(5)]
+  judged = lambda rows: {name: row["verdict"] for name, row in precision_rules._second(trials, rows).items()}
+  verdicts = judged(rows)
+  assert verdicts["E16, k3 1.5e-3: gspo 15 % needs no recomputation"] == "contradicted"
+  assert verdicts["E16, k3 1.5e-3: grpo needs no recomputation"] == verdicts["E16, k3 6e-4: sapo needs no recomputation"] == "reproduced"
+  assert verdicts["E16, k3 6e-4: gspo 15 % tolerates more than grpo"] == "contradicted"
+  assert verdicts["E16, k3 6e-4: grpo 15 % clips more without recomputation"] == "reproduced"
+  far = judged([row | {"k3": 2 * row["k3"]} for row in rows])
+  assert set(far.values()) == {"mechanism not engaged"}, "the samplers are not at their mismatches"
+  assert precision_rules._second([], [])[precision_rules.CONFIRMATORY["E16"]]["rule"].startswith("waits for its trials")
+
+
+def test_a_sampler_with_a_share_of_the_error_of_float8_lies_on_the_way_to_it():
+  bed, params = beds.make_bed(beds.SMOKE), beds.make_bed(beds.SMOKE).init(jax.random.key(0))
+  config = beds.model_config(bed.sizes)
+  whole, part, none = (beds.lowered(config, dtype)[1](params) for dtype in ("float8", "float8 x 0.25", "float8 x 0.0"))
+  for x, full, quarter, exact in zip(*map(jax.tree.leaves, (params, whole, part, none)), strict=True):
+    np.testing.assert_allclose(quarter - x, (full - x) / 4, atol=1e-6)
+    np.testing.assert_array_equal(exact, x)
+  assert any(np.abs(full - x).max() > 1e-3 for x, full in zip(*map(jax.tree.leaves, (params, whole)), strict=True))
 
 
 def test_an_error_of_one_token_spreads_and_shrinks_over_the_sequence_under_gspo():
@@ -165,6 +212,26 @@ def test_a_study_whose_rules_have_changed_since_its_first_trial_does_not_resume(
   path.write_text(json.dumps(provenance.record(gate_rules) | {"rules": "of yesterday"}))
   with pytest.raises(SystemExit, match=r"error: .*gate_asymmetry/rules.py: changed since the study was started at 2.*the trials beside it"):
     study.measure(a_study(), beds.SMOKE, (0, 1), tmp_path)
+
+
+def test_a_second_run_adds_to_the_results_of_the_first(tmp_path, monkeypatch):
+  monkeypatch.setattr(study, "run", lambda sizes, names, arm: names | {"processor_seconds": 1.0, "wall_seconds": 2.0})
+  monkeypatch.setattr(gate_rules, "judge", lambda results: {"E15": {"rule": "r", "trials": len(results.get("second_trials", ()))}})
+  twice = a_study()._replace(second=study.Second(a_study().arms[0], (7, 8, 9), lambda sizes, rows: {"distortion": [{"k3": 1.0}]}))
+  with pytest.raises(SystemExit, match="found no such file, expected the results of the first run; run it once without --second"):
+    study.measure_second(twice, beds.SMOKE, (7, 8, 9), tmp_path)
+  study.measure(twice, beds.SMOKE, (0, 1), tmp_path)
+  first = from_json((tmp_path / "results.json").read_text())
+  study.measure_second(twice, beds.SMOKE, (7, 8, 9), tmp_path)
+  both = from_json((tmp_path / "results.json").read_text())
+  assert {name: both[name] for name in first if name != "verdicts"} == {name: first[name] for name in first if name != "verdicts"}
+  assert [row["seed"] for row in both["second_trials"]] == both["second"]["seeds"] == [7, 8, 9]
+  assert both["second_distortion"] == [{"k3": 1.0}] and both["second"]["processor_seconds"] == both["verdicts"]["E15"]["trials"] == 3
+  assert both["second"]["provenance"]["rules"] == provenance.record(gate_rules)["rules"]
+  assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+  study.measure(twice, beds.SMOKE, (0, 1), tmp_path)
+  again = from_json((tmp_path / "results.json").read_text())
+  assert again["second_trials"] == both["second_trials"], "the first run leaves the rows of the second"
 
 
 def test_a_seed_without_a_policy_to_train_is_left_out_of_every_arm(tmp_path, monkeypatch, capsys):

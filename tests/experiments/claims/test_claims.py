@@ -101,7 +101,7 @@ def test_a_study_can_be_judged_and_drawn_again(monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(command, "CLAIMS", {"E15": CLAIMS["E15"]})
   monkeypatch.setattr(page, "write", lambda: "a page")
   assert command.main(["--judge"]) == 0
-  assert capsys.readouterr().out == f"{study}: 8 rules, 1 changed\nwrote a page\n"
+  assert capsys.readouterr().out == f"{study}: {len(results['verdicts']) + 1} rules, 1 changed\nwrote a page\n"
   for name in ("results.json", "README.md"):
     assert (tmp_path / name).read_text() == (folder / name).read_text()
   assert (tmp_path / "figures" / "gate_asymmetry.png").stat().st_size > 10_000

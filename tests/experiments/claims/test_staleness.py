@@ -7,6 +7,7 @@ import pytest
 from experiments.claims.staleness import __main__ as run
 from experiments.claims.staleness import rules
 from experiments.results import from_json
+from experiments.studies.forecast import protocol
 from jaxrl_llm import objectives
 
 
@@ -45,9 +46,31 @@ def test_verdicts_of_handmade_results():
   assert "E20, VESPO above all three at 64" not in verdicts, "SAPO was not run"
 
 
+def test_the_contrasts_of_tuned_objectives_are_judged_by_the_second_run():
+  first = trials({"vespo": (0.8, 0.8), "grpo": (0.8, 0.3), "sapo": (0.8, 0.3), "gspo": (0.8, 0.3)}, seeds=range(5))
+  level = dict.fromkeys(rules.TUNED, (0.8, 0.6)) | {"sapo": (0.8, 0.3), "reinforce": (0.8, 0.2)}
+  second = [row for row in trials(level, seeds=rules.SECOND_SEEDS)["trials"] if row["per_rollout"] == 64]
+  verdicts = rules.judge(first | {"second_trials": second})
+  assert verdicts["E20, VESPO above all three at 64"]["verdict"] == "reproduced", "the first run's verdict stays"
+  assert verdicts["E20, tuned: VESPO above SAPO at 64"]["verdict"] == "reproduced"
+  assert verdicts["E20, tuned: SAPO above GSPO at 64"]["verdict"] == "contradicted"
+  claim = verdicts["E20, tuned: VESPO above all three at 64"]
+  assert claim["of"] == 3 and "SAPO" not in claim["fail"] and claim["held"] < 3
+  assert claim["verdict"] != "reproduced"
+
+
+def test_every_tuned_objective_runs_with_the_widths_and_rates_of_one_list():
+  assert {names["objective"] for names, _ in rules.second_arms()} == set(rules.TUNED) <= set(rules.MAIN)
+  pairs = protocol.draws()
+  for name, arm in rules.TUNED.items():
+    (factor,) = [factor for rate, factor in pairs if rate == arm.learning_rate]
+    assert arm.settings == protocol.settings(name, factor, 8), name
+
+
 def test_data_that_is_never_stale_decides_nothing():
   verdicts = rules.judge(trials({"vespo": (0.8, 0.8), "grpo": (0.8, 0.3)}, kl_late=0.0))
-  assert {x["verdict"] for x in verdicts.values() if x["verdict"] != "calibration"} == {"mechanism not engaged"}
+  waiting = rules.CONFIRMATORY["E20"]  # Of the second run, which these trials are not.
+  assert {x["verdict"] for name, x in verdicts.items() if x["verdict"] != "calibration" and name != waiting} == {"mechanism not engaged"}
 
 
 def test_the_noise_is_that_of_objectives_with_one_gradient():
