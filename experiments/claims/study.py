@@ -22,6 +22,9 @@ from experiments.results import rounded, to_json
 EVERY = 16
 """Updates between two stored points of a curve."""
 
+OF_ROUTES = ("log_r", "log_r_replayed", "max_r", "change")
+"""Columns of `trial.staleness`."""
+
 STARTED = "started.json"
 """File of the record made at the start of a study; removed once `results.json` contains it."""
 
@@ -38,6 +41,7 @@ class Study(NamedTuple):
     rules: Module whose `judge(results)` returns the verdicts.
     draw: Function `(results, folder, formats)` that draws the figures.
     tables: Function `(sizes, trials)` that returns further entries of `results.json`.
+    sizes: Sizes of the bed.
   """
 
   package: str
@@ -47,13 +51,14 @@ class Study(NamedTuple):
   rules: ModuleType
   draw: Callable[[Mapping, pathlib.Path, Sequence[str]], None]
   tables: Callable[[beds.Sizes, Sequence[Mapping]], dict] = lambda sizes, trials: {}
+  sizes: beds.Sizes = beds.Sizes()
 
 
 def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
   """Runs the command line of a study; see `study_command.run`."""
 
   def measure_in(folder: pathlib.Path, smoke: bool) -> None:
-    sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (beds.Sizes(), study.seeds)
+    sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (study.sizes, study.seeds)
     measure(study, sizes, seeds, folder)
 
   study_command.run(argv, package=study.package, about=study.about, here=here, measure=measure_in, draw=study.draw)
@@ -156,4 +161,4 @@ def summary(history: Mapping, *, per_rollout: int) -> dict:
     "kl_late": late("kl"),
     "clipped_late": late("clipped"),
     "grad_norm": [float(np.median(norms)), max(norms)] if norms else None,
-  } | ({"trained": len(history["kl"])} | {name: history[name] for name in ("log_r", "max_r", "change")} if "change" in history else {})
+  } | ({"trained": len(history["kl"])} | {name: history[name] for name in OF_ROUTES} if "change" in history else {})
