@@ -60,7 +60,8 @@ class Sizes(NamedTuple):
   """Sizes of the bed.
 
   Attributes:
-    d_model: Width of the two layers.
+    num_layers: Number of layers.
+    d_model: Width of the layers.
     d_ff: Width of their feed-forward part, or total width of the experts that a token visits.
     num_experts: Number of experts per layer of a mixture of experts.
     top_k: Number of experts that a token visits.
@@ -79,6 +80,7 @@ class Sizes(NamedTuple):
     error_rate: Probability that the teacher gets a sum wrong.
   """
 
+  num_layers: int = 2
   d_model: int = 48
   d_ff: int = 64
   num_experts: int = 8
@@ -122,6 +124,8 @@ class Arm(NamedTuple):
     model: One of `MODELS`.
     replay: Routes that updates follow: "none" for those of the router, or "R2" for the experts that
       the learner's router chose at π_old. "R2" needs a mixture of experts and `recompute`.
+    frozen: Part of the weights that RL does not train: those with this name in their path, such as
+      "router"; empty if all are trained.
   """
 
   objective: str
@@ -135,6 +139,7 @@ class Arm(NamedTuple):
   correction: str = "none"
   model: str = "dense"
   replay: str = "none"
+  frozen: str = ""
 
 
 MODELS = ("dense", "experts", "all experts")
@@ -171,7 +176,7 @@ class Bed(NamedTuple):
     sampler: Function `(dtype, temperature)` that makes a sampler `(params, prompts, key) ->
       Rollouts`.
     new_state: Function `(params) -> state` that makes the state of an RL step.
-    step: Function `(objective, settings, correction)` that makes an RL step `(state, batch,
+    step: Function `(objective, settings, correction, frozen)` that makes an RL step `(state, batch,
       learning rate) -> (state, metrics)`.
     score: Function `(params, batch) -> PolicyOutputs` of the learner.
   """
@@ -189,10 +194,11 @@ class Bed(NamedTuple):
 def model_config(sizes: Sizes, model: str = "dense") -> ModelConfig:
   """Returns the config of one of `MODELS`.
 
-  All of them have two layers, attention with four heads, and the same number of active weights
-  but for the router.
+  All have attention with four heads, and the same number of active weights but for the router.
   """
-  config = preset("nano", vocab_size=VOCAB_SIZE)._replace(d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff)
+  config = preset("nano", vocab_size=VOCAB_SIZE)._replace(
+    num_layers=sizes.num_layers, d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff
+  )
   if model == "dense":
     return config
   num_experts = {"experts": sizes.num_experts, "all experts": sizes.top_k}[model]
@@ -211,19 +217,19 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
 
   # The rate is an input of the program rather than a constant, so a sweep does not recompile it.
   inner = optax.inject_hyperparams(optax.adam)(learning_rate=0.0, b1=0.9, b2=0.99)
-  optimizer = optax.chain(optax.clip_by_global_norm(1.0), inner)
+  make_chain = lambda frozen: optax.chain(optax.clip_by_global_norm(1.0), inner, without(frozen))
 
   @functools.cache
-  def step(name: str, settings: tuple, correction: str) -> Callable:
+  def step(name: str, settings: tuple, correction: str, frozen: str = "") -> Callable:
     objective = CORRECTIONS[correction](objectives.make(name, **dict(settings)))
 
-    train_step = make_train_step(outputs_fn, objective, optimizer, learning_rate=lambda count: 0.0)
+    train_step = make_train_step(outputs_fn, objective, make_chain(frozen), learning_rate=lambda count: 0.0)
 
     @jax.jit
     def update(state: TrainState, batch: TrainBatch, learning_rate: float) -> tuple[TrainState, Metrics]:
-      clip, inner = state.opt_state
+      clip, inner, last = state.opt_state
       inner = inner._replace(hyperparams=inner.hyperparams | {"learning_rate": learning_rate})
-      return train_step(state._replace(opt_state=(clip, inner)), batch)
+      return train_step(state._replace(opt_state=(clip, inner, last)), batch)
 
     return update
 
@@ -238,8 +244,19 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
     return jax.jit(lambda params, prompts, key: sample(lower(params), *asked(prompts, key)))
 
   score = jax.jit(outputs_fn)
-  return Bed(sizes, model.init, warm_step, lambda params: init_state(params, warm), sampler, lambda params: init_state(params, optimizer),
-    step, score)  # fmt: skip
+  return Bed(sizes, model.init, warm_step, lambda params: init_state(params, warm), sampler,
+    lambda params: init_state(params, make_chain("")), step, score)  # fmt: skip
+
+
+def without(frozen: str) -> optax.GradientTransformation:
+  """Leaves the weights with a name in their path as they are; an empty name freezes none."""
+
+  def update(updates: Params, params: Params) -> Params:
+    del params
+    is_frozen = lambda path: bool(frozen) and any(frozen == str(getattr(key, "key", "")) for key in path)
+    return jax.tree_util.tree_map_with_path(lambda path, x: jnp.zeros_like(x) if is_frozen(path) else x, updates)
+
+  return optax.stateless(update)
 
 
 FLOAT8 = jnp.float8_e5m2

@@ -26,6 +26,9 @@ from experiments.results import from_json, rounded, to_json
 EVERY = 16
 """Updates between two stored points of a curve."""
 
+OF_ROUTES = ("log_r", "log_r_replayed", "max_r", "change")
+"""Columns of `trial.staleness`."""
+
 STARTED = "started.json"
 """File of the record made at the start of a study; removed once `results.json` contains it."""
 
@@ -63,6 +66,7 @@ class Study(NamedTuple):
     draw: Function `(results, folder, formats)` that draws the figures.
     tables: Function `(sizes, trials)` that returns further entries of `results.json`.
     second: Second run; None if there is none.
+    sizes: Sizes of the bed.
   """
 
   package: str
@@ -73,17 +77,18 @@ class Study(NamedTuple):
   draw: Callable[[Mapping, pathlib.Path, Sequence[str]], None]
   tables: Callable[[beds.Sizes, Sequence[Mapping]], dict] = lambda sizes, trials: {}
   second: Second | None = None
+  sizes: beds.Sizes = beds.Sizes()
 
 
 def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
   """Runs the command line of a study; see `study_command.run`."""
 
   def measure_in(folder: pathlib.Path, smoke: bool) -> None:
-    sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (beds.Sizes(), study.seeds)
+    sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (study.sizes, study.seeds)
     measure(study, sizes, seeds, folder)
 
   def measure_second_in(folder: pathlib.Path, smoke: bool) -> None:
-    sizes, seeds = (beds.SMOKE, study.second.seeds[:2]) if smoke else (beds.Sizes(), study.second.seeds)
+    sizes, seeds = (beds.SMOKE, study.second.seeds[:2]) if smoke else (study.sizes, study.second.seeds)
     measure_second(study, sizes, seeds, folder)
 
   study_command.run(
@@ -227,4 +232,4 @@ def summary(history: Mapping, *, per_rollout: int) -> dict:
     "kl_late": late("kl"),
     "clipped_late": late("clipped"),
     "grad_norm": [float(np.median(norms)), max(norms)] if norms else None,
-  } | ({"trained": len(history["kl"])} | {name: history[name] for name in ("log_r", "max_r", "change")} if "change" in history else {})
+  } | ({"trained": len(history["kl"])} | {name: history[name] for name in OF_ROUTES} if "change" in history else {})

@@ -55,7 +55,7 @@ def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
     None if not finite.
   """
   bed, params = make_bed(sizes, arm.model), warm_params(sizes, seed, arm.model)
-  state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
+  state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction, arm.frozen)
   rng, size = np.random.default_rng([seed, 1]), sizes.num_prompts * sizes.group_size
   key = jax.random.fold_in(jax.random.key(seed), samples) if samples else jax.random.key(seed)
   # All arms of a seed see the same problems in the same order.
@@ -91,15 +91,20 @@ def staleness(bed: Bed, params: Params, batch: TrainBatch, routes: np.ndarray) -
     routes: Routes that π_old chose.
 
   Returns:
-    `log_r`, the standard deviation of the tokens' log-ratios as the objective sees them, in nats;
-    `max_r`, the largest ratio; `change`, the fraction of the activated experts that the router no
-    longer chooses.
+    `log_r` and `log_r_replayed`, the standard deviations of the tokens' log-ratios in nats, with
+    the router's own experts and with those of π_old; `max_r`, the largest ratio of the first kind;
+    `change`, the fraction of the activated experts that the router no longer chooses. All are of
+    the same weights, so that they say what replaying does however the policy came there.
   """
-  now = jax.device_get(bed.score(params, batch))
   counted = batch.mask > 0
-  log_r = (now.logprobs - batch.old_logprobs)[counted]
-  change = np.asarray(routing.expert_change(jnp.asarray(routes), jnp.asarray(now.live_routing)))
-  return {"log_r": float(np.std(log_r)), "max_r": float(np.exp(np.max(log_r))), "change": float(np.mean(change[counted]))}
+  own = jax.device_get(bed.score(params, batch._replace(routing=np.full_like(routes, routing.LIVE, np.int16))))
+  replayed = jax.device_get(bed.score(params, batch._replace(routing=routes.astype(np.int16))))
+  log_r, log_r_replayed = ((outputs.logprobs - batch.old_logprobs)[counted] for outputs in (own, replayed))
+  change = np.asarray(routing.expert_change(jnp.asarray(routes), jnp.asarray(own.live_routing)))
+  return {
+    "log_r": float(np.std(log_r)), "log_r_replayed": float(np.std(log_r_replayed)), "max_r": float(np.exp(np.max(log_r))),
+    "change": float(np.mean(change[counted])),
+  }  # fmt: skip
 
 
 def _accuracy(right: Sequence[int], sizes: Sizes) -> float:

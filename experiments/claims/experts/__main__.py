@@ -1,0 +1,30 @@
+"""Trains a deep mixture of experts until it collapses, with and without replayed routes.
+
+The command then judges by `rules.py` and draws the figure.
+
+  python -m experiments.claims.experts
+  python -m experiments.claims.experts --plot_only --format pdf
+
+Results go to `results.json` beside this file, the figure to `figures/`. A stopped run resumes with
+the same command.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from experiments.claims import study
+from experiments.claims.experts import figures, rules
+
+HERE = pathlib.Path(__file__).parent
+STUDY = study.Study(
+  "experiments.claims.experts", __doc__.splitlines()[0], (rules.arms(),), rules.SEEDS, rules, figures.draw, sizes=rules.SIZES
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the study's command line."""
+  study.main(STUDY, argv, HERE)
+
+
+if __name__ == "__main__":
+  main()
