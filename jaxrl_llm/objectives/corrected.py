@@ -22,16 +22,16 @@ _BAND = {
 
 _FLOOR = (lambda x: is_number(x) and 0 <= x <= 1, "a number from 0 to 1, so that k = 1 keeps its weight")
 _ABOVE_ZERO = (lambda x: is_finite(x) and x > 0, "a finite number > 0")
-_BOUND = (lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
+_BOUND = (lambda x: is_number(x) and x >= 0, "a number >= 0")
 
 RULES = {
   "tis": _CAP | {"floor": _FLOOR},
   "mis": _CAP,
   "icepop": _BAND,
   "geometric_rejection": _BAND,
-  "kpop": {"bound": _ABOVE_ZERO},
+  "kpop": {"bound": _BOUND},
   "m2po": {"threshold": _ABOVE_ZERO},
-  "sequence_tv": _CAP | {"low": _BOUND, "high": _ABOVE_ZERO},
+  "sequence_tv": _CAP | {"low": _BOUND, "high": _BOUND},
   "rejection": {"estimator": one_of(MISMATCH_ESTIMATORS), "over": one_of(OVER), "limit": _BOUND},
   "off_policy_mask": {
     "delta": (lambda x: is_finite(x) and x >= 0, "a finite number of nats per token >= 0"),
