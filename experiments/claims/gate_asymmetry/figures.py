@@ -45,7 +45,7 @@ def _second(trials: Sequence[Mapping], results: Mapping[str, Any], folder: pathl
       middle.plot(values, np.arange(1, len(values) + 1) / len(values), drawstyle="steps-post", color=style["color"])
     left.set(xlabel="updates", ylabel="held-out accuracy", ylim=(0, 1))
     left.legend(loc="upper left")
-    middle.set(xlabel="held-out accuracy at the end", ylabel="seeds at or below", xlim=(0, 1), ylim=(0, 1))
+    middle.set(xlabel="held-out accuracy at the end", ylabel="seeds at or below", xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1))
     fell = {name: {seed: judging.fell(row["curve"]) for seed, row in rows.items()} for name, rows in of.items()}
     sharper, other = fell["neg sharper"], fell["pos sharper"]
     groups = {"both": (True, True), "(2, 1) alone": (False, True), "(1, 2) alone": (True, False), "neither": (False, False)}
