@@ -55,7 +55,7 @@ class Chosen(NamedTuple):
 
   @property
   def leaves_out_lag(self) -> bool:
-    """Whether the ratio is that to the old policy, with no weight for its distance from the sampler's."""
+    """Whether the ratio is to the old policy, unweighted by its distance from the sampler's."""
     needs = self.objective.needs & self.corrected.needs
     return "old_logprobs" in needs and self.objective.ratio_level is not None and not self.corrected.corrects_mismatch
 
