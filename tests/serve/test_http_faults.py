@@ -207,7 +207,8 @@ def test_of_too_many_bodies_the_oldest_gives_way():
     for _ in range(2):
       assert ask(service, COMPLETION, {"prompt": "hi"})[0] == 200
     assert read_all(slow[0]).startswith(b"HTTP/1.1 408 ")
-    assert service.open_requests() == 2  # The first one alone has given way: there is a place since.
+    # The first one alone has given way: there is a place since.
+    assert service.open_requests() == 2
   wait_for(lambda: is_empty(service, engine))
 
 
