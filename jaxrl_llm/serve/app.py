@@ -98,10 +98,11 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
     headers += [("x-frame-options", "DENY"), ("referrer-policy", "no-referrer")]
     await send_bytes(send, 200, page.encode(), headers)
 
-  def read(parse: Callable[..., Call], body: bytes) -> Call:
+  def read(parse: Callable[..., Any], body: bytes) -> Any:
     return parse(calls.parse_json(body), served)
 
-  async def post(parse: Callable[..., Call], answer: Callable[..., Awaitable[None]], scope: Any, receive: Any, send: Any) -> None:
+  async def parsed(parse: Callable[..., Any], scope: Any, receive: Any) -> Any:
+    """Reads the body of a request, and from it what the client asks for."""
     if header(scope, b"content-type").split(b";")[0].strip().lower() != b"application/json":
       raise Refusal(415, "content-type: expected application/json", code="unsupported_media_type")
     body = await read_body(scope, receive, most_bytes, rules.body_seconds, arriving)
@@ -109,9 +110,20 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
       raise busy(f"{rules.reading} requests are being read, expected fewer; try again")
     counts["parsing"] += 1
     try:
-      call = await asyncio.get_running_loop().run_in_executor(pool, read, parse, body)
+      return await asyncio.get_running_loop().run_in_executor(pool, read, parse, body)
     finally:
       counts["parsing"] -= 1
+
+  async def tokenize(scope: Any, receive: Any, send: Any) -> None:
+    ids, names = await parsed(lambda values, served: (calls.tokenize(values, served), values.get("return_token_strs")), scope, receive)
+    texts = [spelling.bytes_of(i).decode("utf-8", "replace") for i in ids] if names else None
+    await reply(send, 200, {"count": len(ids), "max_model_len": served.limits.context, "tokens": ids, "token_strs": texts})
+
+  async def detokenize(scope: Any, receive: Any, send: Any) -> None:
+    await reply(send, 200, {"prompt": await parsed(calls.detokenize, scope, receive)})
+
+  async def post(parse: Callable[..., Call], answer: Callable[..., Awaitable[None]], scope: Any, receive: Any, send: Any) -> None:
+    call = await parsed(parse, scope, receive)
     call = call._replace(request_id=call.request_id or scope["request_id"])
     await completions_lib.draw(engine, call, pool, receive, partial(answer, send, call), state)
 
@@ -141,6 +153,8 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
     ("GET", _MODELS): model,
     ("POST", "/inference/v1/generate"): partial(post, calls.generate, answer_generate),
     ("POST", "/v1/chat/completions"): partial(post, calls.chat, answer_openai),
+    ("POST", "/detokenize"): detokenize,
+    ("POST", "/tokenize"): tokenize,
     ("POST", "/v1/completions"): partial(post, calls.completion, answer_openai),
   }
 

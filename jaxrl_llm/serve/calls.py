@@ -37,6 +37,8 @@ _COMPLETION = _OPENAI | {"echo", "prompt"}
 # A route without text has no stop string to include, and one without a stream has whole answers.
 _NEUTRAL_OF_IDS = fields.NEUTRAL | {"include_stop_str_in_output": (False, True), "output_kind": (0, 1, 2)}
 _NEUTRAL_OF_TEXT = fields.NEUTRAL | {"add_special_tokens": (True,)}
+_TOKENIZE = ("add_special_tokens", "chat_template_kwargs", "model", "return_token_strs", "tools")
+_NEUTRAL_OF_TOKENIZE = {"add_generation_prompt": (True,), "continue_final_message": (False,), "chat_template": ()}
 _NEUTRAL_OF_CHAT = fields.NEUTRAL | {"add_special_tokens": (False,)}
 
 
@@ -233,6 +235,31 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
   likeliest = _of_text(alternatives, values, served) if logprobs else None
   make = _request_maker(values, served, salt=_salt(values), budget=None, budget_field=field, likeliest=likeliest)
   return Call([prompt], make(prompt), CHAT, logprobs=logprobs, tools=tools, one_tool=one_tool, **_options(values))
+
+
+def tokenize(values: Mapping[str, Any], served: Served) -> list[int]:
+  """Reads a call of `/tokenize`: the ids of a prompt, or of a conversation.
+
+  Raises:
+    Refusal: If a field is wrong, or there are more tokens than the context holds.
+  """
+  form = chat if values.get("messages") is not None else completion
+  fields.check_names(values, ("messages" if form is chat else "prompt", *_TOKENIZE), neutral=_NEUTRAL_OF_TOKENIZE)
+  known = ("model", "messages", "tools", "chat_template_kwargs", "prompt", "add_special_tokens")
+  asked = {name: values[name] for name in known if name in values}
+  return form(asked, served).prompts[0]
+
+
+def detokenize(values: Mapping[str, Any], served: Served) -> str:
+  """Reads a call of `/detokenize`: the text of ids.
+
+  Raises:
+    Refusal: If a field is wrong.
+  """
+  fields.check_names(values, ("model", "tokens"), neutral={})
+  check_model(fields.text(values, "model", served.name, most=1000), served)
+  ids = fields.ids(values.get("tokens"), "tokens", vocab_size=served.vocab_size, most=served.limits.context, empty=True)
+  return served.tokenizer.decode(ids)
 
 
 def check_model(name: str, served: Served) -> None:

@@ -100,6 +100,13 @@ def test_ids_and_log_probabilities_are_those_of_the_model(served, checkpoint_fol
   scores -= np.log(np.sum(np.exp(scores), axis=-1, keepdims=True))
   drawn = [x["logprob"] for x in choice["logprobs"]["content"]]
   np.testing.assert_allclose(drawn, scores[np.arange(40), ids], atol=1e-5)
+  # Of a prompt too, whose rows and spans lie on two devices.
+  scored = {"token_ids": [*prompt, *ids], "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0}}
+  answer = ask(served, "/inference/v1/generate", scored)[2]
+  of_prompt = np.asarray(logits_of(model, params, [[*prompt, *ids]]), np.float64)[0, :-1]
+  of_prompt -= np.log(np.sum(np.exp(of_prompt), axis=-1, keepdims=True))
+  sent = [next(iter(score.values()))["logprob"] for score in answer["prompt_logprobs"][1:]]
+  np.testing.assert_allclose(sent, of_prompt[np.arange(42), [*prompt[1:], *ids]], atol=1e-5)
   assert ask_for()[2]["choices"][0]["token_ids"] == ids
   assert ask_for(seed=4)[2]["choices"][0]["token_ids"] != ids
   assert choice["sampling_mask"] is None and choice["routed_experts"] is None

@@ -421,6 +421,25 @@ def test_an_engine_without_scores_gives_what_it_has():
       assert error(service, path, value)[0] == 400
 
 
+def test_tokens_of_texts_and_texts_of_tokens(service):
+  """In vLLM's form; what is tokenized is what a completion is drawn after."""
+  ids = [257, *"hé".encode()]
+  whole = {"count": 4, "max_model_len": 256, "tokens": ids, "token_strs": None}
+  assert ask(service, "/tokenize", {"prompt": "hé", "model": "toy"})[2] == whole
+  assert ask(service, "/tokenize", {"prompt": "h", "return_token_strs": True})[2]["token_strs"] == ["<257>", "h"]
+  chat = ask(service, "/tokenize", {"messages": HI, "add_generation_prompt": True})[2]
+  assert chat["tokens"] == ask(service, CHAT, {"messages": HI, "return_token_ids": True})[2]["prompt_token_ids"]
+  assert ask(service, "/detokenize", {"tokens": ids[1:]})[2] == {"prompt": "hé"} and ask(service, "/detokenize", {"tokens": []})[0] == 200
+  for path, value, field in (
+    ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": "x" * 300}, "prompt"), ("/tokenize", {"prompt": "x", "n": 2}, "n"),
+    ("/tokenize", {"messages": HI, "add_generation_prompt": False}, "add_generation_prompt"),
+    ("/detokenize", {"tokens": [264]}, "tokens[0]"), ("/detokenize", {"tokens": "x"}, "tokens"),
+    ("/detokenize", {"tokens": [1], "model": "x"}, "model"),
+  ):  # fmt: skip
+    status, _, param = error(service, path, value)
+    assert (status, param) == (404 if field == "model" else 400, field)
+
+
 def test_one_model(service):
   assert ask(service, "/v1/models/toy")[2] == ask(service, "/v1/models")[2]["data"][0]
   status, message, _ = error(service, "/v1/models/tay")
