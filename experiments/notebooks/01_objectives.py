@@ -81,8 +81,8 @@ show.ratio_noise([1, 4, 16, 64, 256, 1024], spread=0.05)
 # of a few dozen. Real tokens are not independent: [the ratio lab](../ablations/ratio_lab/README.md)
 # measures the same curves on a transformer.
 #
-# Does the noise reach the *gradient*? [A study](../studies/noise/README.md) measured its variance on
-# stale responses of 8 to 64 tokens, relative to no ratio at all. For $\rho$ it grows as $T^{1.8}$.
+# Does the noise reach the *gradient*? [A study](../studies/noise/README.md) measured its variance
+# on stale responses of 8 to 64 tokens, relative to no ratio. For $\rho$ it grows as $T^{1.8}$.
 # For $r$ and $s$ no growth is shown: that token ratios get noisier with the length was not seen in
 # twelve seeds, though three pilot seeds had suggested it. A gate lowers the variance, SAPO's most.
 
