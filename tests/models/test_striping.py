@@ -138,7 +138,7 @@ def test_models_return_the_order_of_the_rows(share_prompts, rng):
 
   batch = jax.tree.map(jnp.asarray, batch)
   expected, actual = outputs(None), outputs(mesh_of(data=2, context=4))
-  assert len(actual) == len(expected) == 8
+  assert len(actual) == len(expected) == 9
   for x, expected_x in zip(actual, expected, strict=True):
     assert x.std() > 0
     np.testing.assert_allclose(x, expected_x, rtol=1e-4, atol=1e-5)
