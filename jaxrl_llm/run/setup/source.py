@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.config.fields import FIELDS, base, flatten, unread_defaults
+from jaxrl_llm.config.fields import FIELDS, base, flatten, is_open, unread_defaults
 from jaxrl_llm.messages import MissingPackageError, did_you_mean, one_line
 from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.workdir import checkpoint
@@ -117,7 +117,7 @@ def run_config(workdir: Path) -> ConfigDict:
   try:
     config.update(saved)
   except (AttributeError, KeyError, TypeError, ValueError) as error:
-    fields = ", ".join(field for field in there if field not in known) or one_line(error, typed=False)
+    fields = ", ".join(field for field in there if not (field in known or is_open(field))) or one_line(error, typed=False)
     raise UsageError(
       f"{workdir / 'config.json'}: the run is from another version ({fields}); pass its config with --config=FILE"
     ) from error
