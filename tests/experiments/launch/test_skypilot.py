@@ -39,7 +39,7 @@ def trial(name="clip_low=3e-4,seed=0", workdir="/mnt/runs/clip/0", *extra):
   return Trial(name, Row("1f2e3d4c", {}), workdir, command)
 
 
-PROMPT = """--config.task.prompt_template=a "b" 'c' $HOME `ls` $(ls) \\ é"""
+PROMPT = """--config.task.system=a "b" 'c' $HOME `ls` $(ls) \\ é"""
 HOSTILE = trial("hostile", "/mnt/runs/clip/1", "--config.eval.metrics=('a', 'b')", PROMPT)
 
 

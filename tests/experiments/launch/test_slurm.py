@@ -15,7 +15,7 @@ HOSTILE = """a "b" 'c' $HOME `ls` $(ls) \\ é"""
 
 
 def make_trials(folder, count=3):
-  sweep = trial.Sweep("clip", "configs/gspo.py:tiny", {"task.prompt_template": [HOSTILE]}, folder, str(folder))
+  sweep = trial.Sweep("clip", "configs/gspo.py:tiny", {"task.system": [HOSTILE]}, folder, str(folder))
   return trial.make_trials(sweep, [make_row({"seed": seed}) for seed in range(count)])
 
 

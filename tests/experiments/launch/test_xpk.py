@@ -52,7 +52,7 @@ def trial(name="golden", workdir="/mnt/runs/clip/golden", *extra):
 HOSTILE = trial(
   "golden", "/mnt/runs/clip/golden",
   "--config.eval.metrics=('maj@n:n=4', 'avg@n:n=2')",
-  """--config.task.prompt_template=a "b" 'c' $(date) $(TPU_WORKER_ID) $$ $HOME `ls` \\ é {question} %s ) & PID=$!; #""",
+  """--config.task.system=a "b" 'c' $(date) $(TPU_WORKER_ID) $$ $HOME `ls` \\ é {question} %s ) & PID=$!; #""",
 )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def test_names_are_short_stable_and_unique():
     (dict(xpk_args="--priority='high"), (), "--xpk_args: No closing quotation"),
     (dict(env=("1A=2",)), (), "--env: found '1A=2', expected NAME=VALUE"),
     (dict(env=('A="2"',)), (), "--env: found a quote or a backslash in the value of A"),
-    ({}, ("--config.task.prompt_template=a\nb",), "found a value with a line break"),
+    ({}, ("--config.task.system=a\nb",), "found a value with a line break"),
     ({}, ("--config.mesh.data=3",), "config.mesh.data: found 3, expected a multiple of the 2 slices"),
     ({}, ("--config.mesh.data=1",), "config.mesh.data: found 1, expected a multiple of the 2 slices"),
     ({}, ("--config.mesh.slices=4",), r"config.mesh.slices: found 4, but a trial has 2 slice\(s\)"),
