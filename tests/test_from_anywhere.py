@@ -1,6 +1,7 @@
 """An objective, an estimator and a correction of a module outside of the package, with settings."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from jaxrl_llm import evaluate, main
 from jaxrl_llm.config import check, command_line
 from jaxrl_llm.run.setup.source import run_config
 from jaxrl_llm.workdir import claim
-from tests.runs import ROOT, VARIED, quick, rows
+from tests.runs import ROOT, VARIED, call, quick, rows
 
 OBJECTIVE = '''
 from jaxrl_llm.objectives.base import policy_objective
@@ -121,14 +122,15 @@ def flags(fields):
   return [f"--config.{path}={text}" for path, text in fields.items()]
 
 
-def test_they_train_resume_sweep_and_evaluate(tmp_path, capsys):
-  run = lambda *more: main.main(["main", f"--config={TINY}", *flags(SHORT | CHOSEN), *more, f"--workdir={tmp_path / 'run'}"])
-  with quick():
-    assert run() == 0
-    assert run("--config.num_steps=3") == 2
-    assert "config (num_steps: 2 -> 3)" in capsys.readouterr().err
-    assert run("--config.num_steps=3", "--config.objective.width=0.4", "--allow_config_change") == 0
-    assert "config.objective.width: 0.3 -> 0.4" in capsys.readouterr().out
+def test_they_train_resume_sweep_and_evaluate(tmp_path):
+  args = (f"--config={TINY}", *flags(SHORT | CHOSEN), f"--workdir={tmp_path / 'run'}")
+  run = lambda *more: call(*args, *more, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+  first = run()
+  assert first.returncode == 0, first.stderr
+  longer = run("--config.num_steps=3")
+  assert longer.returncode == 2 and "config (num_steps: 2 -> 3)" in longer.stderr
+  wider = run("--config.num_steps=3", "--config.objective.width=0.4", "--allow_config_change")
+  assert wider.returncode == 0 and "config.objective.width: 0.3 -> 0.4" in wider.stdout, wider.stderr
   saved = json.loads((tmp_path / "run" / "config.json").read_text())
   assert saved["objective"] == {"name": "far_objective:scaled", "width": 0.4, "kind": "upper"}
   assert saved["advantage"] == {"estimator": "far_estimator:middle", "scale": 2.0, "by_median": True, "whiten": False}

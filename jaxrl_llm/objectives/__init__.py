@@ -94,7 +94,8 @@ def factory(name: str) -> Callable[..., Objective]:
       ...
     ValueError: unknown objective 'gsop' (did you mean 'gspo'?); known: ppo, grpo, dr_grpo, dapo, \
 gspo, gspo_token, sapo, reinforce, rloo, reinforce_plus_plus, cispo, gmpo, minirl, luspo, vespo, \
-dppo_tv, dppo_kl, cppo, minpro, maspo, dro, clip_cov, kl_cov, custom, sft; or MODULE:FUNCTION
+dppo_tv, dppo_kl, cppo, minpro, maspo, dro, clip_cov, kl_cov, fipo, topr, custom, sft; or \
+MODULE:FUNCTION
   """
   if isinstance(name, str) and ":" in name:
     made = import_path.load_factory(name, where=f"objective.name {name!r}")

@@ -259,7 +259,7 @@ def _completion_logprobs(piece: Piece, spelling: Spelling | None, offset: int) -
     tops.append(top if score is not None and score.likeliest else None)
     offsets.append(offset)
     offset += len(tokens[-1])
-  return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops if any(tops) else None, "text_offset": offsets}
+  return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops if any(tops) or not tops else None, "text_offset": offsets}
 
 
 def _json_number(logprob: float) -> float:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jaxrl_llm.advantages import estimators
 from jaxrl_llm.rewards import WeightedReward, call_here
 from jaxrl_llm.rewards.outcome import NoRewardError
 from jaxrl_llm.rollouts.arrivals import DrawnBatch
@@ -23,8 +24,9 @@ def assess(num_failed, limit, reward=1.0, **changes):
     return 1 / 0 if completion.num_tokens <= num_failed else reward
 
   run = object.__new__(Run)
-  run.experiment = SimpleNamespace(rewards=[WeightedReward("judge", judge)])
   run.config = tiny_config(overrides={"reward.max_failed_fraction": limit} | changes)
+  estimator = estimators.of_section(**run.config.advantage)
+  run.experiment = SimpleNamespace(rewards=[WeightedReward("judge", judge)], estimator=estimator)
   run.grader = call_here
   ones = np.ones((8, 1), bool)
   rollouts = Rollouts(ones.astype(np.int32), ones, ones.astype(np.int32), ones, -1.0 * ones.astype(np.float32), np.ones(8, bool))
