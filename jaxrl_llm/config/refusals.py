@@ -60,6 +60,12 @@ class Chosen(NamedTuple):
     return "old_logprobs" in needs and self.objective.ratio_level is not None and not self.corrected.corrects_mismatch
 
   @property
+  def selects_by_mismatch(self) -> bool:
+    """Whether a correction selects tokens of the global batch by their mismatch."""
+    prepares = lambda term: term.wrap(self.objective).prepare is not self.objective.prepare
+    return any(term.needs >= MISMATCH and prepares(term) for term in self.corrections)
+
+  @property
   def reads_values(self) -> bool:
     """Whether the advantages need a critic."""
     return "values" in self.estimator.needs
@@ -228,6 +234,10 @@ REFUSALS: tuple[Refusal, ...] = (
     "2 or more, because this advantage.estimator compares the samples of one prompt; 1 is for critics, and for a teacher without a reward"),
   Refusal("advantage.min_valid", lambda c, x: (x.settings.get("min_valid") or 0) > c.rollout.group_size,
     "at most rollout.group_size (None is 3), or no group would be learned from"),
+  Refusal("advantage.memory_low", lambda c, x: x.settings.get("memory_low", 0) > x.settings.get("memory_high", 1),
+    "at most advantage.memory_high, the largest share of a belief that is kept"),
+  Refusal("correction.terms", lambda c, x: _interpolates(c) and x.selects_by_mismatch,
+    "no m2po with learner.old_logprobs='interpolated': it selects by the mismatch before the first update, which is then unknown"),
   Refusal("advantage.pass_k", lambda c, x: (x.settings.get("pass_k") or 0) >= c.rollout.group_size,
     "less than rollout.group_size (None is 2): there is one best of all samples, and every advantage would be 0"),
   Refusal("advantage.decay", lambda c, x: x.settings.get("decay") == 0,

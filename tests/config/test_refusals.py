@@ -40,6 +40,8 @@ CASES = [
   ("gspo", {"rollout.group_size": 1, "teacher.path": "t", "teacher.opd_coef": 1.0}, "rollout.group_size"),
   ("gspo", {"advantage.estimator": "rloo_n", "advantage.min_valid": 5}, "advantage.min_valid"),
   ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 5}, "advantage.pass_k"),
+  ("gspo", {"advantage.estimator": "spo", "advantage.memory_low": 0.99}, "advantage.memory_low"),
+  ("gspo", {"correction.terms": ("m2po", "tis"), "learner.old_logprobs": "interpolated", "rollout.staleness": 1}, "correction.terms"),
   ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 4}, "advantage.pass_k"),
   ("gspo", {"advantage.estimator": "pass_at_k", "rollout.group_size": 2, "learner.row_buckets": (16,)}, "advantage.pass_k"),
   ("gspo", {"advantage.estimator": "rae", "advantage.decay": 0.0}, "advantage.decay"),
