@@ -122,7 +122,7 @@ def flags(fields):
   return [f"--config.{path}={text}" for path, text in fields.items()]
 
 
-def test_they_train_resume_sweep_and_evaluate(tmp_path):
+def test_they_train_resume_sweep_and_evaluate(tmp_path, in_the_checkout):
   args = (f"--config={TINY}", *flags(SHORT | CHOSEN), f"--workdir={tmp_path / 'run'}")
   run = lambda *more: call(*args, *more, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
   first = run()
