@@ -16,12 +16,14 @@ class Turn(NamedTuple):
     reply: Environment's answer; a tuple if it consists of token ids.
     reward: Reward that the environment gave for the turn.
     end: Index of the turn's last token within the response.
+    state: Key of the environment's state in which the turn began; None if it has no keys.
   """
 
   text: str
   reply: str | tuple[int, ...]
   reward: float
   end: int
+  state: str | None = None
 
 
 class Completion(NamedTuple):

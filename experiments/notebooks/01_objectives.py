@@ -294,7 +294,8 @@ advantage_pictures.by_success(["leave_one_out", "group", "maxrl", "batch_scaled"
 #   right one, and all advantages are exactly 0.
 #
 # `per_reward` (GDPO) is `group` for each of several rewards. `steps` and `rae` compare the steps of
-# a response and the turns of a game, and `returns` and `gae` count the rewards still to come from
+# a response and the turns of a game, `gigpo` and `hierarchical` those that began in the same state
+# or try to solve the same problem, and `returns` and `gae` count the rewards still to come from
 # each token. `gtpo` moves the outcome between tokens by their entropy. `opo` subtracts the mean
 # reward of a token in place of that of a response, which differs where lengths do. `spo` draws one
 # response per prompt and remembers a pass rate for each. `otb` has a baseline of its own at each

@@ -15,6 +15,8 @@ A batch has N sequences, G consecutive ones per prompt, with R response slots ea
 | GRPO with process supervision | `step_advantages` |
 | GTPO | `gtpo_advantages` |
 | RAE, for self-play | `role_advantages` |
+| GiGPO, for agents | `gigpo_advantages` |
+| hierarchical GRPO, for self-play | `hierarchical_advantages` |
 | SPO, for single responses | `spo_advantages` |
 | REINFORCE++ | `whiten(returns_to_go(token_rewards(rewards, mask, kl, kl_coef), mask), mask)` |
 | PPO | `generalized_advantages(token_rewards(rewards, mask, kl, kl_coef), values, mask)`, then `whiten` |
@@ -30,6 +32,7 @@ from jaxrl_llm.advantages.group import group_advantages, leave_one_out_advantage
 from jaxrl_llm.advantages.optimal import opo_advantages, otb_advantages
 from jaxrl_llm.advantages.roles import role_advantages
 from jaxrl_llm.advantages.scales import batch_scaled_advantages, maxrl_advantages
+from jaxrl_llm.advantages.states import gigpo_advantages, hierarchical_advantages, state_advantages, steps_per_state
 from jaxrl_llm.advantages.statistics import explained_variance, whiten
 from jaxrl_llm.advantages.temporal import generalized_advantages, length_adaptive_lambda, returns_to_go, step_advantages, token_rewards
 
@@ -38,8 +41,10 @@ __all__ = [
   "batch_scaled_advantages",
   "explained_variance",
   "generalized_advantages",
+  "gigpo_advantages",
   "group_advantages",
   "gtpo_advantages",
+  "hierarchical_advantages",
   "leave_one_out_advantages",
   "length_adaptive_lambda",
   "maxrl_advantages",
@@ -50,7 +55,9 @@ __all__ = [
   "returns_to_go",
   "role_advantages",
   "spo_advantages",
+  "state_advantages",
   "step_advantages",
+  "steps_per_state",
   "token_rewards",
   "whiten",
 ]

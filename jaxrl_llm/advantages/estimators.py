@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import advantages as adv
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.settings import import_path
-from jaxrl_llm.settings.values import ABOVE_ZERO, COUNT, NUMBER, UNIT, at_least
+from jaxrl_llm.settings.values import ABOVE_ZERO, COUNT, NOT_NEGATIVE, NUMBER, UNIT, at_least
 
 
 class Evidence(NamedTuple):
@@ -39,6 +39,9 @@ class Evidence(NamedTuple):
     values: Critic's value of the state before each token; None without a critic.
     step_rewards: Reward of the step that ends at each token; None if the estimator reads no steps.
     step_ends: True if a step ends at the token, whether or not the token is learned from.
+    step_states: Number, below N·R, of the state in which the step that ends at the token began; two
+      steps have the same one if they belong to the same prompt and began in the same state. None if
+      the estimator reads no states.
     old_entropy: Entropy of the policy that drew the tokens at each of them, in nats; None if the
       estimator does not read it.
     old_score_norm: Squared norm of the gradient of each token's log-probability in the logits of
@@ -62,6 +65,7 @@ class Evidence(NamedTuple):
   values: Float[Array, "N R"] | None = None
   step_rewards: Float[Array, "N R"] | None = None
   step_ends: Bool[Array, "N R"] | None = None
+  step_states: Int[Array, "N R"] | None = None
   old_entropy: Float[Array, "N R"] | None = None
   old_score_norm: Float[Array, "N R"] | None = None
   role_baselines: Float[Array, " P"] | None = None
@@ -92,8 +96,8 @@ class Estimator(NamedTuple):
   """A method of computing advantages.
 
   Attributes:
-    estimate: `(evidence, group_size, **settings) -> Credit` without metrics; its advantages are
-      [N R], or [N] if they hold for whole sequences. Its docstring describes the settings.
+    estimate: `(evidence, group_size, **settings) -> Credit`; its advantages are [N R], or [N] if
+      they hold for whole sequences. Its docstring describes the settings.
     defaults: Settings of the estimator, with their default values. `RULES` has their legal values.
     needs: Optional fields of `Evidence` that the estimator reads.
     takes_kl: Whether the reward may contain a divergence term.
@@ -198,6 +202,36 @@ def _steps(evidence, group_size, *, normalize_std):
   return Credit(adv.step_advantages(*_of_steps(evidence), group_size, normalize_std=normalize_std))
 
 
+def _gigpo(evidence, group_size, *, episode_weight, step_weight, gamma, normalize_std):
+  """Compares responses of a prompt, and their steps that began in the same state.
+
+  Args:
+    episode_weight: Weight of the response's advantage.
+    step_weight: Weight of the step's advantage.
+    gamma: Discount per step.
+    normalize_std: Whether to divide by the standard deviations.
+  """
+  gains, ends, mask = _of_steps(evidence)
+  settings = dict(episode_weight=episode_weight, step_weight=step_weight, gamma=gamma, normalize_std=normalize_std, valid=evidence.valid)
+  advantages = adv.gigpo_advantages(evidence.rewards, gains, ends, evidence.step_states, mask, group_size, **settings)
+  return Credit(advantages, metrics=_state_metrics(evidence))
+
+
+def _hierarchical(evidence, group_size, *, challenge):
+  """Compares proposals from one source, and the attempts at one proposed problem.
+
+  Args:
+    challenge: Reward of a proposal that half of the attempts solve.
+  """
+  del group_size
+  gains, ends, mask = _of_steps(evidence)
+  return Credit(adv.hierarchical_advantages(gains, ends, evidence.step_states, mask, challenge=challenge), metrics=_state_metrics(evidence))
+
+
+def _state_metrics(evidence: Evidence) -> dict[str, Array]:
+  return {"critic/steps_per_state": adv.steps_per_state(evidence.step_ends, evidence.step_states)}
+
+
 def _gtpo(evidence, group_size, *, entropy_share, right_above):
   """Shapes the outcome by the entropies of the tokens.
 
@@ -287,6 +321,15 @@ ESTIMATORS = {
   "per_reward": Estimator(_per_reward, {"normalize_std": True}, takes_kl=False),
   # GRPO with process supervision: the rewards of the steps that have not ended yet.
   "steps": Estimator(_steps, {"normalize_std": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False, whole_groups=True),
+  # GiGPO: responses of a prompt, and their steps that began in the same state.
+  "gigpo": Estimator(
+    _gigpo, {"episode_weight": 1.0, "step_weight": 1.0, "gamma": 0.95, "normalize_std": True},
+    frozenset({"step_rewards", "step_ends", "step_states"}), takes_kl=False,
+  ),
+  # Hierarchical GRPO, for self-play: proposals from one source, attempts at one proposed problem.
+  "hierarchical": Estimator(
+    _hierarchical, {"challenge": 1.0}, frozenset({"step_rewards", "step_ends", "step_states"}), takes_kl=False,
+  ),
   # GTPO: tokens of right responses by their entropy, those of wrong ones by its inverse.
   "gtpo": Estimator(
     _gtpo, {"entropy_share": 0.1, "right_above": 0.5}, frozenset({"old_entropy"}), takes_kl=False, compares_groups=False
@@ -316,6 +359,9 @@ RULES = {
   "num_roles": COUNT,
   "decay": UNIT,
   "pass_k": COUNT,
+  "episode_weight": NOT_NEGATIVE,
+  "step_weight": NOT_NEGATIVE,
+  "challenge": NOT_NEGATIVE,
   "gamma": UNIT,
   "lam": UNIT,
   "critic_lam": UNIT,
@@ -400,8 +446,8 @@ def make_credit(estimator: str | Estimator, group_size: int, *, whiten: bool = F
     **settings: Settings of an estimator that is given by its name.
 
   Returns:
-    The function. If there is a critic, its only metric is `critic/vf_explained_var`, from before
-    this batch's updates.
+    The function. Its metrics are those of the estimator, and with a critic
+    `critic/vf_explained_var`, from before this batch's updates.
 
   Note:
     Which sequences are learned from changes no advantage of the others. Some implementations take
@@ -418,12 +464,12 @@ def make_credit(estimator: str | Estimator, group_size: int, *, whiten: bool = F
   def credit(evidence: Evidence) -> Credit:
     compared = _compared(evidence, group_size if chosen.whole_groups else 1)
     learned = (evidence.mask > 0) & (compared.mask > 0)
-    advantages, returns, _, baselines, beliefs = chosen.estimate(compared, group_size)
+    advantages, returns, metrics, baselines, beliefs = chosen.estimate(compared, group_size)
     if advantages.ndim == 1:
       advantages = jnp.broadcast_to(advantages[:, None], learned.shape)
     if whiten:
       advantages = adv.whiten(advantages, compared.mask)
-    metrics = {}
+    metrics = dict(metrics)
     if returns is not None:
       returns = jnp.where(learned, returns, 0)
       metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, learned)

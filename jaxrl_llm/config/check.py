@@ -306,6 +306,10 @@ def size_problems(config: ConfigDict, *, longest_demonstration: int | None = Non
   checked = [("learner", learner.row_buckets, count, longest, most_rows(config))]
   if warm.num_steps:
     shown = longest_demonstration or longest
+    if shown > learner.row_tokens:
+      longer = f"the longest demonstration, {shown} tokens with its prompt; raise it to at least {shown}, or set it to None"
+      yield f"config.learner.row_tokens={learner.row_tokens} is below {longer}"
+      return
     checked.append(("warm_start", warm.row_buckets, warm.batch_size, shown, -(-warm.batch_size // per_row(config, shown))))
   for path, buckets, count, tokens, needed in checked:
     if buckets is not None and max(buckets) < needed:

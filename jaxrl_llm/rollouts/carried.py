@@ -162,7 +162,7 @@ def from_json(saved: Mapping[str, Any]) -> Groups:
   conversations = []
   for i, conversation in enumerate(saved["talks"]):
     ids_of = lambda reply: tuple(reply) if isinstance(reply, list) else reply
-    turns = (Turn(text, ids_of(reply), reward, end) for text, reply, reward, end in conversation["turns"])
+    turns = (Turn(text, ids_of(reply), *rest) for text, reply, *rest in conversation["turns"])
     conversations.append(
       Conversation(
         i,

@@ -127,13 +127,14 @@ class Drafts:
       self._num_to_yield -= len(arrived)
       yield arrived
 
-  def ask(self, draft: Draft, room: int, *, own: int = 0) -> Handle | None:
+  def ask(self, draft: Draft, room: int, *, own: int = 0, like: int | None = None) -> Handle | None:
     """Asks for the rest of a turn; returns None if the conversation has ended.
 
     Args:
       draft: Conversation.
       room: Budget of the rest, in tokens.
       own: Number of the last tokens that belong to the turn already.
+      like: Sequence whose seed draws the turn; None for the conversation's own.
 
     Raises:
       QueueFull: If the engine has too many requests. It may be asked again.
@@ -143,7 +144,8 @@ class Drafts:
       draft.is_open, draft.handle, draft.flying = True, None, 0
     if self.park(draft):
       return None
-    turn = dict(seed=turn_seed(job.seeds[draft.sequence], len(draft.turns)), salt=job.salt, owner=str(draft.sequence), drawn=own)
+    seed = job.seeds[draft.sequence if like is None else like]
+    turn = dict(seed=turn_seed(seed, len(draft.turns)), salt=job.salt, owner=str(draft.sequence), drawn=own)
     if job.pictures:
       turn["pictures"] = job.pictures[draft.sequence // job.group_size]
     request = request_of(job.draws, [*draft.prompt, *draft.tokens], room, **turn)

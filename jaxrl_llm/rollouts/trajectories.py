@@ -1,6 +1,7 @@
 """Trajectories of a rollout batch and the evidence for its advantages: rewards -> learner."""
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ def evidence(
   rewards: Sequence[WeightedReward],
   shaped: bool = True,
   by_steps: bool = False,
+  by_states: bool = False,
   kl: Callable[[Float[np.ndarray, "N R"], Float[np.ndarray, "N R"]], Float[Array, "N R"]] | None = None,
   kl_coef: float = 0.0,
   old_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
@@ -38,6 +40,7 @@ def evidence(
     rewards: Reward terms that the batch was graded with.
     shaped: Whether to include the terms that only shape the reward.
     by_steps: Whether the estimator reads the rewards of steps; see `steps_of`.
+    by_states: Whether it also reads the states in which they began; see `states_of`.
     kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, if it is part of the reward.
     kl_coef: Penalty per nat of divergence.
     old_logprobs, ref_logprobs: Values of log π_old and log π_ref at each sequence's tokens, prompt
@@ -75,12 +78,17 @@ def evidence(
   if old_score_norm is not None:
     inputs = inputs._replace(old_score_norm=_responses(old_score_norm, mask))
   if by_steps:
-    gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
+    gains, ends, states = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool), np.zeros(mask.shape, np.int32)
+    numbers: dict[tuple[int, str | bytes], int] = {}
     for row, own in enumerate(map(np.flatnonzero, written)):
       if len(own):
         steps = steps_of(batch.completions[row], batch.examples[row], inputs.parts[:, row].tolist(), terms=terms, last=int(own[-1]))
         gains[row, [*steps]], ends[row, [*steps]] = [*steps.values()], True
-    inputs = inputs._replace(step_rewards=gains, step_ends=ends)
+        if by_states:
+          keys = states_of(batch.completions[row], batch.rollouts.tokens[row], own, ends=steps)
+          for end, key in keys.items():
+            states[row, end] = numbers.setdefault((row // batch.group_size, key), len(numbers))
+    inputs = inputs._replace(step_rewards=gains, step_ends=ends, step_states=states if by_states else None)
   return inputs
 
 
@@ -115,6 +123,36 @@ def steps_of(
         steps[end] = steps.get(end, 0.0) + term.weight * reward
   last = max(steps, default=last)
   return steps | {last: steps.get(last, 0.0) + whole}
+
+
+def states_of(
+  completion: Completion, tokens: Int[np.ndarray, " R"], written: Int[np.ndarray, " W"], *, ends: Iterable[int]
+) -> dict[int, str | bytes]:
+  """Returns the keys of the states in which a response's steps began, by their last tokens.
+
+  A key is the environment's if the step is a turn that has one. Otherwise it is a digest of the
+  tokens before the step, so that only responses that are equal so far are in the same state.
+
+  Args:
+    completion: The response.
+    tokens: Tokens of the response.
+    written: Indices of those that the policy wrote, in order.
+    ends: Index of the last token of each step.
+
+  Example:
+    >>> from jaxrl_llm.text_types import Turn
+    >>> conversation = Completion("#6", (), 8, True, (Turn("2*3=", "6>>", 0.0, 3), Turn("#6", "", 1.0, 8, "at 6")))
+    >>> list(states_of(conversation, np.arange(9), np.array([0, 1, 2, 3, 7, 8]), ends=[3, 8]).values())
+    [b'', 'at 6']
+  """
+  named, keys = {turn.end: turn.state for turn in completion.turns}, {}
+  digest, read, start = hashlib.blake2b(digest_size=16), 0, int(written[0])
+  for end in sorted(ends):
+    digest.update(tokens[read:start].tobytes())
+    read, key = start, named.get(end)
+    keys[end] = (digest.digest() if start else b"") if key is None else key
+    start = next((int(i) for i in written[np.searchsorted(written, end, side="right") :]), end + 1)
+  return keys
 
 
 def _responses(sequences: Sequence[Float[np.ndarray, "..."]], mask: Bool[np.ndarray, "N R"]) -> Float[np.ndarray, "N R"]:

@@ -146,7 +146,10 @@ class _Turns:
     """Asks for the rest of the current turn."""
     size, most = len(conversation.draft.tokens), self._rules.max_turn_tokens
     room, own = self._job.draws.max_new_tokens - size, size - conversation.opened
-    handle = self.drafts.ask(conversation.draft, room if most is None else min(room, most - own), own=own)
+    # Of equal seeds come equal turns.
+    sequence, shared = conversation.draft.sequence, self._rules.environment.shares_opening
+    like = sequence // shared * shared if not conversation.draft.turns else None
+    handle = self.drafts.ask(conversation.draft, room if most is None else min(room, most - own), own=own, like=like)
     if handle is not None:
       # Called in the engine's thread, which must not be held up.
       handle.completion.add_done_callback(lambda future: self._drawn.put((conversation, future)))
@@ -223,16 +226,20 @@ class _Turns:
       return False
     ids = tuple(draft.tokens[conversation.opened :])
     said = Completion(self._tokenizer.decode(ids), ids, len(ids), reason != StopReason.LENGTH)
-    reply = Reply()
+    reply, began_in = Reply(), None
     conversation.said = said.text
-    if said.stopped:
+    try:
+      began_in = None if rules.environment.state_key is None else str(rules.environment.state_key(conversation.state))
+    except Exception as error:
+      draft.failed = raised(error)
+    if said.stopped and draft.failed is None:
       stepped = self._step(conversation, lambda: rules.environment.step(conversation.state, said))
       if stepped is None:
         return True
       if draft.ended:
         return False
       reply, draft.failed = stepped
-    draft.turns.append(Turn(said.text, reply.text, reply.reward, len(draft.tokens) - 1))
+    draft.turns.append(Turn(said.text, reply.text, reply.reward, len(draft.tokens) - 1, began_in))
     follows: list[int] | StopReason = reason
     if said.stopped and draft.failed is None:
       counts = dict(turns=len(draft.turns), length=len(draft.tokens), budget=draws.max_new_tokens)

@@ -26,6 +26,18 @@ ENDS = [
 ]
 
 
+STATES = [
+  [3, 0, 3, 1, 3],
+  [0, 3, 1, 1, 2],  # A state that the response has been in before.
+  [0, 3, 3, 3, 1],
+  [3, 0, 3, 2, 3],
+  [0, 3, 0, 1, 1],
+  [3, 0, 1, 3, 1],
+  [3, 3, 0, 3, 3],
+  [3, 3, 0, 3, 2],
+]
+
+
 def make_inputs(seed: int, rewards: list[float], second: list[float], role_baselines: list[float]) -> dict[str, Any]:
   """Makes a batch with given rewards and random numbers per token.
 
@@ -58,6 +70,7 @@ def make_inputs(seed: int, rewards: list[float], second: list[float], role_basel
     "values": array(lambda: 0.5 + 0.5 * normal()),
     "step_rewards": array(normal),
     "step_ends": [[bool(x) for x in row] for row in ENDS[: len(rewards)]],
+    "step_states": [[STATES[i][t] + 4 * (i // 2) for t in range(len(MASK[0]))] for i in range(len(rewards))],
     "old_entropy": array(lambda: 0.02 + 2 * uniform()),
     "role_baselines": role_baselines,
     "beliefs": [[round(0.5 + 4 * uniform(), 3), round(0.5 + 4 * uniform(), 3)] for _ in rewards],
@@ -82,12 +95,13 @@ GROUP_SIZES = {"right": 4, "graded": 3, "missing": 4}
 
 READS = {
   "maxrl": ["rewards"], "per_reward": ["parts"], "steps": ["step_rewards", "step_ends"], "gtpo": ["rewards", "old_entropy"],
-  "rae": ["step_rewards", "step_ends"], "spo": ["rewards", "beliefs", "drift"],
+  "rae": ["step_rewards", "step_ends"], "gigpo": ["rewards", "step_rewards", "step_ends", "step_states"],
+  "hierarchical": ["step_rewards", "step_ends", "step_states"], "spo": ["rewards", "beliefs", "drift"],
   "otb": ["rewards", "old_score_norm"], "gae": ["rewards", "values"],
 }  # fmt: skip
 """Fields that an estimator reads beside the mask; the others read `rewards`."""
 
-WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "opo", "otb", "per_reward", "spo")
+WITH_MISSING = ("group", "leave_one_out", "rloo_n", "maxrl", "batch_scaled", "opo", "otb", "per_reward", "spo", "gigpo", "hierarchical")
 WITH_KL = ("group", "leave_one_out", "rloo_n", "batch_scaled", "opo", "pass_at_k", "returns", "gae")
 PER_TOKEN = ("otb", "gtpo", "returns", "gae")
 """Estimators with a statistic over tokens that others wrote."""
@@ -103,6 +117,11 @@ CHANGES: dict[str, list[tuple[str, dict[str, Any], int | None]]] = {
   "pass_at_k": [("graded", {"normalize_std": False}, None), ("right", {"pass_k": 3}, None), ("graded", {"pass_k": 1}, None)],
   "per_reward": [("graded", {"normalize_std": False}, None), ("missing", {}, 2)],
   "steps": [("right", {"normalize_std": False}, 2)],
+  "gigpo": [
+    ("right", {"gamma": 0.5, "normalize_std": False}, None), ("graded", {"episode_weight": 0.0}, None), ("right", {"step_weight": 0.5}, 2),
+    ("missing", {}, 2),
+  ],
+  "hierarchical": [("right", {"challenge": 0.0}, None), ("missing", {"challenge": 2.0}, 2)],
   "gtpo": [("right", {"entropy_share": 0.5}, None), ("graded", {"right_above": 0.0}, None)],
   "rae": [
     ("right", {"decay": 0.5}, None), ("graded", {"num_roles": 3, "decay": 0.8}, None), ("right", {"zero_sum": False}, None),

@@ -30,6 +30,8 @@ PAPERS: dict[str, dict[str, Any]] = {
   "pass_at_k": {"pass_k": 2, "normalize_std": True},
   "per_reward": {"normalize_std": True},
   "steps": {"normalize_std": True},
+  "gigpo": {"episode_weight": 1.0, "step_weight": 1.0, "gamma": 0.95, "normalize_std": True},
+  "hierarchical": {"challenge": 1.0},
   "gtpo": {"entropy_share": 0.1, "right_above": 0.5},
   "rae": {"num_roles": 2, "decay": 0.95, "zero_sum": True},
   "spo": {"half_drift": 0.06, "memory_low": 0.875, "memory_high": 0.96},
@@ -202,6 +204,56 @@ def steps(s, x, size):
   return result
 
 
+def by_state(x):
+  """Returns the ends of the steps that began in each state, in order."""
+  result: dict[int, list[tuple[int, int]]] = {}
+  for i, row in enumerate(x["step_ends"]):
+    for t in counted(row) if x.get("valid", [True] * len(x["mask"]))[i] else ():
+      result.setdefault(x["step_states"][i][t], []).append((i, t))
+  return result
+
+
+def of_steps(x, worth):
+  """Gives the number of the step that ends at (i, t) to all tokens of the step."""
+  result = {}
+  for i, row in enumerate(x["mask"]):
+    for t in range(len(row)):
+      later = [end for j, end in worth if j == i and end >= t]
+      result[i, t] = worth[i, min(later)] if later else 0.0
+  return result
+
+
+def gigpo(s, x, size):
+  """Adds to a response's advantage that of each step among those of its state."""
+  to_go = {}
+  for i, row in enumerate(x["step_ends"]):
+    ends = counted(row)
+    for n, t in enumerate(ends):
+      to_go[i, t] = math.fsum(s["gamma"] ** k * x["step_rewards"][i][end] for k, end in enumerate(ends[n:]))
+  worth = {}
+  for ends in by_state(x).values():
+    worth |= dict(zip(ends, scaled([to_go[end] for end in ends], s["normalize_std"])))
+  of_responses, tokens = group(s, x, size), of_steps(x, worth)
+  return {(i, t): s["episode_weight"] * of_responses.get(i, 0.0) + s["step_weight"] * a for (i, t), a in tokens.items()}
+
+
+def hierarchical(s, x, size):
+  """Computes the distance of each step's reward from the mean of its state's."""
+  states, paid = by_state(x), {}
+  for ends in states.values():
+    for i, t in ends:
+      behind = [end for end in counted(x["step_ends"][i]) if end > t]
+      paid[i, t] = x["step_rewards"][i][t]
+      if behind:
+        attempts = states[x["step_states"][i][behind[0]]]
+        rate = math.fsum(min(max(x["step_rewards"][j][end], 0.0), 1.0) for j, end in attempts) / len(attempts)
+        paid[i, t] += s["challenge"] * 4 * rate * (1 - rate)
+  worth = {}
+  for ends in states.values():
+    worth |= dict(zip(ends, deviations([paid[end] for end in ends])))
+  return of_steps(x, worth)
+
+
 def gtpo(s, x, size):
   """Computes tokens' rewards from the entropies at their place, whitened per outcome."""
   shaped: dict[bool, dict] = {True: {}, False: {}}
@@ -289,7 +341,8 @@ def targets(s, x):
 
 ESTIMATORS = {
   "group": group, "leave_one_out": leave_one_out, "rloo_n": leave_one_out, "maxrl": maxrl, "batch_scaled": batch_scaled,
-  "opo": opo, "otb": otb, "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gtpo": gtpo,
+  "opo": opo, "otb": otb, "pass_at_k": pass_at_k, "per_reward": per_reward, "steps": steps, "gigpo": gigpo,
+  "hierarchical": hierarchical, "gtpo": gtpo,
   "rae": lambda s, x, size: games(s, x)[0],
   "spo": spo, "returns": returns, "gae": gae,
 }  # fmt: skip

@@ -13,6 +13,7 @@ from jaxrl_llm.advantages import (
   length_adaptive_lambda,
   otb_advantages,
   returns_to_go,
+  state_advantages,
   step_advantages,
   token_rewards,
   whiten,
@@ -21,9 +22,14 @@ from jaxrl_llm.advantages import (
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 1], [0, 1, 0, 0, 0], [1, 0, 1, 1, 0]], bool)
 ENDS = np.array([[0, 1, 0, 0, 1], [1, 1, 0, 0, 1], [0, 1, 0, 0, 0], [1, 0, 1, 0, 0]], bool)
 
+STATES = np.array([[0, 1, 0, 0, 0], [0, 1, 0, 0, 2], [0, 2, 0, 0, 0], [2, 0, 0, 0, 0]])
+
 # Each is a function of two float arrays [N, R] and the mask.
 FUNCTIONS = {
   "step_advantages": lambda x, y, mask: step_advantages(x, ENDS if mask.shape == ENDS.shape else padded(ENDS), mask, 2),
+  "state_advantages": lambda x, y, mask: state_advantages(
+    x, ENDS if mask.shape == ENDS.shape else padded(ENDS), STATES if mask.shape == ENDS.shape else padded(STATES), mask, gamma=0.9
+  ),
   "otb_advantages": lambda x, y, mask: otb_advantages(np.array([1, 0, 2, 0.5], x.dtype), x * x, mask, 2),
   "token_rewards": lambda x, y, mask: token_rewards(np.arange(4.0, dtype=x.dtype), mask, y, 0.5),
   "returns_to_go": lambda x, y, mask: returns_to_go(x, mask, gamma=0.9),

@@ -27,10 +27,11 @@ def evidence(name, case):
   for field, x in plain.items():
     unread = np.full(x.shape, field not in case["reads"])
     if x.shape == outside.shape and field not in ("mask", "written", "step_ends"):
-      unread |= ~inputs["step_ends"] if field == "step_rewards" else outside
+      unread |= ~inputs["step_ends"] if field in ("step_rewards", "step_states") else outside
     if "valid" in case["reads"] and field in ("rewards", "parts"):
       unread |= ~inputs["valid"]
-    junk[field] = np.where(unread, ~x if x.dtype == bool else np.nan, x) if field not in ("mask", "written") else x
+    other = ~x if x.dtype == bool else -3 if x.dtype == int else np.nan
+    junk[field] = np.where(unread, other, x) if field not in ("mask", "written") else x
   return [Evidence(**{field: jnp.asarray(x) for field, x in fields.items()}) for fields in (plain, junk)]
 
 
@@ -47,7 +48,8 @@ def test_every_estimator_has_cases_and_its_defaults_written_down():
     # A default that no case changes could be ignored unnoticed.
     assert {key for case in entry["cases"] for key in case["settings"]} == set(entry["defaults"]), name
     read = {field for case in entry["cases"] for field in case["reads"]}
-    assert estimator.needs == read & {"values", "step_rewards", "step_ends", "old_entropy", "old_score_norm", "beliefs", "drift"}, name
+    optional = {"values", "step_rewards", "step_ends", "step_states", "old_entropy", "old_score_norm", "beliefs", "drift"}
+    assert estimator.needs == read & optional, name
     assert estimator.takes_kl == ("kl" in read), name
     assert ("role_baselines" in read) == ("num_roles" in estimator.defaults), name
 
@@ -78,7 +80,7 @@ def test_cases_have_groups_without_a_signal_and_tokens_that_teach():
       mask = np.array(GOLDEN["inputs"][case["inputs"]]["mask"])
       assert not np.any(np.array(case["advantages"])[mask == 0]), name
     equal = [case for case in entry["cases"] if case["inputs"] == "graded" and not case["settings"]]
-    if ESTIMATORS[name].compares_groups and name not in ("steps", "per_reward"):
+    if ESTIMATORS[name].compares_groups and name not in ("steps", "gigpo", "hierarchical", "per_reward"):
       assert not np.any(equal[0]["advantages"][3:]), name
 
 

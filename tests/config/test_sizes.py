@@ -176,6 +176,12 @@ def test_a_row_that_is_too_short_is_refused_without_a_crash():
   assert "config.learner.row_tokens=20 is below the longest sequence" in line and "raise it to at least 48" in line
 
 
+def test_a_row_that_is_shorter_than_a_demonstration_is_refused_without_a_crash():
+  config = choose_sizes(config_of(learner__row_tokens=80), Lengths([12], [], [40]), Bounds())
+  (line,) = size_problems(config, longest_demonstration=113)
+  assert "config.learner.row_tokens=80 is below the longest demonstration, 113 tokens" in line and "raise it to at least 113" in line
+
+
 def test_without_a_warm_start_its_row_buckets_stay_open():
   config = config_of(warm_start__num_steps=0)
   assert open_sizes(config) == list(SIZES[:3])

@@ -71,7 +71,8 @@ def credit_of(name, case, *, filters=False, whiten=False, kl=None, batch=None):
   batch = batch._replace(counted=batch_lib.counted(batch, skips_truncated=filters, whole_groups=estimator.whole_groups))
   in_reward = dict(kl=partial(kl_estimate, estimator="k1"), kl_coef=0.3, **case.outputs("ref_logprobs", *kl)) if kl is not None else {}
   learned = case.outputs(*(field for field in NEEDED if field in estimator.needs))
-  evidence = trajectories.evidence(batch, rewards=case.terms(), by_steps="step_rewards" in estimator.needs, **in_reward, **learned)
+  reads = dict(by_steps="step_rewards" in estimator.needs, by_states="step_states" in estimator.needs)
+  evidence = trajectories.evidence(batch, rewards=case.terms(), **reads, **in_reward, **learned)
   return credit_function(name, 4, whiten=whiten, **SETTINGS.get(name, {}))(evidence), batch
 
 
@@ -196,6 +197,30 @@ def test_the_turns_of_a_conversation_are_its_steps_whatever_their_weight(weight)
   assert steps_by_end(batch, terms[1:], 1) == pytest.approx({1: 0, 3: rest})
 
 
+def test_steps_of_a_prompt_that_begin_in_the_same_state_have_the_same_number():
+  """By the environment's key if it has one, else by the tokens so far; never across prompts."""
+  case = Case(lengths=(6,) * 8, truncated=())
+  batch = case.batch()
+  tokens = np.array(batch.rollouts.tokens)
+  # The reply is what tells the third response from the first.
+  tokens[[1, 5], 0], tokens[2, 2] = 2, 3
+  written = batch.rollouts.mask & (np.arange(SLOTS) != 2)
+  named = {3: "a", 7: "a", 6: "b"}
+  talks = [(Turn("", "", 0.0, 1), Turn("", "", 1.0, 5, named.get(row))) for row in range(8)]
+  completions = [talk._replace(turns=turns) for talk, turns in zip(batch.completions, talks, strict=True)]
+  batch = batch._replace(rollouts=batch.rollouts._replace(tokens=tokens, written=written), completions=completions)
+  made = trajectories.evidence(batch, rewards=case.terms(), by_steps=True, by_states=True)
+  ends, states = made.step_ends, made.step_states
+  # The first reward divides itself among a response's steps as well, at tokens 0 and 5.
+  of = {end: states[:, end].tolist() for end in (0, 1, 5)}
+  assert ends[:, [0, 1, 5]].all() and ends.sum() == 24
+  assert of[0] == [of[0][0]] * 4 + [of[0][4]] * 4 and of[0][0] != of[0][4]
+  alike = lambda column, group: [column[group].index(x) for x in column[group]]
+  assert alike(of[1], slice(0, 4)) == [0, 1, 0, 0] and alike(of[5], slice(0, 4)) == [0, 1, 2, 3]
+  assert alike(of[5], slice(4, 8)) == [0, 1, 2, 3] and of[5][3] != of[5][7]
+  assert states[ends].min() >= 0 and len(set(states[ends])) == states[ends].max() + 1
+
+
 # ---------------------------------------------------------------------------------------------------------------------------------------
 # The control with random rewards
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -241,7 +266,7 @@ def signal(name, batch, terms, *, shaped=False, filters=False, **settings):
   estimator = ESTIMATORS[name]
   batch = batch._replace(counted=batch_lib.counted(batch, skips_truncated=filters, whole_groups=estimator.whole_groups))
   compare = credit_function(name, batch.group_size, **settings) if estimator.compares_groups else None
-  options = dict(rewards=terms, by_steps="step_rewards" in estimator.needs)
+  options = dict(rewards=terms, by_steps="step_rewards" in estimator.needs, by_states="step_states" in estimator.needs)
   return dynamic_sampling.with_signal(batch, compare, shaped=shaped, **options).tolist()
 
 

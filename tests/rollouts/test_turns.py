@@ -115,6 +115,20 @@ def test_seeds_and_turns_tell_draws_apart(engine_of):
   assert len({jobs.turn_seed(seed, turn) for seed in range(50) for turn in range(50)}) == 2500
 
 
+def test_samples_share_their_opening_and_turns_say_in_which_state_they_began(engine_of):
+  job = JOB._replace(group_size=4, seeds=[*range(8)])
+  environment = COUNTING._replace(shares_opening=2, state_key=lambda number: f"at {number}")
+  responses = drawn(begin(engine_of(), environment, job), job)[0].responses
+  words = [[turn.text for turn in response.turns] for response in responses]
+  for row in range(0, 8, 2):
+    assert words[row][0] == words[row + 1][0] and words[row][1:] != words[row + 1][1:]
+  assert len({opening for opening, *_ in words}) > 2
+  assert all([turn.state for turn in response.turns] == [f"at {i}" for i in range(len(response.turns))] for response in responses)
+  broken = COUNTING._replace(state_key=lambda number: {0: "at 0"}[number])
+  failures = [response.failed for response in drawn(begin(engine_of(), broken))[0].responses if len(response.turns) > 1]
+  assert failures and set(failures) == {("raised", "the environment: KeyError: 1")}
+
+
 def test_a_slow_environment_holds_up_only_its_own_conversation(engine_of):
   released, slow = threading.Event(), []
 

@@ -3,6 +3,7 @@
 | environment | the policy writes | and reads |
 | --- | --- | --- |
 | `calculator` | `<<487*36=` | `17532>>` |
+| `proposer` | a sum of its own, `7+8-5` | a request to solve it |
 | `python` | `<code>print(6 * 7)</code>` | `<interpreter>42</interpreter>` |
 | `openenv:URL` | an action of the environment that runs at this address | the observation |
 | `verifiers:ID` | a turn of a conversation that an environment of verifiers holds | what its program says next |
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.rollouts.environments.calculator import calculator
 from jaxrl_llm.rollouts.environments.openenv import check_openenv, openenv
+from jaxrl_llm.rollouts.environments.proposer import proposer
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
 from jaxrl_llm.rollouts.environments.python_tool import python_tool
 from jaxrl_llm.rollouts.environments.verifiers import check_verifiers, verifiers
@@ -44,6 +46,7 @@ class Named(NamedTuple):
 
 ENVIRONMENTS: dict[str, Named] = {
   "calculator": Named(calculator),
+  "proposer": Named(proposer),
   "python": Named(python_tool, "sandbox", ("backend", "timeout_s", "memory_gb", "image", "url")),
 }
 """The package's environments by name."""
@@ -71,8 +74,8 @@ FAMILIES: dict[str, Family] = {
 """Families of environments by the part of the name before the colon."""
 
 
-RULES = {"call_reward": NOT_NEGATIVE, "sessions": COUNT, "lessons": COUNT, "max_chars": COUNT} | dict.fromkeys(
-  ("action", "reset", "settings"), LINES
+RULES = {"call_reward": NOT_NEGATIVE, "sessions": COUNT, "lessons": COUNT, "attempts": COUNT, "max_chars": COUNT} | dict.fromkeys(
+  ("action", "reset", "settings", "request"), LINES
 )
 """Legal values of settings, which mean the same in every environment; others have a type."""
 

@@ -280,7 +280,9 @@ def openenv(
     return [{"question": opening, "opening": opening, "seed": seed} for seed, opening in zip(seeds, openings, strict=False)]
 
   pool.limit = _probe(url, pool, lambda session: begin(session, Episode(object(), settings | {"seed": 0}), 0), required=sessions)
-  return Environment(reset_episode, step, concurrency=pool.limit, problems=problems)
+  # What the policy sees of a state is all that is known of it.
+  seen = lambda episode: episode.played[-1][1] if episode.played else episode.first or ""
+  return Environment(reset_episode, step, state_key=seen, concurrency=pool.limit, problems=problems)
 
 
 def check_openenv(url: str, *, action: str | None = None, reset: str | None = None, **others: Any) -> None:

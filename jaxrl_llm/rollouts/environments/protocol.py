@@ -37,6 +37,10 @@ class Environment(NamedTuple):
     stops: Texts that end a turn, in addition to those that end a response.
     replies: Regular expression whose group 1 is the environment's part of a transcript, which
       demonstrations show but the policy does not imitate; None if there is none.
+    state_key: Function `state -> text`, by which estimators that compare turns know those of one
+      prompt that begin in the same state. None is the whole conversation so far.
+    shares_opening: Number of consecutive samples of a prompt whose first turn is the same, as those
+      that try to solve one proposed problem; 1 if each sample has its own.
     concurrency: Maximum number of concurrent steps; None is no limit.
     problems: `seeds -> rows`, the environment's own problems, for the task `environment`. A row has
       `question`, which its prompt shows, its `seed`, and whatever `reset` reads. None if there are
@@ -56,6 +60,8 @@ class Environment(NamedTuple):
   step: Callable[[State, Completion], tuple[State, Reply]]
   stops: tuple[str, ...] = ()
   replies: str | None = None
+  state_key: Callable[[State], str] | None = None
+  shares_opening: int = 1
   concurrency: int | None = None
   problems: Callable[[Sequence[int]], list[dict[str, Any]]] | None = None
   player: Callable[[Any, Any], Callable[..., Any]] | None = None

@@ -13,6 +13,7 @@ from jaxrl_llm.config.check import environment_settings, task_settings
 from jaxrl_llm.config.fields import given
 from jaxrl_llm.config.outliers import NO_LIMITS, SizeLimits
 from jaxrl_llm.devices import hosts
+from jaxrl_llm.messages import Problem
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rollouts import environments
 from jaxrl_llm.rollouts.environments import Environment
@@ -166,6 +167,9 @@ def make_rules(config: ConfigDict) -> Rules | None:
   made, limits = make_environment(config), {}
   if made.concurrency is not None:
     limits["num_threads"] = made.concurrency
+  if config.rollout.group_size % made.shares_opening:
+    expected = f"a multiple of {made.shares_opening}, the number of samples that share their first turn in environment {section.name}"
+    raise ValueError(Problem("config.rollout.group_size", str(config.rollout.group_size), expected))
   given_rules = {name: x for name, x in given(section).items() if name in entries.OF_CONVERSATIONS}
   return Rules(made, **given_rules, **limits)
 

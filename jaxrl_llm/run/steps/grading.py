@@ -63,7 +63,7 @@ def with_signal(run: Run, batch: batch_lib.Batch, *, shaped: bool) -> Bool[np.nd
   `shaped` is that of `dynamic_sampling.with_signal`.
   """
   experiment = run.experiment
-  options = dict(rewards=experiment.rewards, by_steps="step_rewards" in experiment.needs)
+  options = dict(rewards=experiment.rewards, by_steps="step_rewards" in experiment.needs, by_states="step_states" in experiment.needs)
   return dynamic_sampling.with_signal(batch, experiment.compare, shaped=shaped, **options)
 
 

@@ -357,6 +357,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
     batch,
     rewards=experiment.rewards,
     by_steps="step_rewards" in needs,
+    by_states="step_states" in needs,
     kl=partial(kl_estimate, estimator=config.reward.kl_estimator or "k1") if in_reward else None,
     kl_coef=coef if in_reward else 0.0,
     **learned,
