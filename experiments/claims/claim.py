@@ -110,7 +110,7 @@ ROWS = (
     main_rule="E14, SAPO's gate weighs the outlier down", note="this holds for the gate w; w r, which moves the policy, rises",
   ),
   Claim(
-    "E15", "SAPO, arXiv:2511.20347", f"{HERE}.gate_asymmetry", "figures/gate_asymmetry.png",
+    "E15", "SAPO, arXiv:2511.20347", f"{HERE}.gate_asymmetry", "figures/second.png",
     says="A sharper gate for negative advantages than for positive ones is more stable.",
     main_rule="E15, second run: falls, hot rate",
   ),

@@ -29,8 +29,8 @@ def opened(server, **settings):
 def test_an_episode_of_several_turns():
   with serving() as server:
     env = opened(server)
-    state = env.reset({"prompt": "?", "seed": 3, "opening": "begin"})
-    assert env.state_key(state) == "begin" and env.state_key(env.reset({"prompt": "?"})) == ""
+    state = env.reset({"prompt": "?", "seed": 3, "opening": "at 3"})
+    assert env.state_key(state) == "at 3" and env.state_key(env.reset({"prompt": "?"})) == ""
     state, first = env.step(state, turn("4"))
     assert env.state_key(state) == "now 7"
     state, second = env.step(state, turn(" 5\n"))
