@@ -81,7 +81,7 @@ def judge(folder: pathlib.Path, formats: Sequence[str] = ("png",)) -> None:
   kept = {"verdicts": verdicts, "failed": results["failed"]}
   if "waits" not in verdicts:
     verdicts["from noise to outcome"] = rules.outcome(trials, study.read_trials(FORECAST))
-    kept["laws"] = rules.laws(trials)
+    kept["laws"], kept["equal_drift"] = rules.laws(trials), rules.equal_drift(trials)
     figures.draw(trials, kept["laws"], folder / "figures", formats)
   (folder / "results.json").write_text(to_json(rounded(kept)))
   print(judging.lines(verdicts))

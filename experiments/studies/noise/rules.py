@@ -1,4 +1,4 @@
-"""Rules of the study, written before its first counted trial.
+"""Rules of the study, written before its first counted trial, but for `equal_drift`.
 
 Each quantity has one value per seed. `inflation` is the noise of an objective's gradient relative
 to that of the gradient without a ratio, on the same responses. Rules at one condition read 7
@@ -170,3 +170,34 @@ def laws(trials: Sequence[Mapping]) -> list[dict]:
     for name in protocol.measured(protocol.LENGTHS[0])
     for k in protocol.STALENESS
   ]
+
+
+DRIFTS = (0.1, 0.12, 0.15)
+"""Standard deviations of a token's log-ratio that most trials pass through, at every length."""
+
+
+def equal_drift(trials: Sequence[Mapping], drifts: Sequence[float] = DRIFTS) -> list[dict]:
+  """Returns the exponent of each objective's inflation in length where tokens drift equally.
+
+  At one number of updates longer responses drift less per token. Here the log(inflation) of a seed
+  and a length is taken at a given drift, by linear interpolation between the numbers of updates
+  over the logarithm of the drift, if it passes through that drift. A seed's exponent is its least
+  squares over at least three lengths. Written on 2026-11-29, with all verdicts known: it decides
+  nothing.
+  """
+  rows, result = table(trials), []
+  for drift in drifts:
+    exponents: dict[str, list[float]] = {}
+    for seed in complete(trials):
+      paths = {
+        length: np.log(np.maximum.accumulate([rows[length, k, "token", seed]["std_token"] for k in protocol.STALENESS]))
+        for length in protocol.LENGTHS
+      }
+      paths = {length: path for length, path in paths.items() if path[0] <= np.log(drift) <= path[-1]}
+      for name in protocol.measured(protocol.LENGTHS[0]) if len(paths) > 2 else ():
+        of = lambda length, name=name, seed=seed: [np.log(rows[length, k, name, seed]["inflation"]) for k in protocol.STALENESS]
+        values = [np.interp(np.log(drift), path, of(length)) for length, path in paths.items()]
+        exponents.setdefault(name, []).append(np.polyfit(np.log([*paths]), values, 1)[0])
+    for name, own in exponents.items():
+      result.append({"objective": name, "drift": drift, "seeds": len(own), "exponent": judging.interval(np.array(own))})
+  return result

@@ -41,6 +41,21 @@ def test_slopes_decide_the_rules_of_length():
   assert exponents["grpo", 7] == pytest.approx(0.5, abs=0.01) and len(exponents) == len(NAMES) * len(protocol.STALENESS)
 
 
+def test_exponents_are_those_at_equal_drift():
+  """An inflation T^a·drift^b, with drifts that fall with length and differ between seeds."""
+  made = trials()
+  for trial in made:
+    scale = (trial["seed"] % 5 + 3) / 5 * (8 / trial["length"]) ** 0.4
+    for row in trial["rows"]:
+      row["std_token"] = 0.1 * scale * row["k"] ** 0.6
+      row["inflation"] = trial["length"] ** 0.3 * row["std_token"] ** 2.0
+  at_drift = {(row["objective"], row["drift"]): row for row in rules.equal_drift(made)}
+  assert {drift for _, drift in at_drift} == set(rules.DRIFTS) and len({name for name, _ in at_drift}) == len(NAMES)
+  for row in at_drift.values():
+    assert row["exponent"]["mean"] == pytest.approx(0.3) and 3 <= row["seeds"] <= 12
+  assert rules.laws(made)[0]["exponent"]["mean"] == pytest.approx(0.3 - 0.8)
+
+
 def test_conditions_decide_the_others():
   level = verdicts_of(trials({"gspo 15 %": -0.2, "gspo_token 15 %": -0.2}, along={"gspo 15 %": 2.0, "sequence": 3.0}))
   assert level["along: GSPO above GRPO"] == judging.REPRODUCED and level["along: GSPO above no clip"] == judging.CONTRADICTED
