@@ -21,7 +21,8 @@ def get_config(arg: str = ""):
   config = common.laptop("gspo_token", arg)
   config.task.name = "environment"
   config.task.levels = None
-  config.task.size = 64 if arg == "tiny" else 2048  # Enough games of the teacher not to be learnt by heart.
+  # Enough games of the teacher that they are not learnt by heart.
+  config.task.size = 64 if arg == "tiny" else 2048
   config.environment.name = "proposer"
   config.environment.max_turns = 2
   config.environment.attempts = 2 if arg == "tiny" else 4
