@@ -1,14 +1,16 @@
 """The code, links, names and defaults in README.md and the guides of docs/."""
 
-import inspect
 import pathlib
 import re
 
 import pytest
 
+from experiments import entries
 from jaxrl_llm import objectives
+from jaxrl_llm.advantages.estimators import ESTIMATORS
 from jaxrl_llm.cli.new import FILES
 from jaxrl_llm.models.presets import LOCAL, PRESETS
+from jaxrl_llm.objectives.corrected import CORRECTIONS
 from jaxrl_llm.text_types import Completion
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -106,40 +108,26 @@ def test_every_guide_is_named():
   assert all(page in README for page in PAGES if page != "README.md"), "CONTRIBUTING.md too"
 
 
-# Settings whose defaults the gate's column shows, in order, by the beginning of its text.
-SHOWN = {
-  "none": (),
-  "any": (),
-  "hard clip": ("clip_low", "clip_high"),
-  "weight 1 if A ≥ 0, else at most": ("ratio_cap",),
-  "soft": ("tau_pos", "tau_neg"),
-  "capped weight, 1 +": ("clip_high",),
-  "geometric clip": ("log_clip_low", "log_clip_high"),
-  "gamma weight": ("k_pos", "lambda_pos", "k_neg", "lambda_neg"),
-  "ball": ("delta_low", "delta_high"),
-  "prefix budget": ("budget", "delta"),
-  "Gaussian": ("sigma", "alpha", "beta"),
-  "quadratic pull": ("pull",),
-  "without a share": ("cov_share", "cov_low", "cov_high", "clip_low", "clip_high"),
-  "pull of": ("cov_kl_coef", "cov_share"),
-}
+def test_the_tables_of_the_guide_are_made_from_the_code():
+  guide = PAGES["docs/objectives.md"]
+  assert entries.page_with_tables(guide) == guide, "python -m experiments.entries"
 
 
-def test_the_number_of_objectives_in_the_first_sentence_is_that_of_the_table():
-  rows = set(re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", README, flags=re.MULTILINE)) - {"custom"}
-  named, word = re.search(r"(PPO, [-\w\s,.]+) and (\w+) more objectives are rows", README).groups()
-  count = len(rows) - len(named.split(","))
-  words = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
-  assert words.index(word) + 10 == count, f"{count} more objectives than {named}"
+def test_every_entry_has_a_row_of_its_own():
+  tables = entries.tables()
+  for kind, registry in (("objectives", objectives.OBJECTIVES), ("estimators", ESTIMATORS), ("corrections", CORRECTIONS)):
+    rows = [line.strip("| ").split(" | ") for line in tables[kind].splitlines()[2:]]
+    assert [row[0] for row in rows] == [f"`{name}`" for name in registry], kind
+    silent = [row[0] for row in rows if not row[1].strip()]
+    assert not silent, f"{kind} without a docstring"
+  assert "kl_coef=0.04" in tables["objectives"] and "`sft` | SFT: the negative log-likelihood" in tables["objectives"]
+
+
+def test_the_readme_counts_the_objectives():
   # Ways to imitate are no RL objectives, and `custom` is any.
-  assert rows == set(objectives.OBJECTIVES) - {"custom", "sft"}
-
-
-def test_the_table_of_objectives_holds_the_defaults():
-  rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", README, flags=re.MULTILINE))
-  assert set(rows) <= set(objectives.OBJECTIVES) and len(rows) >= 24
-  for name, gate in rows.items():
-    defaults = {key: p.default for key, p in inspect.signature(objectives.OBJECTIVES[name]).parameters.items()}
-    (kind,) = (kind for kind in SHOWN if gate.startswith(kind))
-    shown = tuple(float(x) for x in re.findall(r"\d[\d.]*(?:e-\d)?", gate.removeprefix(kind)))
-    assert shown == tuple(defaults[key] for key in SHOWN[kind]), name
+  count = sum(not objectives.make(name).imitates for name in objectives.OBJECTIVES if name != "custom")
+  words = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
+  claims = re.findall(r"(PPO, [-\w\s,.]+) and (\w+) more objectives are rows", README)
+  assert len(claims) == 2
+  for named, word in claims:
+    assert words.index(word) + 10 == count - len(named.split(",")), f"{count} objectives in all, with {named}"

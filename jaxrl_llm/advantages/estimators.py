@@ -154,22 +154,35 @@ def _of_samples(advantages_of: Callable[..., Array]) -> Callable[..., Credit]:
   return estimate
 
 
+def _rloo_n(evidence, group_size, *, min_valid):
+  """Does as `leave_one_out` in groups of enough rewards, and leaves out smaller ones (RLOO-N).
+
+  Args:
+    min_valid: Smallest number of valid samples that a group learns from, from 2 to G. The baseline
+      of a smaller group is left out as too noisy.
+  """
+  return Credit(adv.leave_one_out_advantages(_penalised(evidence), group_size, valid=evidence.valid, min_valid=min_valid))
+
+
 def _maxrl(evidence, group_size):
+  """Divides each reward's distance from the mean of its prompt by that mean (MaxRL)."""
   return Credit(adv.maxrl_advantages(evidence.rewards, group_size, valid=evidence.valid))
 
 
 def _opo(evidence, group_size):
+  """Compares each reward with the mean of its prompt, weighted by length (OPO)."""
   lengths = jnp.sum(evidence.mask > 0, axis=1)
   return Credit(adv.opo_advantages(_penalised(evidence), lengths, group_size, valid=evidence.valid))
 
 
 def _otb(evidence, group_size):
+  """Compares the reward, at each token, with a mean weighted by the gradients so far (OTB)."""
   norms = jnp.ones_like(evidence.mask) if evidence.old_score_norm is None else evidence.old_score_norm
   return Credit(adv.otb_advantages(evidence.rewards, norms, evidence.mask, group_size, valid=evidence.valid))
 
 
 def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
-  """Gives the reward of the best of k.
+  """Credits each sample with what it adds to the best of k (Pass@k Training).
 
   Args:
     pass_k: Number of samples of which the best one counts, below rollout.group_size.
@@ -179,7 +192,7 @@ def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
 
 
 def _per_reward(evidence, group_size, *, normalize_std):
-  """Normalises each reward by itself.
+  """Normalises each of several rewards by itself, and adds them by their weights (GDPO).
 
   Args:
     normalize_std: Whether to divide each reward by its group's standard deviation.
@@ -194,7 +207,7 @@ def _of_steps(evidence: Evidence) -> tuple[Array, Array, Array]:
 
 
 def _steps(evidence, group_size, *, normalize_std):
-  """Gives each token the rewards of the steps that have not ended yet.
+  """Gives each token the rewards of the steps that have not ended yet (process supervision).
 
   Args:
     normalize_std: Whether to divide by the standard deviation of the group's steps.
@@ -203,7 +216,7 @@ def _steps(evidence, group_size, *, normalize_std):
 
 
 def _gigpo(evidence, group_size, *, episode_weight, step_weight, gamma, normalize_std):
-  """Compares responses of a prompt, and their steps that began in the same state.
+  """Compares responses of a prompt, and their steps that began in the same state (GiGPO).
 
   Args:
     episode_weight: Weight of the response's advantage.
@@ -218,7 +231,7 @@ def _gigpo(evidence, group_size, *, episode_weight, step_weight, gamma, normaliz
 
 
 def _hierarchical(evidence, group_size, *, challenge):
-  """Compares proposals from one source, and the attempts at one proposed problem.
+  """Compares proposals from one source, and attempts at one proposed problem (hierarchical GRPO).
 
   Args:
     challenge: Reward of a proposal that half of the attempts solve.
@@ -233,7 +246,7 @@ def _state_metrics(evidence: Evidence) -> dict[str, Array]:
 
 
 def _gtpo(evidence, group_size, *, entropy_share, right_above):
-  """Shapes the outcome by the entropies of the tokens.
+  """Favours uncertain tokens of right responses, and punishes certain ones of wrong ones (GTPO).
 
   Args:
     entropy_share: Weight of the entropy in the rewards of tokens, beside 1 for the outcome.
@@ -244,7 +257,7 @@ def _gtpo(evidence, group_size, *, entropy_share, right_above):
 
 
 def _rae(evidence, group_size, *, num_roles, decay, zero_sum):
-  """Compares the rewards of turns with a running mean of their role.
+  """Compares the rewards of turns with a running mean of their role (RAE, for self-play).
 
   Args:
     num_roles: Roles that take turns in a conversation; turn k is played by role k mod num_roles.
@@ -258,7 +271,7 @@ def _rae(evidence, group_size, *, num_roles, decay, zero_sum):
 
 
 def _spo(evidence, group_size, *, half_drift, memory_low, memory_high):
-  """Compares single responses with a belief of their prompt's pass rate.
+  """Compares single responses with a belief of their prompt's pass rate, and whitens (SPO).
 
   Args:
     half_drift: Drift of the policy, in nats per token, that halves the memory of the belief.
@@ -274,7 +287,7 @@ def _spo(evidence, group_size, *, half_drift, memory_low, memory_high):
 
 
 def _returns(evidence, group_size, *, gamma):
-  """Gives each token the rewards from it on.
+  """Gives each token the rewards from it on (with `whiten`, those of REINFORCE++).
 
   Args:
     gamma: Discount per token.
@@ -284,7 +297,7 @@ def _returns(evidence, group_size, *, gamma):
 
 
 def _gae(evidence, group_size, *, gamma, lam, critic_lam, length_alpha):
-  """Compares rewards with a critic's values.
+  """Compares rewards with a critic's values (GAE for PPO; VAPO with `length_alpha`).
 
   Args:
     gamma: Discount per token.
@@ -301,52 +314,36 @@ def _gae(evidence, group_size, *, gamma, lam, critic_lam, length_alpha):
 
 
 ESTIMATORS = {
-  # GRPO, DAPO, GSPO, SAPO; Dr. GRPO without the standard deviation.
   "group": Estimator(_of_samples(adv.group_advantages), {"normalize_std": True}),
-  # RLOO.
   "leave_one_out": Estimator(_of_samples(adv.leave_one_out_advantages), {}),
-  # RLOO-N: a group of fewer rewards is left out.
-  "rloo_n": Estimator(_of_samples(adv.leave_one_out_advantages), {"min_valid": 3}),
-  # MaxRL: relative to the group's mean. A divergence would make rewards of 0 negative.
+  "rloo_n": Estimator(_rloo_n, {"min_valid": 3}),
+  # A divergence would make rewards of 0 negative.
   "maxrl": Estimator(_maxrl, {}, takes_kl=False, from_zero=True),
-  # Lite PPO, ScaleRL: the group's mean, the batch's standard deviation.
   "batch_scaled": Estimator(_of_samples(adv.batch_scaled_advantages), {}),
-  # OPO: the group's mean, weighted by length.
   "opo": Estimator(_opo, {}),
-  # OTB: at each token the group's mean, weighted by the gradients so far.
   "otb": Estimator(_otb, {}, frozenset({"old_score_norm"}), takes_kl=False),
-  # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
-  # GDPO: each reward is normalised separately.
   "per_reward": Estimator(_per_reward, {"normalize_std": True}, takes_kl=False),
-  # GRPO with process supervision: the rewards of the steps that have not ended yet.
   "steps": Estimator(_steps, {"normalize_std": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False, whole_groups=True),
-  # GiGPO: responses of a prompt, and their steps that began in the same state.
   "gigpo": Estimator(
     _gigpo, {"episode_weight": 1.0, "step_weight": 1.0, "gamma": 0.95, "normalize_std": True},
     frozenset({"step_rewards", "step_ends", "step_states"}), takes_kl=False,
   ),
-  # Hierarchical GRPO, for self-play: proposals from one source, attempts at one proposed problem.
   "hierarchical": Estimator(
     _hierarchical, {"challenge": 1.0}, frozenset({"step_rewards", "step_ends", "step_states"}), takes_kl=False,
   ),
-  # GTPO: tokens of right responses by their entropy, those of wrong ones by its inverse.
   "gtpo": Estimator(
     _gtpo, {"entropy_share": 0.1, "right_above": 0.5}, frozenset({"old_entropy"}), takes_kl=False, compares_groups=False
   ),
-  # RAE, for self-play: the turns' rewards against a running mean of their role.
   "rae": Estimator(
     _rae, {"num_roles": 2, "decay": 0.95, "zero_sum": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False,
     compares_groups=False,
   ),
-  # SPO, for single responses: the reward against a running belief of the prompt's pass rate.
   "spo": Estimator(
     _spo, {"half_drift": 0.06, "memory_low": 0.875, "memory_high": 0.96}, frozenset({"beliefs", "drift"}), takes_kl=False,
     compares_groups=False,
   ),
-  # REINFORCE++, with `whiten`.
   "returns": Estimator(_returns, {"gamma": 1.0}, compares_groups=False),
-  # PPO; VAPO with `length_alpha`, which then replaces `lam`.
   "gae": Estimator(_gae, {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None}, frozenset({"values"}), compares_groups=False),
 }
 """Estimators by name."""

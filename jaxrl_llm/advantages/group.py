@@ -54,7 +54,7 @@ def group_advantages(
   unbiased: bool = True,
   valid: ArrayLike | None = None,
 ) -> Float[Array, " N"]:
-  """Returns how much better each sample did than the others drawn for its prompt.
+  """Returns how much better each sample did than the others drawn for its prompt (GRPO).
 
   A_i = (R_i − mean R) / (std R + eps), over the G consecutive samples of one prompt
 
@@ -84,7 +84,7 @@ def group_advantages(
 
   References:
     DeepSeekMath (GRPO), arXiv:2402.03300, 2024; without the standard deviation: Dr. GRPO,
-    arXiv:2503.20783, 2025.
+      arXiv:2503.20783, 2025.
 
   Note:
     The paper does not say which standard deviation it uses. The unbiased one is the default because
@@ -103,7 +103,7 @@ def group_advantages(
 def leave_one_out_advantages(
   rewards: ArrayLike, group_size: int, *, valid: ArrayLike | None = None, min_valid: int = 2
 ) -> Float[Array, " N"]:
-  """Returns each reward minus the mean reward of the other samples of its prompt.
+  """Returns each reward minus the mean reward of the other samples of its prompt (RLOO).
 
   A_i = R_i − Σ_{j≠i} R_j / (G − 1) = G/(G − 1)·(R_i − mean R)
 
@@ -130,7 +130,7 @@ def leave_one_out_advantages(
 
   References:
     Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback (RLOO),
-    arXiv:2402.14740, 2024.
+      arXiv:2402.14740, 2024.
   """
   whole_number("group_size", group_size, low=2, because=", because a group of one has no others")
   whole_number("min_valid", min_valid, low=2, high=group_size)

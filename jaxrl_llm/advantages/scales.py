@@ -55,7 +55,7 @@ def maxrl_advantages(rewards: ArrayLike, group_size: int, *, valid: ArrayLike | 
 def batch_scaled_advantages(
   rewards: ArrayLike, group_size: int, *, eps: float = 1e-6, valid: ArrayLike | None = None
 ) -> Float[Array, " N"]:
-  """Returns group-centred rewards, divided by their standard deviation over the whole batch.
+  """Returns group-centred rewards, divided by the standard deviation of the batch (ScaleRL).
 
   A_i = D_i / (std D + eps),  D_i = R_i − mean R of its prompt;  the deviation is over all N samples
 

@@ -65,7 +65,7 @@ def gigpo_advantages(
 
   References:
     Group-in-Group Policy Optimization for LLM Agent Training (GiGPO), arXiv:2505.10978, 2025, eqs.
-    3 to 8.
+      3 to 8.
 
   Note:
     The paper's code by default compares a response once per step that it has, so that long ones

@@ -169,7 +169,7 @@ def generalized_advantages(
 
   References:
     High-Dimensional Continuous Control Using Generalized Advantage Estimation, arXiv:1506.02438,
-    2015, eq. 16.
+      2015, eq. 16.
 
   Note:
     The advantages are not whitened. Compose with `whiten` if needed.
@@ -226,7 +226,7 @@ def length_adaptive_lambda(mask: ArrayLike, *, alpha: float = 0.05) -> Float[Arr
 
   References:
     VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks,
-    arXiv:2504.05118, 2025.
+      arXiv:2504.05118, 2025.
   """
   if not alpha > 0:
     raise ValueError(f"alpha: found {alpha!r}, expected a number > 0")

@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.score_gates import capped_weight
 
 @algorithm(weights="token_mean", settings_of=capped_weight)
 def cispo(*, clip_high: float = 4.0, clip_low: float = 1.0) -> Slots:
-  """Builds the CISPO objective (clipped importance-sampling policy optimisation).
+  """Builds the CISPO objective (clipped importance-sampling policy optimisation), a capped weight.
 
   J = (1/Σ|y|) Σ_t sg[clip(r_t, 1 − clip_low, 1 + clip_high)]·A_t·log π_t
 

@@ -16,10 +16,12 @@ def clip_cov(
   cov_low: float = 1.0,
   cov_high: float = 5.0,
 ) -> Slots:
-  """Builds the Clip-Cov objective, which detaches a few tokens that lower the entropy most.
+  """Builds the Clip-Cov objective, a hard clip that detaches a few tokens of large covariance.
 
   J = (1/Σ|y|) Σ_t min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t) over tokens not selected
   selected: ⌊cov_share·Σ|y|⌋ random tokens with cov_low ≤ cov_t ≤ cov_high  (see `selections`)
+
+  Tokens of large covariance of log-probability and advantage lower the entropy most.
 
   Args:
     cov_share: Share of the batch's tokens that are detached, at least one.

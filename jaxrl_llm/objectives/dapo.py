@@ -7,12 +7,12 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="token_mean", settings_of=hard_clip)
 def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = None) -> Slots:
-  """Builds the DAPO objective, with a decoupled clip.
+  """Builds the DAPO objective, a hard clip that is wider above 1 than below.
 
   J = (1/Σ|y|) Σ_i Σ_t min(r_t·A_i, clip(r_t, 1 − clip_low, 1 + clip_high)·A_i)
 
-  The clip leaves more room upwards, so that rare tokens can grow. Every token of the batch has the
-  same weight.
+  The decoupled clip leaves more room upwards, so that rare tokens can grow. Every token of the
+  batch has the same weight.
 
   Example:
     >>> dapo(max_tokens=512)

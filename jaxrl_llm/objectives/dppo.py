@@ -8,12 +8,12 @@ from jaxrl_llm.objectives.score_gates import divergence_ball
 
 
 def dppo(divergence: str, *, delta_low: float = 0.15, delta_high: float = 0.15, ratio_cap: float = 20.0, anchor: str = "sampler") -> Slots:
-  """Builds a DPPO objective (divergence proximal policy optimisation).
+  """Builds a DPPO objective: a ball of total variation (`dppo_tv`) or KL divergence (`dppo_kl`).
 
   J = (1/Σ|y|) Σ_t sg[min(r_t, ratio_cap)·keep_t]·A_t·log π_t
   D of "this token or another": |π − μ| for `dppo_tv`, KL(μ‖π) in nats for `dppo_kl`
 
-  The trust region bounds a divergence at the sampled token.
+  Divergence proximal policy optimisation bounds a divergence at the sampled token.
 
   Args:
     anchor: Policy that the divergence is measured from: "sampler" for the one that drew the tokens,

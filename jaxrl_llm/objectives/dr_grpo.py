@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="constant", max_tokens=3000, settings_of=hard_clip)
 def dr_grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
-  """Builds the Dr. GRPO objective: GRPO without its length bias.
+  """Builds the Dr. GRPO objective: GRPO's hard clip without its length bias.
 
   J = (1/N) Σ_i (1/max_tokens) Σ_t min(r_t·A_i, clip(r_t, 1 − clip_low, 1 + clip_high)·A_i)
 

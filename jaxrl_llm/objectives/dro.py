@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.score_gates import quadratic_pull
 
 @algorithm(weights="sequence_sum", settings_of=quadratic_pull)
 def dro(*, pull: float = 0.05) -> Slots:
-  """Builds the DRO objective, which has no importance weight and no clip.
+  """Builds the DRO objective: a quadratic pull to the old policy, no weight and no clip.
 
   J = (1/N) Σ_i Σ_t [A_t·log π(y_t) − (pull/2)·(log π(y_t) − log π_old(y_t))²]
 

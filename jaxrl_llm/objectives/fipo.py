@@ -15,12 +15,13 @@ def fipo(
   future_cap: float = 0.2,
   safe_ratio: float = 4.0,
 ) -> Slots:
-  """Builds the FIPO objective, which credits tokens with where the policy moves after them.
+  """Builds the FIPO objective, a hard clip weighed by the log-ratios still to come.
 
   J = (1/Σ|y|) Σ_t sg[w_t]·min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t)
   w_t = clip(e^{F_t}, 1, 1 + future_cap),  F_t = Σ_{j≥t} γ^(j−t)·log r_j,  γ = 2^(−1/half_life)
 
-  A token with r > dual_clip adds nothing to F, and w = 1 if A < 0 and r > safe_ratio.
+  It credits tokens with where the policy moves after them. A token with r > dual_clip adds nothing
+  to F, and w = 1 if A < 0 and r > safe_ratio.
 
   Example:
     >>> sorted(fipo(future_cap=0.1).needs)

@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="sequence_mean", settings_of=geometric_clip)
 def gmpo(*, log_clip_low: float = 0.4, log_clip_high: float = 0.4) -> Slots:
-  """Builds the GMPO objective (geometric-mean policy optimisation).
+  """Builds the GMPO objective (geometric-mean policy optimisation), a clip of log-ratios.
 
   J = (1/N) Σ_i g_i·A_i,  log g_i = (1/|y_i|) Σ_t z̃_t
   z̃ = min(log r, log_clip_high) if A > 0, max(log r, −log_clip_low) if A < 0

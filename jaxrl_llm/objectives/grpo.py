@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="sequence_mean", kl_coef=0.04, settings_of=hard_clip)
 def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
-  """Builds the GRPO objective (group relative policy optimisation).
+  """Builds the GRPO objective (group relative policy optimisation), a hard clip and a KL penalty.
 
   J = (1/N) Σ_i (1/|y_i|) Σ_t [ min(r_t·A_i, clip(r_t, 1 − clip_low, 1 + clip_high)·A_i)
                              − kl_coef·k3_t ]

@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import sequence_ratio
 
 @algorithm(weights="sequence_mean", settings_of=hard_clip)
 def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Slots:
-  """Builds the GSPO objective (group sequence policy optimisation).
+  """Builds the GSPO objective (group sequence policy optimisation), a hard clip of responses.
 
   J = (1/N) Σ_i min(s_i·A_i, clip(s_i, 1 − clip_low, 1 + clip_high)·A_i)
   log s_i = (1/|y_i|) Σ_t log r_t

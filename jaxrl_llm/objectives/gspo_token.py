@@ -7,12 +7,12 @@ from jaxrl_llm.objectives.ratios import sequence_ratio_token_gradient
 
 @algorithm(weights="sequence_mean", settings_of=hard_clip)
 def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Slots:
-  """Builds the GSPO-token objective, for advantages that differ between the tokens of a response.
+  """Builds the GSPO-token objective: GSPO's hard clip with a gradient for each token alone.
 
   J = (1/N) Σ_i (1/|y_i|) Σ_t min(s_t·A_t, clip(s_t, 1 − clip_low, 1 + clip_high)·A_t)
   s_t = sg[s_i]·π(y_t)/sg[π(y_t)]
 
-  It equals GSPO if the advantages do not differ.
+  It is for advantages that differ between the tokens of a response, and equals GSPO if they do not.
 
   Example:
     >>> sorted(gspo_token(clip_low=3e-3, clip_high=4e-3).needs)

@@ -8,10 +8,12 @@ from jaxrl_llm.objectives.selections import largest_covariances
 
 @algorithm(weights="token_mean", settings_of=pulled_selected)
 def kl_cov(*, cov_kl_coef: float = 1.0, cov_share: float = 2e-4) -> Slots:
-  """Builds the KL-Cov objective, which holds the tokens that lower the entropy most.
+  """Builds the KL-Cov objective: a pull on a few tokens of the largest covariance, no clip.
 
   J = (1/Σ|y|) Σ_t [r_t·A_t − cov_kl_coef·|log r_t| if selected]
   selected: the ⌊cov_share·Σ|y|⌋ tokens with the largest covariance  (see `selections`)
+
+  Tokens of large covariance of log-probability and advantage lower the entropy most.
 
   Args:
     cov_share: Share of the batch's tokens that are held, at least one.

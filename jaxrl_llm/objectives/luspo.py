@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import sequence_ratio
 
 @algorithm(weights="sequence_sum", settings_of=hard_clip)
 def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3, dual_clip: float | None = None) -> Slots:
-  """Builds the LUSPO objective (length-unbiased sequence policy optimisation).
+  """Builds the LUSPO objective (length-unbiased sequence policy optimisation), a hard clip.
 
   J = (1/N) Σ_i |y_i|·min(s_i·A_i, clip(s_i, 1 − clip_low, 1 + clip_high)·A_i)
   log s_i = (1/|y_i|) Σ_t log r_t

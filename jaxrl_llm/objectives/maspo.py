@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="token_mean", settings_of=gaussian_gate)
 def maspo(*, sigma: float = 1.0, alpha: float = 0.3, beta: float = 0.03) -> Slots:
-  """Builds the MASPO objective, which fades out tokens that overshoot.
+  """Builds the MASPO objective, a Gaussian that fades out tokens that overshoot.
 
   J = (1/Σ|y|) Σ_t sg[w_t]·r_t·A_t
   w = exp(−(r − 1)²/(2s²)) if A·(r − 1) > 0, else 1  (see `gates.gaussian_gate`)

@@ -10,12 +10,13 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="sequence_sum", settings_of=hard_clip)
 def minirl(*, clip_low: float = 0.2, clip_high: float = 0.27, dual_clip: float | None = None, tis_cap: float = 5.0) -> Slots:
-  """Builds the MiniRL objective, a first-order approximation of the sequence-level objective.
+  """Builds the MiniRL objective, a hard clip weighed by the mismatch of learner and sampler.
 
   J = (1/N) Σ_i Σ_t min(k_t, tis_cap)·min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t)
   k = π_old/μ
 
-  Token weights account for mismatch and staleness, without length normalisation.
+  This is a first-order approximation of the sequence-level objective: token weights account for
+  mismatch and staleness, without length normalisation.
 
   Args:
     tis_cap: Largest weight k of a token's mismatch between learner and sampler.

@@ -10,7 +10,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 def ppo(
   *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, value_coef: float = 0.5, value_clip: float | None = 0.2
 ) -> Slots:
-  """Builds the PPO objective (proximal policy optimisation).
+  """Builds the PPO objective (proximal policy optimisation), a hard clip with a critic.
 
   J = (1/Σ|y|) Σ_t [ min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t)
                      − value_coef·(V_t − R̂_t)² ]

@@ -10,7 +10,7 @@ from jaxrl_llm.types import GateContext, TokenTerm
 
 @algorithm(weights="sequence_sum")
 def reinforce() -> Slots:
-  """Builds the REINFORCE objective: the plain policy gradient on data from the current policy.
+  """Builds the REINFORCE objective: the gradient on the current policy's data, without a gate.
 
   J = (1/N) Σ_i Σ_t A_t·log π(y_t)
 

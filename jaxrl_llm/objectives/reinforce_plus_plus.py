@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="token_mean", settings_of=hard_clip)
 def reinforce_plus_plus(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
-  """Builds the REINFORCE++ objective: PPO's clipped surrogate without a critic.
+  """Builds the REINFORCE++ objective: PPO's hard clip without a critic.
 
   J = (1/Σ|y|) Σ_t min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t)
 

@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import product_ratio
 
 @algorithm(weights="sequence_mean", settings_of=hard_clip)
 def rloo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
-  """Builds the RLOO objective (REINFORCE leave-one-out).
+  """Builds the RLOO objective (REINFORCE leave-one-out), a hard clip of responses.
 
   J = (1/N) Σ_i min(ρ_i·A_i, clip(ρ_i, 1 − clip_low, 1 + clip_high)·A_i),  log ρ_i = Σ_t log r_t
 

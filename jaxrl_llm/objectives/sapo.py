@@ -7,7 +7,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="sequence_mean", settings_of=soft_gate)
 def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Slots:
-  """Builds the SAPO objective (soft adaptive policy optimisation).
+  """Builds the SAPO objective (soft adaptive policy optimisation), a smooth gate and no clip.
 
   J = (1/N) Σ_i (1/|y_i|) Σ_t (4/τ)·σ(τ(r_t − 1))·A_i,  τ = tau_pos if A > 0, else tau_neg
 

@@ -7,13 +7,13 @@ from jaxrl_llm.objectives.score_gates import tapered_weight
 
 @algorithm(weights="sequence_sum", settings_of=tapered_weight)
 def topr(*, ratio_cap: float = 1.0, anchor: str = "sampler") -> Slots:
-  """Builds the TOPR objective (tapered off-policy REINFORCE), for data of any age.
+  """Builds the TOPR objective (tapered off-policy REINFORCE), a weight capped if A < 0.
 
   J = (1/N) Σ_i Σ_t sg[C_i]·A·log π_t
   C = 1 if A ≥ 0, else min(ρ, ratio_cap),  ρ = Π_t π/π_anchor
 
-  Good responses are imitated however unlikely they have become. Bad ones are pushed down only as
-  long as the policy still writes them, which bounds the loss.
+  It is made for data of any age. Good responses are imitated however unlikely they have become. Bad
+  ones are pushed down only as long as the policy still writes them, which bounds the loss.
 
   Args:
     anchor: Policy that the ratio compares with: "sampler" for the one that drew the tokens, "old"

@@ -7,11 +7,12 @@ from jaxrl_llm.objectives.score_gates import gamma_weight
 
 @algorithm(weights="token_mean", settings_of=gamma_weight)
 def vespo(*, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0) -> Slots:
-  """Builds the VESPO objective (variational sequence-level soft policy optimisation).
+  """Builds the VESPO objective, a gamma weight of each response.
 
   J = (1/Σ|y|) Σ_i Σ_t sg[φ(ρ_i)]·A_t·log π_t,  φ(ρ) = ρ^k·e^{λ(1 − ρ)},  log ρ_i = Σ_t log r_t
 
-  Each response is weighed by a smooth function of its true importance weight.
+  Variational sequence-level soft policy optimisation weighs each response by a smooth function of
+  its true importance weight.
 
   Example:
     >>> sorted(vespo().needs)
