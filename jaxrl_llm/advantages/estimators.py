@@ -44,6 +44,8 @@ class Evidence(NamedTuple):
     old_score_norm: Squared norm of the gradient of each token's log-probability in the logits of
       the policy that drew it; None if the estimator does not read it, or to count tokens alike, by
       which a group of equal rewards is told from others before the learner's pass.
+    importance: Weight of each token's policy term for the mismatch of learner and sampler; None if
+      nothing corrects it, or if the estimator does not read it.
     role_baselines: Baseline of each role before this batch; None if the estimator has no roles.
     beliefs: Belief in the pass rate of each sequence's prompt before this batch: the parameters of
       a Beta distribution; None if the estimator has none, or for the first ones.
@@ -64,6 +66,7 @@ class Evidence(NamedTuple):
   step_ends: Bool[Array, "N R"] | None = None
   old_entropy: Float[Array, "N R"] | None = None
   old_score_norm: Float[Array, "N R"] | None = None
+  importance: Float[Array, "N R"] | None = None
   role_baselines: Float[Array, " P"] | None = None
   beliefs: Float[Array, "N 2"] | None = None
   drift: Float[Array, " N"] | None = None
@@ -161,6 +164,7 @@ def _opo(evidence, group_size):
 
 def _otb(evidence, group_size):
   norms = jnp.ones_like(evidence.mask) if evidence.old_score_norm is None else evidence.old_score_norm
+  norms = norms if evidence.importance is None else norms * jnp.square(evidence.importance)
   return Credit(adv.otb_advantages(evidence.rewards, norms, evidence.mask, group_size, valid=evidence.valid))
 
 
@@ -280,7 +284,7 @@ ESTIMATORS = {
   # OPO: the group's mean, weighted by length.
   "opo": Estimator(_opo, {}),
   # OTB: at each token the group's mean, weighted by the gradients so far.
-  "otb": Estimator(_otb, {}, frozenset({"old_score_norm"}), takes_kl=False),
+  "otb": Estimator(_otb, {}, frozenset({"old_score_norm", "importance"}), takes_kl=False),
   # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
   # GDPO: each reward is normalised separately.

@@ -47,7 +47,8 @@ def test_every_estimator_has_cases_and_its_defaults_written_down():
     # A default that no case changes could be ignored unnoticed.
     assert {key for case in entry["cases"] for key in case["settings"]} == set(entry["defaults"]), name
     read = {field for case in entry["cases"] for field in case["reads"]}
-    assert estimator.needs == read & {"values", "step_rewards", "step_ends", "old_entropy", "old_score_norm", "beliefs", "drift"}, name
+    optional = {"values", "step_rewards", "step_ends", "old_entropy", "old_score_norm", "importance", "beliefs", "drift"}
+    assert estimator.needs == read & optional, name
     assert estimator.takes_kl == ("kl" in read), name
     assert ("role_baselines" in read) == ("num_roles" in estimator.defaults), name
 
