@@ -35,9 +35,11 @@ from jaxrl_llm.advantages import (
   role_advantages,
   whiten,
 )
+from jaxrl_llm.advantages.estimators import Credit, Evidence, make_credit
 from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, Model, ModelConfig, lower_precision, make_model, preset
+from jaxrl_llm.objectives.corrected import corrected, parse_term
 from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, Rollouts, TrainBatch, TrainState
 
 WARM_CHECK = 50  # Imitation steps between two measurements of the accuracy.
@@ -49,10 +51,11 @@ ADVANTAGES: dict[str, Callable] = {
   "maxrl": maxrl_advantages,
   "whitened": lambda rewards, group_size: whiten(leave_one_out_advantages(rewards, group_size), np.ones(len(rewards))),
 }
-"""Estimators `(rewards, group size) -> advantages`, by name.
+"""Functions `(rewards, group size) -> advantages`, by name.
 
 Two more are no function of these: "gtpo" also reads the entropies of π_old, and "rae" carries a
-running mean of the rewards from batch to batch (`credit`).
+running mean of the rewards from batch to batch (`credit`). Any other name is an estimator of the
+package or of another module.
 """
 
 
@@ -112,7 +115,8 @@ class Arm(NamedTuple):
   Attributes:
     objective: Key of `objectives.OBJECTIVES`.
     settings: Settings of the objective, as pairs, so that an arm can be hashed.
-    advantages: Key of `ADVANTAGES`, "gtpo" or "rae".
+    advantages: Key of `ADVANTAGES`, "gtpo", "rae", or an estimator with its settings, as in
+      "my_module:mine:scale=2", that reads rewards and masks alone.
     per_rollout: Number of updates per rollout batch, which has as many mini-batches.
     learning_rate: Learning rate of Adam.
     dtype: Dtype in which the sampler computes; "float8" computes in float32 with weights rounded to
@@ -120,7 +124,7 @@ class Arm(NamedTuple):
     temperature: Temperature at which the sampler draws; the learner's is 1.
     recompute: Whether the old log-probabilities are the learner's own instead of those that the
       sampler reports.
-    correction: Key of `CORRECTIONS`.
+    correction: Key of `CORRECTIONS`, or a correction with its settings, as in "tis:cap=3.0".
     model: One of `MODELS`.
     replay: Routes that updates follow: "none" for those of the router, or "R2" for the experts that
       the learner's router chose at π_old. "R2" needs a mixture of experts and `recompute`.
@@ -221,8 +225,8 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
 
   @functools.cache
   def step(name: str, settings: tuple, correction: str, frozen: str = "") -> Callable:
-    objective = CORRECTIONS[correction](objectives.make(name, **dict(settings)))
-
+    objective = objectives.make(name, **dict(settings))
+    objective = CORRECTIONS[correction](objective) if correction in CORRECTIONS else corrected(objective, [correction])
     train_step = make_train_step(outputs_fn, objective, make_chain(frozen), learning_rate=lambda count: 0.0)
 
     @jax.jit
@@ -384,4 +388,13 @@ def credit(arm: Arm, rewards: np.ndarray, batch: TrainBatch, group_size: int, ba
     return np.asarray(advantages, np.float32), float(after[0])
   if arm.advantages == "gtpo":
     return np.asarray(gtpo_advantages(rewards, batch.old_entropy, batch.mask, group_size), np.float32), baseline
+  if arm.advantages not in ADVANTAGES:
+    evidence = Evidence(rewards, rewards[None], batch.mask)
+    return np.asarray(_estimator(arm.advantages, group_size)(evidence).advantages, np.float32), baseline
   return np.asarray(ADVANTAGES[arm.advantages](rewards, group_size), np.float32)[:, None] * batch.mask, baseline
+
+
+@functools.cache
+def _estimator(text: str, group_size: int) -> Callable[[Evidence], Credit]:
+  name, settings = parse_term(text)
+  return make_credit(name, group_size, **settings)

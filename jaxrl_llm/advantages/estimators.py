@@ -47,6 +47,8 @@ class Evidence(NamedTuple):
     old_score_norm: Squared norm of the gradient of each token's log-probability in the logits of
       the policy that drew it; None if the estimator does not read it, or to count tokens alike, by
       which a group of equal rewards is told from others before the learner's pass.
+    importance: Weight of each token's policy term for the mismatch of learner and sampler; None if
+      nothing corrects it, or if the estimator does not read it.
     role_baselines: Baseline of each role before this batch; None if the estimator has no roles.
     beliefs: Belief in the pass rate of each sequence's prompt before this batch: the parameters of
       a Beta distribution; None if the estimator has none, or for the first ones.
@@ -68,6 +70,7 @@ class Evidence(NamedTuple):
   step_states: Int[Array, "N R"] | None = None
   old_entropy: Float[Array, "N R"] | None = None
   old_score_norm: Float[Array, "N R"] | None = None
+  importance: Float[Array, "N R"] | None = None
   role_baselines: Float[Array, " P"] | None = None
   beliefs: Float[Array, "N 2"] | None = None
   drift: Float[Array, " N"] | None = None
@@ -178,6 +181,7 @@ def _opo(evidence, group_size):
 def _otb(evidence, group_size):
   """Compares the reward, at each token, with a mean weighted by the gradients so far (OTB)."""
   norms = jnp.ones_like(evidence.mask) if evidence.old_score_norm is None else evidence.old_score_norm
+  norms = norms if evidence.importance is None else norms * jnp.square(evidence.importance)
   return Credit(adv.otb_advantages(evidence.rewards, norms, evidence.mask, group_size, valid=evidence.valid))
 
 
@@ -321,7 +325,7 @@ ESTIMATORS = {
   "maxrl": Estimator(_maxrl, {}, takes_kl=False, from_zero=True),
   "batch_scaled": Estimator(_of_samples(adv.batch_scaled_advantages), {}),
   "opo": Estimator(_opo, {}),
-  "otb": Estimator(_otb, {}, frozenset({"old_score_norm"}), takes_kl=False),
+  "otb": Estimator(_otb, {}, frozenset({"old_score_norm", "importance"}), takes_kl=False),
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
   "per_reward": Estimator(_per_reward, {"normalize_std": True}, takes_kl=False),
   "steps": Estimator(_steps, {"normalize_std": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False, whole_groups=True),

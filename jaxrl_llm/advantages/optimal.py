@@ -66,7 +66,8 @@ def otb_advantages(
 
   Args:
     rewards: Reward of each sample, [N]. The samples of one prompt are consecutive.
-    score_norms: Squared norm of the gradient of each token's log-probability, [N, R].
+    score_norms: Squared norm of the gradient of each token's log-probability, [N, R]; times k² if a
+      correction weighs the token by k.
     mask: 1 if a token counts, [N, R]. The t of the equation runs over counted tokens only.
     group_size: Number of samples per prompt, G.
     valid: True for a sample that has a reward, [N], as in `group_advantages`. None if all are
@@ -89,8 +90,8 @@ def otb_advantages(
 
   Note:
     Nothing is added to the denominator; where it is 0, so are the advantages, because no token has
-    a gradient. verl adds 1e-8, subtracts nothing behind the end of the second longest sample of a
-    prompt, and multiplies the W of a token by the square of a correction's weight.
+    a gradient. verl adds 1e-8, and subtracts nothing behind the end of the second longest sample of
+    a prompt.
   """
   norms = real("score_norms", score_norms, shape="[N, R]", ndim=2)
   counted = counted_tokens(mask, "score_norms", norms)

@@ -238,6 +238,10 @@ REFUSALS: tuple[Refusal, ...] = (
     "at most advantage.memory_high, the largest share of a belief that is kept"),
   Refusal("correction.terms", lambda c, x: _interpolates(c) and x.selects_by_mismatch,
     "no m2po with learner.old_logprobs='interpolated': it selects by the mismatch before the first update, which is then unknown"),
+  Refusal("advantage.estimator",
+    lambda c, x: _interpolates(c) and "importance" in x.estimator.needs and any(term.weighs for term in x.corrections),
+    "another one, or learner.old_logprobs='learner', because this estimator reads the weights of the correction before the first update, "
+    "when the interpolated policy is not known"),
   Refusal("advantage.pass_k", lambda c, x: (x.settings.get("pass_k") or 0) >= c.rollout.group_size,
     "less than rollout.group_size (None is 2): there is one best of all samples, and every advantage would be 0"),
   Refusal("advantage.decay", lambda c, x: x.settings.get("decay") == 0,

@@ -4,15 +4,20 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
 from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.objectives.corrections import CORRECTIONS
 from jaxrl_llm.objectives.mismatch import LEVELS, MISMATCH
 from jaxrl_llm.objectives.rejections import MISMATCH_ESTIMATORS, OVER
 from jaxrl_llm.objectives.settings import is_finite, is_number, one_of
+from jaxrl_llm.segments import token_mean
 from jaxrl_llm.settings import import_path
 from jaxrl_llm.settings.signature import Setting, settings_of, unread
 from jaxrl_llm.settings.values import holds
-from jaxrl_llm.types import Objective
+from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
 
 _CAP = {"cap": (lambda x: is_number(x) and x >= 1, "a number >= 1, so that k = 1 keeps its weight"), "level": one_of(LEVELS)}
 _BAND = {
@@ -159,6 +164,35 @@ def read_terms(objective: Objective, texts: Sequence[str]) -> list[Term]:
   if problems := _conflicts(objective, terms):
     raise ValueError("; ".join(problems))
   return terms
+
+
+def mismatch_weights(terms: Sequence[Term]) -> Callable[..., Float[Array, "N R"]] | None:
+  """Returns a function that computes the weight of each token for the mismatch; None if none does.
+
+  Args:
+    terms: Corrections; see `read_terms`. Those that do not weigh the mismatch are left out.
+
+  Returns:
+    The function `(old_logprobs, sampler_logprobs, mask) -> weights`, for one sequence per row.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> weights = mismatch_weights(read_terms(gspo(), ["tis:cap=2.0"]))
+    >>> weights(jnp.log(jnp.array([[0.5, 0.9]])), jnp.log(jnp.array([[1.0, 0.1]])), jnp.ones((1, 2))).tolist()
+    [[0.5, 2.0]]
+  """
+  weighing = [term for term in terms if term.weighs]
+  if not weighing:
+    return None
+  weight_itself = Objective(token_mean, lambda outputs, batch: (batch.importance, {}), correctable=True)
+  token_loss = weighing[0].wrap(weight_itself).token_loss  # `read_terms` allows one.
+
+  def weights(old_logprobs: ArrayLike, sampler_logprobs: ArrayLike, mask: ArrayLike) -> Float[Array, "N R"]:
+    old, sampled, mask = map(jnp.asarray, (old_logprobs, sampler_logprobs, mask))
+    ones = jnp.ones(mask.shape, int)
+    return token_loss(PolicyOutputs(old), TrainBatch(ones, ones, ones, mask, jnp.zeros_like(mask), old, sampled))[0]
+
+  return weights
 
 
 def _problems(text: str, name: str, settings: Mapping[str, Any]) -> list[str]:

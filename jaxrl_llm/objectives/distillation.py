@@ -110,7 +110,9 @@ def scaled_by_teacher(gap: Float[Array, "B T"], batch: TrainBatch, *, coef: floa
     Self-Distilled RLVR (RLSD), arXiv:2604.03128, 2026.
 
   Note:
-    The paper warms λ up and lets it decay; here it is constant.
+    The paper warms λ up and lets it decay; here it is constant, because only learning rates follow
+    a schedule (the coefficients of divergence and entropy adapt to a target), and rules of advice
+    have no settings of their own that could hold its steps.
   """
   counted = batch.mask > 0
   advantages = jnp.where(counted, batch.advantages, 0)

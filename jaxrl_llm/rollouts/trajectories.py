@@ -30,6 +30,7 @@ def evidence(
   values: Sequence[Float[np.ndarray, "..."]] | None = None,
   old_entropy: Sequence[Float[np.ndarray, "..."]] | None = None,
   old_score_norm: Sequence[Float[np.ndarray, "..."]] | None = None,
+  mismatch_weights: Callable[..., Float[Array, "N R"]] | None = None,
 ) -> Evidence:
   """Collects the inputs from which the advantages of a rollout batch are computed.
 
@@ -44,19 +45,23 @@ def evidence(
     kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, if it is part of the reward.
     kl_coef: Penalty per nat of divergence.
     old_logprobs, ref_logprobs: Values of log π_old and log π_ref at each sequence's tokens, prompt
-      included; `kl` requires the latter. Without the former it takes the sampler's, and a sequence
-      in which one of these is not finite has no known reward.
+      included; `kl` requires the latter. Without the former it takes the sampler's.
     values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
     old_entropy: Entropy of the policy at each sequence's tokens, prompt included, if it is read.
     old_score_norm: Squared norm of the gradient of their log-probabilities in the logits, if it is
       read.
+    mismatch_weights: `(old_logprobs, sampler_logprobs, mask) -> weights` of the tokens, if read.
+
+  Note:
+    If the sampler's log-probabilities are read, a sequence in which one of them is not finite has
+    no known reward.
   """
   mask, written, known = batch.rollouts.mask, written_mask(batch.rollouts), batch.graded.valid
   terms = [reward for reward in rewards if not reward.monitors]
   # A weight of 0 in place of a missing part, so that programs are compiled for one number of parts.
   terms = [reward._replace(weight=0.0) if reward.shapes and not shaped else reward for reward in terms]
   sampled = np.where(mask & np.isfinite(batch.rollouts.logprobs), batch.rollouts.logprobs, 0)
-  if kl is not None and old_logprobs is None:
+  if (kl is not None and old_logprobs is None) or mismatch_weights is not None:
     known = known & batch.finite
   inputs = Evidence(
     batch.graded.totals if shaped else batch.graded.verdicts,
@@ -67,10 +72,12 @@ def evidence(
     written=(written & known[:, None]).astype(np.float32),
     kl_coef=np.float32(kl_coef),
   )
+  # The padded layout has a constant shape, so nothing compiles after the first step.
+  old = sampled if old_logprobs is None else _responses(old_logprobs, mask)
   if kl is not None:
-    # The padded layout has a constant shape, so nothing compiles after the first step.
-    old = sampled if old_logprobs is None else _responses(old_logprobs, mask)
     inputs = inputs._replace(kl=np.asarray(kl(old, _responses(ref_logprobs, mask))))
+  if mismatch_weights is not None:
+    inputs = inputs._replace(importance=np.asarray(mismatch_weights(old, sampled, inputs.written)))
   if values is not None:
     inputs = inputs._replace(values=_responses(values, mask))
   if old_entropy is not None:

@@ -76,6 +76,7 @@ def make_inputs(seed: int, rewards: list[float], second: list[float], role_basel
     "beliefs": [[round(0.5 + 4 * uniform(), 3), round(0.5 + 4 * uniform(), 3)] for _ in rewards],
     "old_score_norm": array(lambda: 2 * uniform() * uniform()),
     "drift": [round(0.02 * uniform(), 4) for _ in rewards],
+    "importance": array(lambda: 2 * uniform()),
   }
 
 
@@ -158,5 +159,7 @@ def all_cases(names: list[str]) -> list[tuple[str, str, dict[str, Any], int, lis
     cases += [(name, "right", {}, GROUP_SIZES["right"], [*written, "kl", "kl_coef"])] if name in WITH_KL else []
     cases += [(name, "right", {"whiten": True}, GROUP_SIZES["right"], written)] if name in PER_TOKEN else []
     cases += [(name, batch, {}, GROUP_SIZES[batch], [*of_batch[batch], "weights"]) for batch in of_batch] if name == "per_reward" else []
+    # Weights by which a correction multiplies the gradients of tokens.
+    cases += [(name, batch, {}, GROUP_SIZES[batch], [*of_batch[batch], "importance"]) for batch in of_batch] if name == "otb" else []
     cases += [(name, "graded", {"num_roles": 3}, GROUP_SIZES["graded"], [*reads, "role_baselines"])] if name == "rae" else []
   return cases

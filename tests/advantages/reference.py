@@ -271,10 +271,11 @@ def gtpo(s, x, size):
 def otb(s, x, size):
   """Computes R_i minus the mean of the rewards at the token's place, by squared norms so far."""
   result = {}
+  gradients = lambda i, t: Fraction(x["old_score_norm"][i][t]) * (Fraction(x["importance"][i][t]) ** 2 if "importance" in x else 1)
   for samples in by_prompt(x, size):
     for place in range(len(x["mask"][0])):
       there = {i: counted(x["mask"][i]) for i in samples if len(counted(x["mask"][i])) > place}
-      weights = {i: sum(Fraction(x["old_score_norm"][i][t]) for t in tokens[: place + 1]) for i, tokens in there.items()}
+      weights = {i: sum(gradients(i, t) for t in tokens[: place + 1]) for i, tokens in there.items()}
       baseline = sum(w * Fraction(x["rewards"][i]) for i, w in weights.items()) / (sum(weights.values()) or 1)
       result |= {(i, tokens[place]): float(Fraction(x["rewards"][i]) - baseline) for i, tokens in there.items()}
   return result

@@ -48,7 +48,7 @@ def test_every_estimator_has_cases_and_its_defaults_written_down():
     # A default that no case changes could be ignored unnoticed.
     assert {key for case in entry["cases"] for key in case["settings"]} == set(entry["defaults"]), name
     read = {field for case in entry["cases"] for field in case["reads"]}
-    optional = {"values", "step_rewards", "step_ends", "step_states", "old_entropy", "old_score_norm", "beliefs", "drift"}
+    optional = {"values", "step_rewards", "step_ends", "step_states", "old_entropy", "old_score_norm", "importance", "beliefs", "drift"}
     assert estimator.needs == read & optional, name
     assert estimator.takes_kl == ("kl" in read), name
     assert ("role_baselines" in read) == ("num_roles" in estimator.defaults), name

@@ -41,6 +41,8 @@ CASES = [
   ("gspo", {"advantage.estimator": "rloo_n", "advantage.min_valid": 5}, "advantage.min_valid"),
   ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 5}, "advantage.pass_k"),
   ("gspo", {"advantage.estimator": "spo", "advantage.memory_low": 0.99}, "advantage.memory_low"),
+  ("dapo", {"correction.terms": ("tis",), "learner.old_logprobs": "interpolated", "rollout.staleness": 1, "advantage.estimator": "otb"},
+   "advantage.estimator"),
   ("gspo", {"correction.terms": ("m2po", "tis"), "learner.old_logprobs": "interpolated", "rollout.staleness": 1}, "correction.terms"),
   ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 4}, "advantage.pass_k"),
   ("gspo", {"advantage.estimator": "pass_at_k", "rollout.group_size": 2, "learner.row_buckets": (16,)}, "advantage.pass_k"),

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.objectives import make
 from jaxrl_llm.objectives.base import policy_objective
-from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.objectives.corrected import corrected, mismatch_weights, read_terms
 from jaxrl_llm.objectives.corrections import (
   bypass,
   geometric_rejection,
@@ -670,3 +670,17 @@ def test_a_mismatch_is_never_counted_twice():
   with pytest.raises(ValueError, match="found 'bypass', expected no such term, because the objective never reads the old policy"):
     corrected(anchored, ["bypass"])
   assert corrected(anchored, ["off_policy_mask:delta=0.1", "bypass"]).needs == {"sampler_logprobs"}
+
+
+@pytest.mark.parametrize("term", ["tis:cap=1.5", "mis:cap=1.5", "icepop:low=0.5&high=2.0", "tis:cap=2.0&level=sequence"])
+def test_the_weights_of_a_correction_are_those_that_reach_the_objective(x64, make_batch, term):
+  outputs, batch = as_batch(make_batch(spread=1.0))
+  seen = Objective(token_mean, lambda outputs, batch: (batch.importance, {}), correctable=True)
+  expected, _ = corrected(seen, [term]).token_loss(outputs, batch)
+  own = mismatch_weights(read_terms(gspo(), [term, "off_policy_mask:delta=0.1"]))(batch.old_logprobs, batch.sampler_logprobs, batch.mask)
+  np.testing.assert_allclose(np.where(batch.mask > 0, own, 0), np.where(batch.mask > 0, expected, 0))
+  assert len(np.unique(own)) > 1
+
+
+def test_only_a_correction_that_weighs_the_mismatch_has_weights():
+  assert mismatch_weights([]) is mismatch_weights(read_terms(gspo(), ["geometric_rejection", "off_policy_mask:delta=0.1"])) is None

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.advantages.estimators import ESTIMATORS, make_credit
+from jaxrl_llm.objectives.corrected import mismatch_weights, read_terms
+from jaxrl_llm.objectives.gspo import gspo
 from jaxrl_llm.objectives.penalties import kl_estimate
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.at_random import RANDOM, random_terms, with_draws
@@ -127,6 +129,19 @@ def test_a_response_without_a_reward_is_in_no_statistic(name):
   one, two = (credit_of(name, x, batch=x.batch(own), whiten=True)[0] for x, own in ((case, parts), (other, low)))
   np.testing.assert_array_equal(one.advantages, two.advantages)
   assert not np.any(one.advantages[1])
+
+
+def test_tokens_are_weighed_by_their_mismatch_whether_learned_from_or_not():
+  case = Case(broken=(1,))
+  batch = case.batch()
+  batch = batch._replace(counted=batch_lib.counted(batch, skips_truncated=True, whole_groups=False))
+  weights, old = mismatch_weights(read_terms(gspo(), ["tis:cap=1.1"])), case.outputs("old_logprobs")
+  evidence = trajectories.evidence(batch, rewards=case.terms(), **old, mismatch_weights=weights)
+  of_learner = np.stack([np.pad(x[PROMPT:], (0, SLOTS - len(x) + PROMPT)) for x in old["old_logprobs"]])
+  k = np.minimum(np.exp(of_learner - np.where(evidence.written > 0, batch.rollouts.logprobs, 0)), 1.1)
+  np.testing.assert_allclose(evidence.importance * evidence.written, k * evidence.written, rtol=1e-6)
+  assert np.flatnonzero(~evidence.valid).tolist() == [1] and np.any(evidence.written[2] > 0) and not np.any(evidence.mask[2])
+  assert 0.1 < np.mean(k == np.float32(1.1)) < 0.9
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import string
 import numpy as np
 import pytest
 
+from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.run.steps import learn
 from tests.marks import few
 from tests.runs import rows, run_here, tiny_config
@@ -76,6 +77,22 @@ def test_every_term_of_the_reward_reaches_an_estimator_of_steps(tmp_path, monkey
   signs = np.sign(batch.advantages[np.arange(len(batch.counted)), 0]).reshape(-1, batch.group_size)
   verdicts = batch.graded.parts["pattern"].reshape(-1, batch.group_size)
   assert np.array_equal(signs, np.sign(verdicts - verdicts.mean(axis=1, keepdims=True)))
+
+
+@pytest.mark.slow
+def test_the_mismatch_of_a_coarser_sampler_reaches_the_baseline(tmp_path, monkeypatch):
+  """The estimator reads the weights by which the correction multiplies the loss."""
+  seen, evidence = [], trajectories.evidence
+  monkeypatch.setattr(trajectories, "evidence", lambda *args, **options: seen.append(evidence(*args, **options)) or seen[-1])
+  changes = {"advantage.estimator": "otb", "correction.terms": ("tis:cap=1.001",), "learner.old_logprobs": "learner"}
+  changes |= {"model.sampler_dtype": "bfloat16", "reward.overlong_buffer": 16, "reward.overlong_filter": True}
+  row, batch = learned(tmp_path, changes, monkeypatch)
+  (given,) = [x for x in seen if x.importance is not None]
+  weights = given.importance[given.written > 0]
+  assert row["actor/grad_norm"] > 0 and weights.min() < 0.9999 and weights.max() == pytest.approx(1.001)
+  assert np.mean(given.importance[given.mask > 0]) == pytest.approx(row["rollout_corr/rollout_is_mean"], rel=1e-5)
+  left_out = (given.written > 0) & ~batch.counted[:, None]
+  assert np.any(left_out) and np.std(given.importance[left_out]) > 0
 
 
 @pytest.mark.exhaustive

@@ -8,12 +8,13 @@ Prints how good the forecasts are, once all trials that they need are done.
   python -m experiments.studies.forecast --check
   python -m experiments.studies.forecast --power
   python -m experiments.studies.forecast --enter=my_objective.py
+  python -m experiments.studies.forecast --enter='my_module:mine:width=0.3' --scaled width
 
 Each trial is appended to `trials.jsonl` as soon as it ends. The same command resumes a stopped
 study. `results.json` holds the verdicts of the conditions that are complete, and is rewritten at
 the end of every command. `--check` measures, on the tuning seeds and before any trial, whether the
 beds meet their requirements. `--enter` tunes and trains an objective of yours on the same draws,
-seeds and conditions and adds a row to `LEADERBOARD.md` (see `board.py`).
+seeds and conditions and adds a row to `LEADERBOARD.md` (see `entry.py`).
 """
 
 import argparse
@@ -29,32 +30,34 @@ from experiments import judging, provenance
 from experiments.claims import study, trial
 from experiments.claims.bed import StartFailed, make_bed, warm_params
 from experiments.results import rounded, to_json
-from experiments.studies.forecast import board, checks, complete, figures, power, protocol, rules
+from experiments.studies.forecast import board, checks, complete, entry, figures, power, protocol, rules
 from jaxrl_llm.devices import compilation_cache
 
 HERE = pathlib.Path(__file__).parent
 NAMES = ("stage", "objective", "seed", "draw", *protocol.Cell._fields)
 
 
-def run(names: Mapping, advantages: str | None = None) -> dict:
+def run(names: Mapping, entered: entry.Entry | None = None) -> dict:
   """Runs one trial and returns it as a row.
 
   Args:
     names: Columns that identify the trial (`NAMES`).
-    advantages: Key of `experiments.claims.bed.ADVANTAGES`; None means the choice of the
-      objective's paper.
+    entered: Entry to the leaderboard; None means an objective of the study.
   """
   started = time.process_time()
   cell = protocol.Cell(*(names[field] for field in protocol.Cell._fields))
   rate, factor = protocol.draws()[names["draw"]]
-  arm, sizes = protocol.arm(names["objective"], cell, rate, factor, advantages=advantages), protocol.sizes(cell.length)
+  arm, sizes = protocol.arm(names["objective"], cell, rate, factor), protocol.sizes(cell.length)
+  if entered:
+    arm = arm._replace(advantages=entered.advantages, correction=entered.correction)
   outcome = trial.train(sizes, names["seed"], arm, samples=int(names["objective"] == protocol.AGAIN))
   kept = study.summary(outcome, per_rollout=arm.per_rollout)
   solved = np.array([int(x) for x in kept["right"]])
   row = dict(names) | {"rate": rate, "factor": factor, "area": float(np.mean(kept["curve"][1:])), "end": kept["curve"][-1]}
   row |= {"best": max(kept["curve"]), "pass_8": float(np.mean(solved > 0)), "collapsed": judging.collapsed(kept["curve"])}
   row |= {name: kept[name] for name in ("curve", "kl_late", "gap", "clipped_late", "tokens", "sign")}
-  return rounded(row | {"processor_seconds": time.process_time() - started})
+  own = {"outside": entered.outside, "code": entered.code} if entered else {}
+  return rounded(row | {"processor_seconds": time.process_time() - started} | own)
 
 
 def planned(stage: str, names: Sequence[str], done: Sequence[Mapping]) -> list[dict]:
@@ -75,7 +78,7 @@ def planned(stage: str, names: Sequence[str], done: Sequence[Mapping]) -> list[d
   return [row | {"draw": draw_of[row["objective"].removesuffix(" again")]} for row in trials if key(row) not in known]
 
 
-def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | None = None) -> None:
+def measure(stage: str, path: pathlib.Path, until: float, entered: entry.Entry | None = None) -> None:
   """Runs the remaining trials of a stage until a deadline.
 
   A trial that is running at the deadline is finished.
@@ -84,9 +87,9 @@ def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | N
     stage: "tune" or "main".
     path: File of the trials.
     until: Deadline on the clock of `time.monotonic`, in s.
-    entry: Entry to the leaderboard; None means the study's own objectives.
+    entered: Entry to the leaderboard; None means the study's own objectives.
   """
-  names = protocol.OBJECTIVES if entry is None else (entry.name,)
+  names = protocol.OBJECTIVES if entered is None else (entered.name,)
   failed = set()
   for row in planned(stage, names, study.read_trials(path)):
     if time.monotonic() > until:
@@ -94,7 +97,7 @@ def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | N
     if (row["length"], row["seed"]) in failed:
       continue
     try:
-      row = run(row, entry.advantages if entry else None)
+      row = run(row, entered)
     except StartFailed as error:
       print(f"{error}; its trials at length {row['length']} are left out", flush=True)
       failed.add((row["length"], row["seed"]))
@@ -133,14 +136,29 @@ def main(argv: Sequence[str] | None = None) -> None:
   actions = parser.add_mutually_exclusive_group()
   actions.add_argument("--stage", choices=("tune", "main"), help="stage to run")
   actions.add_argument("--status", action="store_true", help="report the progress without running a trial")
-  actions.add_argument("--enter", type=pathlib.Path, metavar="FILE", help="tune and train the objective of a file")
+  actions.add_argument("--enter", metavar="OBJECTIVE", help="tune and train a FILE.py, MODULE:FUNCTION:SETTING=VALUE or one of the study")
   actions.add_argument("--check", action="store_true", help="measure the manipulation checks of the beds")
   actions.add_argument("--power", action="store_true", help="say how good a forecaster the score would notice; reads no trial")
   parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no trial starts")
+  of_entry = parser.add_argument_group("entries to the leaderboard, with --enter")
+  of_entry.add_argument("--estimator", metavar="NAME:SETTING=VALUE", help="estimator of the package, or MODULE:FUNCTION")
+  of_entry.add_argument("--correction", metavar="NAME:SETTING=VALUE", help="correction of the package, or MODULE:FUNCTION")
+  of_entry.add_argument("--scaled", nargs="+", default=(), metavar="SETTING", help="widths of a MODULE:FUNCTION, which the tuning scales")
+  of_entry.add_argument("--name", help="name of the row; default: that of the file or the function")
   args = parser.parse_args(argv)
+  choices = {name: getattr(args, name) for name in ("estimator", "correction", "scaled", "name")}
+  if args.enter is None and (given := [f"--{name}" for name, value in choices.items() if value]):
+    parser.error(f"{given[0]}: expected --enter beside it")
   if args.power:
     print("\n".join(power.lines()))
     return
+  try:
+    entered = entry.enter(args.enter, **choices) if args.enter else None
+    if entered:
+      of_entries = args.folder / "entries" / f"{entered.name}.jsonl"
+      entry.check_stored(entered, study.read_trials(of_entries))
+  except ValueError as error:
+    raise SystemExit(f"error: {error}") from None
   compilation_cache.cache_compilations()
   if args.check:
     measured = checks.measure(lambda length, seed: (make_bed(protocol.sizes(length)), warm_params(protocol.sizes(length), seed)))
@@ -152,12 +170,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.stage:
       provenance.begin(args.folder / study.STARTED, rules, HERE / "protocol.py", rules.PUBLISHED)
       measure(args.stage, args.folder / "trials.jsonl", until)
-    if args.enter:
-      entry = board.enter(args.enter)
-      path = args.folder / "entries" / f"{entry.name}.jsonl"
-      provenance.begin(path.with_suffix(".started.json"), rules, HERE / "protocol.py")
+    if entered:
+      provenance.begin(of_entries.with_suffix(".started.json"), rules, HERE / "protocol.py")
       for stage in ("tune", "main"):
-        measure(stage, path, until, entry)
+        if time.monotonic() <= until:  # Else the tuning may be incomplete.
+          measure(stage, of_entries, until, entered)
   except ValueError as error:
     raise SystemExit(f"error: {error}") from None
   rows = study.read_trials(args.folder / "trials.jsonl")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from jaxrl_llm.advantages import estimators
@@ -17,6 +17,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs
+from jaxrl_llm.objectives.corrected import mismatch_weights
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.at_random import random_terms
 from jaxrl_llm.rewards.from_config import make_rewards
@@ -50,6 +51,8 @@ class Experiment(NamedTuple):
       computes these and no others.
     estimator: Estimator of advantages.
     credit: Function from rewards and log-probabilities to advantages and value targets.
+    mismatch_weights: Function by which a correction weighs tokens, if advantages depend on it; see
+      `objectives.corrected`.
     compare: The same without whitening; None if the estimator does not compare the samples of a
       prompt.
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
@@ -73,6 +76,7 @@ class Experiment(NamedTuple):
   compare: Callable[[Evidence], Credit] | None
   learner: Programs
   drawing: Drawing
+  mismatch_weights: Callable[..., Float[Array, "N R"]] | None = None
   teachers: Mapping[str, Teacher] = MappingProxyType({})
   privileged: PrivilegedFn | None = None
 
@@ -128,6 +132,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
   estimator, whiten = estimators.of_section(**config.advantage), config.advantage.whiten
   credit = estimators.make_credit(estimator, config.rollout.group_size, whiten=whiten)
   compare = estimators.make_credit(estimator, config.rollout.group_size) if whiten else credit
+  weights = mismatch_weights(policy.corrections(config)) if "importance" in needs else None
   return Experiment(
     config=config,
     lengths=lengths,
@@ -144,6 +149,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     credit=credit,
     compare=compare if estimator.compares_groups else None,
     drawing=drawing,
+    mismatch_weights=weights,
     teachers=teachers,
     privileged=privileged,
   )

@@ -195,8 +195,9 @@ def read_by_credit(run: Run, *, recomputed: bool) -> dict[str, Callable[[TrainBa
   `recomputed` says whether log π_old is the learner's rather than the sampler's.
   """
   reads = {}
+  if recomputed and (run.config.reward.kl_coef > 0 or run.experiment.mismatch_weights):
+    reads["old_logprobs"] = lambda x: x.old_logprobs
   if run.config.reward.kl_coef > 0:
-    reads |= {"old_logprobs": lambda x: x.old_logprobs} if recomputed else {}
     reads["ref_logprobs"] = lambda x: x.ref_logprobs
   if run.critic is not None:
     reads["values"] = lambda x: x.old_values
@@ -217,7 +218,7 @@ def with_written_mask(run: Run, batch: batch_lib.Batch, bare: list[TrainBatch], 
     bare: The mini-batches on the devices.
     layouts: Places of all sequences of the batch; where outputs are read, no update leaves out any.
   """
-  if np.all(batch.counted) or not {"ref_logprobs", *MEASURED} & read_by_credit(run, recomputed=True).keys():
+  if np.all(batch.counted) or not {"old_logprobs", "ref_logprobs", *MEASURED} & read_by_credit(run, recomputed=True).keys():
     return bare
   written = trajectories.whole_sequences(written_mask(batch.rollouts).astype(np.float32), batch.rollouts)
   laid = map(packing.lay, packing.split(written, len(bare)), layouts)
@@ -360,6 +361,7 @@ def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[
     by_states="step_states" in needs,
     kl=partial(kl_estimate, estimator=config.reward.kl_estimator or "k1") if in_reward else None,
     kl_coef=coef if in_reward else 0.0,
+    mismatch_weights=experiment.mismatch_weights,
     **learned,
   )
   if run.record.role_baselines is not None:
