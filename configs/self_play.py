@@ -10,7 +10,10 @@ Command: python -m jaxrl_llm.main --config=configs/self_play.py
 
 Hardware: 2 CPU cores.
 
-Score: not yet measured.
+Score: avg@4 of its own answers to its own problems 41.8% (37.0 to 46.6) after the warm start and
+60.3% (55.1 to 65.5) at the end, while the problems grow from 2.0 to 2.9 steps, of 3 that are
+possible (means of 16 logged ones), and responses from 23 to 30 tokens. Seed 0, 2026-11-29, one busy
+core of an Intel Xeon.
 """
 
 from configs import common
