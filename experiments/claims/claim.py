@@ -115,7 +115,7 @@ ROWS = (
     main_rule="E15, second run: falls, hot rate",
   ),
   Claim(
-    "E16", "GSPO, arXiv:2507.18071", f"{HERE}.precision", "figures/precision.png",
+    "E16", "GSPO, arXiv:2507.18071", f"{HERE}.precision", "figures/mismatches.png",
     says="GSPO tolerates old log-probabilities of lower precision; no recomputation is needed.",
     main_rule="E16, k3 1.5e-3: gspo 15 % needs no recomputation",
     note="at the mismatch of large mixtures of experts, with a band that clips 15 % of the tokens; responses of six tokens",

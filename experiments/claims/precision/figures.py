@@ -44,7 +44,10 @@ def _second(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[
       drawing.differences(axes, {name: results["verdicts"][f"E16, k3 {k3}: {name} needs no recomputation"] for name in names})
       axes.axvline(-rules.MARGIN, color=BLACK, linewidth=0.7, linestyle=":")
       drawing.title(axes, letter, f"k3 = {k3}")
-    panels[1].sharex(panels[0])
+      axes.set_xlabel("accuracy, minus recomputed")
+    limits = [bound for axes in panels[:2] for bound in axes.get_xlim()]
+    for axes in panels[:2]:
+      axes.set_xlim(min(limits), max(limits))
     panels[1].set_yticklabels([])
     axes = panels[2]
     for index, name in enumerate(rules.SECOND_OBJECTIVES):
