@@ -128,6 +128,6 @@ def test_the_readme_counts_the_objectives():
   count = sum(not objectives.make(name).imitates for name in objectives.OBJECTIVES if name != "custom")
   words = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
   claims = re.findall(r"(PPO, [-\w\s,.]+) and (\w+) more objectives are rows", README)
-  assert len(claims) == 2
+  assert claims
   for named, word in claims:
     assert words.index(word) + 10 == count - len(named.split(",")), f"{count} objectives in all, with {named}"
