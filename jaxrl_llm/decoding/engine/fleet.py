@@ -11,7 +11,7 @@ from typing import Any
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.decoding.engine.make import make_engine, make_twins
 from jaxrl_llm.decoding.engine.programs import num_twins
-from jaxrl_llm.decoding.engine.requests import Decoded, Engine, Handle, Piece, Pulse, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineCounts, Handle, Piece, Pulse, QueueFull, Request
 from jaxrl_llm.devices import cores
 from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.models import Model
@@ -149,6 +149,13 @@ class Fleet:
     pulses = [engine.pulse() for engine in self._engines]
     idle_s = sum(own.idle_s for own in pulses) / len(pulses)
     return Pulse(sum(own.open for own in pulses), sum(own.calls for own in pulses), idle_s, max(own.age_s for own in pulses))
+
+  def counts(self) -> EngineCounts:
+    """Returns the requests and tokens of all engines together; see `Counting`."""
+    counts = [engine.counts() for engine in self._engines]
+    ended = {reason: sum(own.ended[reason] for own in counts) for reason in counts[0].ended}
+    sums = {name: sum(getattr(own, name) for own in counts) for name in EngineCounts._fields if name != "ended"}
+    return EngineCounts(**sums, ended=ended)
 
   def close(self) -> None:
     """Aborts all requests and ends the loops."""

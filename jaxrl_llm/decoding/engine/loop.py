@@ -25,7 +25,7 @@ from jaxrl_llm.decoding.engine.checks import check_grammar, check_pictures, chec
 from jaxrl_llm.decoding.engine.in_hand import News, OpenRequest, Peers, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
 from jaxrl_llm.decoding.engine.programs import EnginePrograms, no_rows, no_spans, num_words
-from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineCounts, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.decoding.engine.scores import Scores, scores_of
 from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE
 from jaxrl_llm.decoding.stops import NO_ID, stops_of_row
@@ -74,6 +74,9 @@ class DecodingEngine:
     # Turns of the loop, programs that were run, and the last turn that ran none.
     self._turns, self._computed, self._idled = 0, 0, 0
     self._began, self._idle = time.monotonic(), 0.0
+    # What `counts` returns. The loop alone writes it.
+    self._prompt_tokens, self._cached_tokens, self._drawn_tokens = 0, 0, 0
+    self._ended = dict.fromkeys(("stop", "length", "aborted", "error"), 0)
     self._widths = sorted(filter(self._draws_the_same, self._programs.stretches))
     self._span_counts = sorted(filter(self._computes_the_same, self._programs.prefills))
     self._waiting: deque[OpenRequest] = deque()
@@ -238,6 +241,12 @@ class DecodingEngine:
   def pulse(self) -> Pulse:
     """Returns what the engine has done so far."""
     return Pulse(self._num_open, self._computed, self._idle, time.monotonic() - self._began)
+
+  def counts(self) -> EngineCounts:
+    """Returns the requests and tokens so far; see `Counting`."""
+    running = len(self._running)
+    tokens = self._prompt_tokens, self._cached_tokens, self._drawn_tokens
+    return EngineCounts(running, max(self._num_open - running, 0), len(self._rows.tokens), dict(self._ended), *tokens)
 
   def close(self) -> None:
     """Aborts all requests and ends the loop."""
@@ -615,6 +624,9 @@ class DecodingEngine:
     tokens, logprobs, version, _ = piece
     # Each of them was drawn by feeding the one before.
     self._pool.add(opened.place.row, [opened.tokens[-1] if opened.tokens else int(opened.prompt[-1]), *tokens[:-1]])
+    if not opened.tokens:
+      self._prompt_tokens, self._cached_tokens = self._prompt_tokens + len(opened.prompt), self._cached_tokens + opened.cached
+    self._drawn_tokens += len(tokens)
     opened.tokens += tokens
     opened.logprobs += logprobs
     opened.drew(len(tokens), version)
@@ -648,6 +660,7 @@ class DecodingEngine:
       self._num_open -= 1
       self._changed.notify_all()
     outcome = opened.error or outcome
+    self._ended["error" if isinstance(outcome, Exception) else outcome] += 1
     if isinstance(outcome, Exception):
       opened.future.set_exception(outcome)
       return

@@ -1,6 +1,6 @@
 """What a client asks of the engine, what it gets, and why a request is refused. Starts no JAX."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -199,6 +199,37 @@ class Pulsing(Protocol):
 
   def pulse(self) -> Pulse:
     """Returns what the engine has done so far."""
+    ...
+
+
+class EngineCounts(NamedTuple):
+  """Requests and tokens of an engine: those that it has now, and all since it was made.
+
+  Attributes:
+    running: Number of requests that have a row.
+    waiting: Number of open requests that have none.
+    rows: Number of rows.
+    ended: Number of requests that have ended, by the reason of `Decoded` or "error".
+    prompt_tokens: Number of tokens of the prompts whose completions have begun.
+    cached_tokens: Number of those whose keys and values were already on the device.
+    drawn_tokens: Number of tokens drawn.
+  """
+
+  running: int
+  waiting: int
+  rows: int
+  ended: Mapping[str, int]
+  prompt_tokens: int
+  cached_tokens: int
+  drawn_tokens: int
+
+
+@runtime_checkable
+class Counting(Protocol):
+  """An engine that counts requests and tokens."""
+
+  def counts(self) -> EngineCounts:
+    """Returns the counts at once, in any thread: they may be those of different moments."""
     ...
 
 
