@@ -62,7 +62,7 @@ class _Place:
 
   def _check(self) -> None:
     if self._matcher.is_error():
-      raise GrammarError(f"grammar: it cannot be followed any further ({_reason(self._matcher.get_error())})")
+      raise GrammarError(f"grammar: nothing can follow ({_reason(self._matcher.get_error())})")
 
 
 def read_format(values: Mapping[str, Any], tokenizer: Tokenizer, vocab_size: int) -> Grammar | None:
@@ -205,7 +205,9 @@ def _matcher_of(text: str, tokenizer: Tokenizer, vocab_size: int) -> TokenGramma
   matcher = llguidance.LLMatcher(_vocabulary_of(tokenizer, vocab_size), text, log_level=0, limits=limits)
   if matcher.is_error():
     raise GrammarError(_reason(matcher.get_error()))
-  return TokenGrammar(matcher, -(-vocab_size // 32))
+  grammar = TokenGrammar(matcher, -(-vocab_size // 32))
+  grammar.begin().mask()  # A schema that refers to itself alone is valid, and no answer begins.
+  return grammar
 
 
 @functools.lru_cache(maxsize=4)

@@ -212,6 +212,7 @@ BAD = [
   (schema({"type": "string", "pattern": "(?=a)\n("}), SCHEMA, "cannot obey"),
   (schema({"$ref": "http://127.0.0.1/schema"}), SCHEMA, "cannot obey"),
   (schema({"enum": ["\ud800"]}), SCHEMA, "cannot obey"),
+  (schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), SCHEMA, "nothing can follow"),
   ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop", "response_format"),
   ({"response_format": {"type": "json_object"}, "stop_token_ids": [5]}, "stop_token_ids", "response_format"),
   ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "response_format"),
@@ -270,7 +271,7 @@ def test_a_matcher_that_fails_allows_nothing():
   grammar = grammars.read_format({"response_format": {"type": "json_object"}}, ChatBytes(), 264)
   first, second = grammar.begin(), grammar.begin()
   first.advance(ord("{"))
-  with pytest.raises(GrammarError, match="^grammar: it cannot be followed any further"):
+  with pytest.raises(GrammarError, match="^grammar: nothing can follow"):
     first.advance(ord("x"))
   with pytest.raises(GrammarError):
     first.mask()
