@@ -84,8 +84,8 @@ BLOCKED = (
   # Never a dependency.
   "pathwaysutils", "ray", "tensorflow", "torch", "transformers", "vllm",
   # Optional: imported at their use, with a message that names the extra.
-  "gguf", "huggingface_hub", "jinja2", "jsonschema", "jupytext", "math_verify", "matplotlib", "mkdocs", "mlflow", "nbclient",
-  "obstore", "optuna", "PIL", "pyarrow", "reasoning_gym", "safetensors", "sky", "submitit", "trackio", "uvicorn", "verifiers",
+  "gguf", "huggingface_hub", "jinja2", "jsonschema", "jupytext", "llguidance", "math_verify", "matplotlib", "mkdocs", "mlflow",
+  "nbclient", "obstore", "optuna", "PIL", "pyarrow", "reasoning_gym", "safetensors", "sky", "submitit", "trackio", "uvicorn", "verifiers",
   "wandb", "websockets", "xpk",
   # For tests only.
   "beartype", "hypothesis", "pytest",

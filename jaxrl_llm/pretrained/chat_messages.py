@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxrl_llm.pretrained.chat_template import ChatTemplate, next_messages, render
 from jaxrl_llm.pretrained.tokenizer import encode_foreign
-from jaxrl_llm.pretrained.tool_calls import FORMS, HERMES, ToolCall, find_calls, form_of, shows_tools
+from jaxrl_llm.pretrained.tool_calls import FORMS, HERMES, CallForm, ToolCall, find_calls, form_of, shows_tools
 from jaxrl_llm.text_types import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -104,12 +104,16 @@ def split_calls(text: str, tools: Sequence[Mapping[str, Any]], tokenizer: Tokeni
     >>> split_calls('<tool_call>{"name": "sub"}</tool_call>', tools)
     ('<tool_call>{"name": "sub"}</tool_call>', [])
   """
-  template = getattr(tokenizer, "chat_template", None)
-  own = template and form_of(template)
-  for form in FORMS if tokenizer is None else (own or HERMES,):
+  for form in FORMS if tokenizer is None else (call_form(tokenizer),):
     if calls := find_calls(text, tools, form):
       return text[: calls[0][0]].strip(), [call for _, call in calls]
   return text, []
+
+
+def call_form(tokenizer: Tokenizer) -> CallForm:
+  """Returns the form in which a policy calls tools: its template's, or the one that it is told."""
+  template = getattr(tokenizer, "chat_template", None)
+  return (template and form_of(template)) or HERMES
 
 
 def _told(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -58,7 +58,10 @@ FORMS = (
 )  # fmt: skip
 """Forms that are read if no template is known: Hermes and Qwen3, Qwen3-Coder, Llama 3."""
 
-_NAME, _ID = "probe_tool", "call00001"
+CALL_ID = "call00001"
+"""Text that stands for the id of any call in the texts of a form."""
+
+_NAME = "probe_tool"
 _TYPES = {"text": "string", "number": "integer", "several": "array", "flag": "boolean"}
 _PROBE = {
   "type": "function",
@@ -134,7 +137,7 @@ def _read(source: str, path: str, variables: str) -> tuple[bool, CallForm | None
 def _written(template: ChatTemplate, arguments: Mapping[str, Any]) -> str | None:
   """Returns a call as the template writes it, without its message; None if it does not."""
   asked = {"role": "user", "content": _QUESTION}
-  call = {"id": _ID, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+  call = {"id": CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
   try:
     plain = render(template, [asked, {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False)
     text = render(template, [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], add_generation_prompt=False)
@@ -216,7 +219,7 @@ def _flexible(text: str, *, inner: bool = False) -> str:
 
   If `inner`, the white space at its ends touches a value, and is no part of one if it is the same.
   """
-  pattern = r"\s*".join(map(re.escape, text.split())).replace(_ID, '[^"]*')
+  pattern = r"\s*".join(map(re.escape, text.split())).replace(CALL_ID, '[^"]*')
   ends = (text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]) if inner and text.strip() else ("", "")
   return f"(?:{re.escape(ends[0])})?" * bool(ends[0]) + pattern + f"(?:{re.escape(ends[1])})?" * bool(ends[1])
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl_llm.decoding.engine.requests import Decoded, Engine
+from jaxrl_llm.decoding.engine.requests import Counting, Decoded, Engine
 from jaxrl_llm.messages import one_line, shown
-from jaxrl_llm.serve import answers, calls
+from jaxrl_llm.serve import answers, calls, metrics
 from jaxrl_llm.serve import completions as completions_lib
 from jaxrl_llm.serve.calls import Call, Served
 from jaxrl_llm.serve.completions import State
@@ -92,6 +92,12 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
       raise broken()
     await reply(send, 200, {"status": "ok", "open_requests": counts["open"]})
 
+  async def numbers(scope: Any, receive: Any, send: Any) -> None:
+    if not isinstance(engine, Counting):
+      raise Refusal(501, "/metrics: the engine counts nothing", code="not_supported")
+    text = metrics.exposition(engine.counts(), model=served.name, tells_cached=served.tells_cached)
+    await send_bytes(send, 200, text.encode(), [("content-type", metrics.CONTENT_TYPE), ("cache-control", "no-store")])
+
   async def front(scope: Any, receive: Any, send: Any) -> None:
     headers = [("content-type", "text/html; charset=utf-8"), ("cache-control", "no-store"), ("x-content-type-options", "nosniff")]
     # The page states its own policy, with the hashes of its script and style.
@@ -149,6 +155,7 @@ def make_app(engine: Engine, served: Served, *, page: str, rules: Rules, created
   routes = {
     ("GET", "/"): front,
     ("GET", "/health"): health,
+    ("GET", "/metrics"): numbers,
     ("GET", "/v1/models"): models,
     ("GET", _MODELS): model,
     ("POST", "/inference/v1/generate"): partial(post, calls.generate, answer_generate),

@@ -6,14 +6,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from jaxrl_llm.decoding.engine.requests import EngineLimits, Request
+from jaxrl_llm.decoding.engine.requests import EngineLimits, Grammar, Request
 from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE
 from jaxrl_llm.messages import one_line, shown
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
-from jaxrl_llm.serve import fields
+from jaxrl_llm.serve import fields, grammars
 from jaxrl_llm.serve.conversation import opening, read_messages, with_options
 from jaxrl_llm.serve.refusals import Refusal, hint, wrong
-from jaxrl_llm.serve.tools import read_tools
+from jaxrl_llm.serve.tools import read_choice, read_tools
 from jaxrl_llm.text_types import Tokenizer
 
 MAX_CHOICES = 128
@@ -31,9 +31,9 @@ _EXPERTS_START, _PROMPT_SCORES = "routed_experts_prompt_start", "prompt_logprobs
 _GENERATE = frozenset("cache_salt model request_id return_token_ids sampling_params stream token_ids".split())
 _OPENAI = _SAMPLING | frozenset("cache_salt model request_id return_token_ids return_tokens_as_token_ids stream stream_options".split())
 _CHAT = _OPENAI | frozenset(
-  "chat_template_kwargs max_completion_tokens messages parallel_tool_calls tool_choice tools top_logprobs".split()
+  "chat_template_kwargs max_completion_tokens messages parallel_tool_calls response_format tool_choice tools top_logprobs".split()
 )
-_COMPLETION = _OPENAI | {"echo", "prompt"}
+_COMPLETION = _OPENAI | {"echo", "prompt", "response_format"}
 # A route without text has no stop string to include, and one without a stream has whole answers.
 _NEUTRAL_OF_IDS = fields.NEUTRAL | {"include_stop_str_in_output": (False, True), "output_kind": (0, 1, 2)}
 _NEUTRAL_OF_TEXT = fields.NEUTRAL | {"add_special_tokens": (True,)}
@@ -203,7 +203,9 @@ def completion(values: Mapping[str, Any], served: Served) -> Call:
   if echo and fields.flag(values, "stream", False):
     raise wrong("stream", True, "false with echo", code="unsupported_field")
   scores = dict(likeliest=_of_text(likeliest, values, served), prompt_likeliest=likeliest if echo else None)
-  make = _request_maker(values, served, salt=_salt(values), budget=_DEFAULT_COMPLETION_TOKENS, least=0 if echo else 1, **scores)
+  grammar = _grammar(values, served)
+  sizes = dict(budget=_DEFAULT_COMPLETION_TOKENS, least=0 if echo else 1)
+  make = _request_maker(values, served, salt=_salt(values), grammar=grammar, **sizes, **scores)
   requests = [request for prompt in prompts for request in make(prompt)]
   if len(requests) > served.limits.requests:
     raise wrong("prompt", f"{len(requests)} completions", f"at most {served.limits.requests}, the open requests of the service")
@@ -233,7 +235,8 @@ def chat(values: Mapping[str, Any], served: Served) -> Call:
   if alternatives and not logprobs:
     raise wrong("top_logprobs", alternatives, "0 or null without logprobs: true")
   likeliest = _of_text(alternatives, values, served) if logprobs else None
-  make = _request_maker(values, served, salt=_salt(values), budget=None, budget_field=field, likeliest=likeliest)
+  grammar = _grammar(values, served, tools, several=not one_tool)
+  make = _request_maker(values, served, salt=_salt(values), budget=None, budget_field=field, likeliest=likeliest, grammar=grammar)
   return Call([prompt], make(prompt), CHAT, logprobs=logprobs, tools=tools, one_tool=one_tool, **_options(values))
 
 
@@ -267,6 +270,29 @@ def check_model(name: str, served: Served) -> None:
   if name != served.name:
     message = f"model: found {shown(name)}, expected {served.name!r}, the only model of this service{hint(name, [served.name])}"
     raise Refusal(404, message, field="model", code="model_not_found")
+
+
+def _grammar(
+  values: Mapping[str, Any], served: Served, tools: Sequence[Mapping[str, Any]] = (), *, several: bool = False
+) -> Grammar | None:
+  """Reads what an answer is limited to: a format, or calls of tools; None for any text.
+
+  Args:
+    values: Fields of a request.
+    served: Checkpoint.
+    tools: Tools that the policy may call.
+    several: Whether an answer may call several times.
+  """
+  vocabulary, asked = (served.tokenizer, served.vocab_size), "response_format"
+  grammar, chosen = grammars.read_format(values, *vocabulary), read_choice(values.get("tool_choice"), tools)
+  if grammar is not None and tools:
+    raise wrong(asked, values[asked], "text with tools, whose calls are no such answer", code="unsupported_field")
+  if chosen:
+    # A named tool is called once, as by services of others.
+    grammar, asked = grammars.call_grammar(chosen, *vocabulary, several=several and values["tool_choice"] == "required"), "tool_choice"
+  if grammar is not None:
+    grammars.check_ends(values, asked)
+  return grammar
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, bool]:
@@ -323,7 +349,7 @@ def _salt(values: Mapping[str, Any]) -> str:
 
 def _request_maker(
   values: Mapping[str, Any], served: Served, *, salt: str, budget: int | None, budget_field: str = "max_tokens", inside: str = "",
-  least: int = 1, likeliest: int | None = None, prompt_likeliest: int | None = None,
+  least: int = 1, likeliest: int | None = None, prompt_likeliest: int | None = None, grammar: Grammar | None = None,
 ) -> Callable[[list[int]], list[Request]]:  # fmt: skip
   """Returns the function from a prompt to its requests.
 
@@ -339,6 +365,7 @@ def _request_maker(
     likeliest: Number of likeliest tokens in the score of each drawn token; None for no scores.
     prompt_likeliest: Number of likeliest tokens in the score of each token of the prompt; None for
       no scores.
+    grammar: Grammar of the completions; None for any text.
   """
   tokenizer, context = served.tokenizer, served.limits.context
   temperature = fields.number(values, "temperature", 1.0, low=0, high=100, inside=inside)
@@ -379,6 +406,7 @@ def _request_maker(
       salt=salt,
       likeliest=likeliest,
       min_tokens=min_tokens,
+      grammar=grammar,
     )
     # The first choice scores the prompt for all.
     return [request._replace(seed=_seed_of(seed, i), prompt_likeliest=None if i else prompt_likeliest) for i in range(n)]

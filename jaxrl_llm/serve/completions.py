@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.decoding.engine.requests import Decoded, Engine, Handle, Piece, QueueFull
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine, GrammarError, Handle, Piece, QueueFull
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.serve import answers
 from jaxrl_llm.serve.calls import Call, Served
@@ -116,6 +116,8 @@ def _opened(index: int, event: Any, state: State) -> tuple[int, Piece | Decoded]
   if isinstance(event, Future):
     try:
       event = event.result()
+    except GrammarError as error:  # Of this call alone: its schema takes too much time or memory.
+      raise Refusal(400, one_line(error, typed=False, limit=500), code="grammar_failed") from error
     except (Exception, CancelledError) as error:
       raise _failed(error, state) from error
     if event.reason == "aborted":

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl_llm.pretrained.chat_messages import split_calls
 from jaxrl_llm.serve import fields
-from jaxrl_llm.serve.refusals import wrong
+from jaxrl_llm.serve.refusals import hint, wrong
 from jaxrl_llm.text_types import Tokenizer
 
 MAX_TOOLS, LONGEST_NAME = 128, 128
@@ -16,12 +16,9 @@ def read_tools(values: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
   """Reads the tools that a call offers; none with `"tool_choice": "none"`.
 
   Raises:
-    Refusal: If a tool is no function, or the policy must call one.
+    Refusal: If a tool is no function.
   """
   choice, tools = values.get("tool_choice"), values.get("tools") or []
-  if choice not in (None, "auto", "none"):
-    expected = "'auto' or 'none', because the service does not force calls"
-    raise wrong("tool_choice", choice, expected, code="unsupported_field")
   if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
     raise wrong("tools", tools, f"a list of at most {MAX_TOOLS} tools")
   for i, tool in enumerate(tools):
@@ -32,6 +29,39 @@ def read_tools(values: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     if schema is not None and not isinstance(schema, dict):
       raise wrong(f"tools[{i}].function.parameters", schema, "a JSON schema")
   return () if choice == "none" else tuple(tools)
+
+
+def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+  """Reads which tools the policy must call one of.
+
+  Args:
+    choice: JSON value of `tool_choice`.
+    tools: Tools of `read_tools`.
+
+  Returns:
+    The tools by their fields; none if the policy is free.
+
+  Raises:
+    Refusal: If it is no choice, or of a tool that is not there.
+
+  Example:
+    >>> tools = [{"type": "function", "function": {"name": name}} for name in ("add", "sub")]
+    >>> list(read_choice({"type": "function", "function": {"name": "sub"}}, tools)), read_choice("auto", tools)
+    (['tools[1]'], {})
+  """
+  if choice in (None, "auto", "none"):
+    return {}
+  function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+  if choice != "required" and not isinstance(function, dict):
+    expected = '"auto", "none", "required" or {"type": "function", "function": {"name": NAME}}'
+    raise wrong("tool_choice", choice, expected)
+  names = [tool["function"]["name"] for tool in tools]
+  if not names:
+    raise wrong("tools", None, "one or more, because tool_choice asks for a call")
+  chosen = names if function is None else [function.get("name")]
+  if chosen[0] not in names:
+    raise wrong("tool_choice.function.name", chosen[0], f"the name of a tool{hint(str(chosen[0]), names)}")
+  return {f"tools[{i}]": tool for i, tool in enumerate(tools) if names[i] in chosen}
 
 
 def read_calls(value: Any, field: str) -> list[dict[str, Any]]:

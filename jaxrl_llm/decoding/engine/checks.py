@@ -82,6 +82,30 @@ def check_scores(request: Request, limits: EngineLimits) -> None:
     raise ValueError(f"min_tokens: found {request.min_tokens} with stop strings, expected 0, or stop ids alone")
 
 
+def check_grammar(request: Request, *, is_alone: bool) -> None:
+  """Checks that an engine can obey the grammar of a request, if it has one.
+
+  Args:
+    request: Request to check.
+    is_alone: Whether no other process draws along.
+
+  Raises:
+    ValueError: If it cannot. One line, which names the field.
+
+  Example:
+    >>> check_grammar(Request([1], 1, grammar=object()), is_alone=False)
+    Traceback (most recent call last):
+    ...
+    ValueError: grammar: found one, expected None: several processes draw, and a grammar is in one
+  """
+  if request.grammar is None:
+    return
+  if not is_alone:
+    raise ValueError("grammar: found one, expected None: several processes draw, and a grammar is in one")
+  if request.min_tokens:
+    raise ValueError(f"min_tokens: found {request.min_tokens} with a grammar, expected 0: the grammar says where the completion may end")
+
+
 def check_pictures(request: Request, room: Room | None) -> None:
   """Checks that an engine with this room, None for text alone, can show the pictures of a request.
 

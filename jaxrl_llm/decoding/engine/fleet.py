@@ -11,7 +11,7 @@ from typing import Any
 from jaxrl_llm.decoding.engine.loop import DecodingEngine
 from jaxrl_llm.decoding.engine.make import make_engine, make_twins
 from jaxrl_llm.decoding.engine.programs import num_twins
-from jaxrl_llm.decoding.engine.requests import Decoded, Engine, Handle, Piece, Pulse, QueueFull, Request
+from jaxrl_llm.decoding.engine.requests import Decoded, Engine, EngineCounts, Handle, Piece, Pulse, QueueFull, Request
 from jaxrl_llm.devices import cores
 from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.models import Model
@@ -93,13 +93,16 @@ class Fleet:
     engines: The engines.
     give: Function `(params, version)` that gives new weights to all of them.
     slots: Number of rows of each.
+    prepare: Function that compiles what a first request with a grammar needs; None if nothing.
 
   Attributes:
     limits: Largest sizes of requests and of all queues together.
   """
 
-  def __init__(self, engines: Sequence[Engine], give: Callable[[Params, int], None], *, slots: int):
-    self._engines, self._give = tuple(engines), give
+  def __init__(
+    self, engines: Sequence[Engine], give: Callable[[Params, int], None], *, slots: int, prepare: Callable[[], None] | None = None
+  ):
+    self._engines, self._give, self._prepare = tuple(engines), give, prepare
     context = engines[0].limits.context
     self.limits = engines[0].limits._replace(requests=sum(engine.limits.requests for engine in engines))
     self._slack = max(slots // 8, 1)
@@ -109,6 +112,8 @@ class Fleet:
 
   def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Handle:
     """Accepts a request; see `Engine`."""
+    if request.grammar is not None and self._prepare is not None:
+      self._prepare()  # Other requests must not wait for it.
     with self._lock:
       least = min(range(len(self._open)), key=self._open.__getitem__)
       # A repeated request may keep its row for long: they are spread evenly.
@@ -145,6 +150,13 @@ class Fleet:
     idle_s = sum(own.idle_s for own in pulses) / len(pulses)
     return Pulse(sum(own.open for own in pulses), sum(own.calls for own in pulses), idle_s, max(own.age_s for own in pulses))
 
+  def counts(self) -> EngineCounts:
+    """Returns the requests and tokens of all engines together; see `Counting`."""
+    counts = [engine.counts() for engine in self._engines]
+    ended = {reason: sum(own.ended[reason] for own in counts) for reason in counts[0].ended}
+    sums = {name: sum(getattr(own, name) for own in counts) for name in EngineCounts._fields if name != "ended"}
+    return EngineCounts(**sums, ended=ended)
+
   def close(self) -> None:
     """Aborts all requests and ends the loops."""
     for engine in self._engines:
@@ -179,4 +191,4 @@ def make_engines(
     for twin in twins:
       twin.take(weights, version)
 
-  return Fleet(twins, give, slots=own_slots)
+  return Fleet(twins, give, slots=own_slots, prepare=twins[0].prepare_grammars)

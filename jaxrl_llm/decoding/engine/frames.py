@@ -137,8 +137,13 @@ def request_frame(number: int, request: Request, *, pieces: bool) -> Frame:
     number: Number by which the answers name the request.
     request: Completion to draw, with ids of at most 32 bits.
     pieces: Whether the tokens are to be sent as they are drawn.
+
+  Raises:
+    ValueError: If the request has a grammar, which no frame holds. One line.
   """
-  fields = {name: plain(value) for name, value in request._asdict().items() if name not in ("tokens", "pictures")}
+  if request.grammar is not None:
+    raise ValueError("grammar: found one, expected None: it cannot be sent to another process")
+  fields = {name: plain(value) for name, value in request._asdict().items() if name not in ("tokens", "pictures", "grammar")}
   if request.pictures is not None:
     fields["pictures"] = request.pictures.key.hex()
   return Frame("request", {"id": number, "pieces": pieces, "request": fields}, {"tokens": np.asarray(request.tokens, np.int32)})

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Integer, UInt32
 
 from jaxrl_llm.decoding.engine.pool import Place
 from jaxrl_llm.decoding.engine.programs import StretchTokens
-from jaxrl_llm.decoding.engine.requests import Decoded, Piece, Request, Score
+from jaxrl_llm.decoding.engine.requests import Decoded, GrammarError, GrammarState, Piece, Request, Score
 
 
 @dataclass(eq=False)
@@ -36,6 +36,8 @@ class OpenRequest:
     cached, computed: Numbers of tokens; see `Decoded`.
     parts: Versions of the weights that drew the tokens, each with its number of tokens.
     drawn_at: Number of the stretch that drew the last token, or draws the next one.
+    grammar: Place in the request's grammar; None without one.
+    mask: Ids that the grammar allows to follow, in words of `GrammarState.mask`; None without one.
   """
 
   request: Request
@@ -58,6 +60,36 @@ class OpenRequest:
   drawn_at: int = 0
   number: int = -1
   error: Exception | None = None
+  grammar: GrammarState | None = None
+  mask: UInt32[np.ndarray, " words"] | None = None
+
+  def begin_grammar(self, num_words: int) -> None:
+    """Enters the request's grammar, behind what an earlier request drew of the completion.
+
+    Args:
+      num_words: Number of words of a mask.
+
+    Raises:
+      GrammarError: If the grammar allows nothing to follow.
+    """
+    self.grammar, self.mask = self.request.grammar.begin(), np.zeros(num_words, np.uint32)
+    self.follow(self.prompt[len(self.prompt) - self.request.drawn :].tolist())
+
+  def follow(self, tokens: Sequence[int]) -> None:
+    """Takes drawn tokens in the grammar, and the ids that it allows next.
+
+    Raises:
+      GrammarError: If it allows none, or knows more ids than the model.
+    """
+    for token in tokens:
+      self.grammar.advance(token)
+    words = self.grammar.mask()
+    if len(words) > len(self.mask):
+      raise GrammarError(f"grammar: found a mask of {len(words)} words, expected at most {len(self.mask)}")
+    # A copy, because the device may read it later, and room for ids that the grammar does not know.
+    self.mask = np.pad(words, (0, len(self.mask) - len(words)))
+    if not self.mask.any():
+      raise GrammarError(f"grammar: allows no token after {len(self.tokens)} of the completion, expected one or more")
 
   def drew(self, count: int, version: int) -> None:
     """Notes which weights drew the last tokens."""

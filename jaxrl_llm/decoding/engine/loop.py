@@ -19,13 +19,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, Int16, PyTree
+from jaxtyping import Float, Int, Int16, PyTree, UInt32
 
-from jaxrl_llm.decoding.engine.checks import check_pictures, check_request, check_scores
+from jaxrl_llm.decoding.engine.checks import check_grammar, check_pictures, check_request, check_scores
 from jaxrl_llm.decoding.engine.in_hand import News, OpenRequest, Peers, Stretch
 from jaxrl_llm.decoding.engine.pool import CachePool
-from jaxrl_llm.decoding.engine.programs import EnginePrograms, no_rows, no_spans
-from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
+from jaxrl_llm.decoding.engine.programs import EnginePrograms, no_rows, no_spans, num_words
+from jaxrl_llm.decoding.engine.requests import Decoded, EngineCounts, EngineLimits, Handle, Piece, Pulse, QueueFull, ReplayLost, Request
 from jaxrl_llm.decoding.engine.scores import Scores, scores_of
 from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE
 from jaxrl_llm.decoding.stops import NO_ID, stops_of_row
@@ -74,6 +74,9 @@ class DecodingEngine:
     # Turns of the loop, programs that were run, and the last turn that ran none.
     self._turns, self._computed, self._idled = 0, 0, 0
     self._began, self._idle = time.monotonic(), 0.0
+    # What `counts` returns. The loop alone writes it.
+    self._prompt_tokens, self._cached_tokens, self._drawn_tokens = 0, 0, 0
+    self._ended = dict.fromkeys(("stop", "length", "aborted", "error"), 0)
     self._widths = sorted(filter(self._draws_the_same, self._programs.stretches))
     self._span_counts = sorted(filter(self._computes_the_same, self._programs.prefills))
     self._waiting: deque[OpenRequest] = deque()
@@ -140,19 +143,28 @@ class DecodingEngine:
 
     return Handle(opened.future, abort)
 
+  def prepare_grammars(self) -> None:
+    """Compiles the programs that rows with a grammar need, unless they are compiled."""
+    for width in self._widths:
+      self._programs.constrained(width)
+
   def _opened(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> OpenRequest:
     """Returns a request as the loop holds it; raises for one that can never be served."""
     prompt = check_request(request, vocab_size=self._vocab_size, context=self.limits.context)
     check_scores(request, self.limits)
     check_pictures(request, self._room)
+    check_grammar(request, is_alone=self._peers is None)
     if request.stops and self._programs.vocabulary is None:
       raise ValueError(f"stops: {self._no_bytes or f'found {request.stops!r}, expected none: the engine has no tokenizer'}")
     opened = OpenRequest(request, prompt, on_piece, fed=prompt)
     is_filtered = request.top_k or request.top_p < 1 or request.temperature < LEAST_TEMPERATURE or request.min_tokens
-    if self._records_kept and is_filtered:
+    if self._records_kept and (is_filtered or request.grammar is not None):
       opened.kept = []
     opened.scores = None if request.likeliest is None else []
     opened.prompt_scores = None if request.prompt_likeliest is None else []
+    if request.grammar is not None:
+      opened.begin_grammar(num_words(self._vocab_size))
+      self.prepare_grammars()  # Here, because the loop must not wait for it.
     opened.future.set_running_or_notify_cancel()  # The caller ends a request by `abort`.
     return opened
 
@@ -229,6 +241,12 @@ class DecodingEngine:
   def pulse(self) -> Pulse:
     """Returns what the engine has done so far."""
     return Pulse(self._num_open, self._computed, self._idle, time.monotonic() - self._began)
+
+  def counts(self) -> EngineCounts:
+    """Returns the requests and tokens so far; see `Counting`."""
+    running = len(self._running)
+    tokens = self._prompt_tokens, self._cached_tokens, self._drawn_tokens
+    return EngineCounts(running, max(self._num_open - running, 0), len(self._rows.tokens), dict(self._ended), *tokens)
 
   def close(self) -> None:
     """Aborts all requests and ends the loop."""
@@ -556,8 +574,19 @@ class DecodingEngine:
     self._stretches, self._computed = self._stretches + 1, self._computed + 1
     for opened in ready:
       opened.drawn_at = self._stretches
-    self._cache, drawn = self._programs.stretches[width](self._weights, self._cache, own, places)
+    program, masks = self._programs.stretches[width], ()
+    if any(opened.mask is not None for opened in ready):
+      program, masks = self._programs.constrained(width), (self._masks(ready, columns, width),)
+    self._cache, drawn = program(self._weights, self._cache, own, places, *masks)
     return Stretch(ready, columns, drawn, self._version)
+
+  def _masks(self, ready: Sequence[OpenRequest], columns: Sequence[int], width: int) -> UInt32[np.ndarray, "B W"]:
+    """Returns the masks of the rows of a stretch, all ones for those without a grammar."""
+    masks = np.full((width, num_words(self._vocab_size)), np.iinfo(np.uint32).max, np.uint32)
+    for opened, column in zip(ready, columns, strict=True):
+      if opened.mask is not None:
+        masks[column] = opened.mask
+    return masks
 
   def _hand_over(self, stretch: Stretch | None) -> None:
     """Waits for a stretch, and gives its tokens to the callers."""
@@ -595,6 +624,9 @@ class DecodingEngine:
     tokens, logprobs, version, _ = piece
     # Each of them was drawn by feeding the one before.
     self._pool.add(opened.place.row, [opened.tokens[-1] if opened.tokens else int(opened.prompt[-1]), *tokens[:-1]])
+    if not opened.tokens:
+      self._prompt_tokens, self._cached_tokens = self._prompt_tokens + len(opened.prompt), self._cached_tokens + opened.cached
+    self._drawn_tokens += len(tokens)
     opened.tokens += tokens
     opened.logprobs += logprobs
     opened.drew(len(tokens), version)
@@ -603,7 +635,13 @@ class DecodingEngine:
         opened.on_piece(piece)
       except Exception as error:  # A fault of one caller, which must not reach the others.
         opened.error, opened.aborted = error, True
-    if is_stopped or len(opened.tokens) >= opened.request.max_tokens:
+    is_last = is_stopped or len(opened.tokens) >= opened.request.max_tokens
+    if opened.grammar is not None and not is_last:
+      try:
+        opened.follow(tokens)
+      except Exception as error:  # A fault of one grammar, which must not reach the others.
+        opened.error, is_last = error, True
+    if is_last:
       self._finish(opened, "stop" if is_stopped else "length")
     elif (part := opened.next_part()) is not None:
       if not part[1]:
@@ -622,6 +660,7 @@ class DecodingEngine:
       self._num_open -= 1
       self._changed.notify_all()
     outcome = opened.error or outcome
+    self._ended["error" if isinstance(outcome, Exception) else outcome] += 1
     if isinstance(outcome, Exception):
       opened.future.set_exception(outcome)
       return

@@ -1,5 +1,6 @@
 """The programs of the engine, compiled once: prefill, copy of rows, and a stretch of steps."""
 
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8
+from jaxtyping import Array, Bool, Float, Int, Int16, Integer, PyTree, UInt8, UInt32
 
 from jaxrl_llm.decoding.draw import draw, sequence_keys
 from jaxrl_llm.decoding.engine.scores import Scores, no_scores, score
@@ -31,6 +32,9 @@ _LEAST_SPANS = 8
 _ALIGNMENT = {"cpu": 16}
 _BLOCK = 256
 """Units of the number of columns: by platform, and one that the blocks of all kernels divide."""
+
+_WORD = 32
+"""Bits of a word of a mask of ids."""
 
 _LEAST_COLUMNS = 64
 """Columns of the smallest block on a CPU, unless there are fewer."""
@@ -112,6 +116,9 @@ class EnginePrograms(NamedTuple):
       without one.
     score: Function like `prefills`, with the token after each one as a last argument [N C], whose
       `Scores` it returns behind the others. None if the engine gives no scores.
+    constrained: Function from a number of rows to a program like that of `stretches`, of a single
+      step, with the words [w, W] of `GrammarState.mask` as a last argument. It compiles the program
+      when it is first asked for it.
   """
 
   weights: Callable[[Params], PyTree]
@@ -123,6 +130,7 @@ class EnginePrograms(NamedTuple):
   show: Callable[..., tuple[PyTree, Array | None]] | None = None
   features: Callable[..., Array] | None = None
   score: Callable[..., tuple[PyTree, Array | None, Scores]] | None = None
+  constrained: Callable[[int], Callable[..., tuple[PyTree, "StretchTokens"]]] | None = None
 
 
 class Program(NamedTuple):
@@ -145,7 +153,7 @@ class Uncompiled(NamedTuple):
   """The programs of `EnginePrograms` before they are compiled.
 
   Attributes:
-    weights, prefills, copy, stretches, show, features, score: Programs of these names.
+    weights, prefills, copy, stretches, show, features, score, constrained: Programs of these names.
     compiled: `weights` and `make_cache`, compiled because the others depend on where their results
       lie.
   """
@@ -158,6 +166,7 @@ class Uncompiled(NamedTuple):
   show: Program | None = None
   features: Program | None = None
   score: Program | None = None
+  constrained: Mapping[int, Program] = {}
 
   @property
   def weights_and_cache(self) -> tuple[PyTree, PyTree]:
@@ -190,7 +199,25 @@ def make_programs(model: Model, params: Params, *, vocabulary: Vocabulary | None
   compiled = lambda by_size: {size: program.compiled() for size, program in by_size.items()}
   all_sizes = compiled(programs.prefills), programs.copy.compiled(), compiled(programs.stretches)
   others = (own and own.compiled() for own in (programs.show, programs.features, programs.score))
-  return EnginePrograms(*programs.compiled, *all_sizes, vocabulary, *others)
+  return EnginePrograms(*programs.compiled, *all_sizes, vocabulary, *others, _compiled_once(programs.constrained))
+
+
+def _compiled_once(programs: Mapping[int, Program]) -> Callable[[int], Any]:
+  """Returns a function to the program of a size, which any thread may be the first to ask for."""
+  compiled, lock = {}, threading.Lock()
+
+  def of_size(size: int) -> Any:
+    with lock:
+      if size not in compiled:
+        compiled[size] = programs[size].compiled()
+      return compiled[size]
+
+  return of_size
+
+
+def num_words(vocab_size: int) -> int:
+  """Returns the number of words of a mask of ids."""
+  return -(-vocab_size // _WORD)
 
 
 def uncompiled_programs(
@@ -280,13 +307,14 @@ def uncompiled_programs(
   of_spans = lambda count: [given(np.zeros(shape, np.int32)) for shape in ((count, chunk), (count,), (count,), (count,))]
   platform = platform_of(model.mesh)
   recorded = dict(records_routes=records_routes, records_kept=records_kept, likeliest=likeliest)
-  draws = lambda count: partial(_stretch, model, vocabulary, _nothing(model, (steps, count), **recorded))
 
-  def stretch(weights, cache, rows, places):
+  def stretch(weights, cache, rows, places, *masks):
     weights, _ = whole(weights)
+    # The host must see a token before it knows what may follow.
+    nothing = _nothing(model, (1 if masks else steps, len(places)), **recorded)
     if len(places) == slots:
-      return draws(slots)(weights, cache, split(rows))
-    own, drawn = draws(len(places))(weights, take_rows(cache, places), rows)
+      return _stretch(model, vocabulary, nothing, weights, cache, split(rows), *split(masks))
+    own, drawn = _stretch(model, vocabulary, nothing, weights, take_rows(cache, places), rows, *masks)
     return put_rows(cache, places, own), drawn
 
   counts, widths = span_counts(spans, platform), stretch_widths(slots, platform, twins)
@@ -294,6 +322,8 @@ def uncompiled_programs(
     counts, widths = (spans,), (slots,)
   rows = partial(no_rows, vocabulary=vocabulary, shows=room is not None, scores=likeliest > 0)
   places = lambda width: given(np.zeros(width, np.int32))
+  drawn_of = lambda width: (weights, cache, jax.tree.map(given, rows(width)), places(width))
+  masks = lambda width: given(np.zeros((width, num_words(model.config.vocab_size)), np.uint32))
   drawing, others = dict(donate_argnums=1, **keep(whole_on_each)), {}
   if likeliest:
     following, scoring = of_spans(min(counts))[0], dict(donate_argnums=1, **keep(whole_on_each, whole_on_each))
@@ -309,10 +339,9 @@ def uncompiled_programs(
     of_weights,
     {count: program(prefill, weights, cache, *of_spans(count), **drawing) for count in counts},
     program(partial(copy_rows, mesh=model.mesh), cache, *of_spans(spans)[1:3], donate_argnums=0, **keep()),
-    {
-      width: program(stretch, weights, cache, jax.tree.map(given, rows(width)), places(width), **drawing) for width in widths
-    },
+    {width: program(stretch, *drawn_of(width), **drawing) for width in widths},
     (make_weights, allocate),
+    constrained={width: program(stretch, *drawn_of(width), masks(width), **drawing) for width in widths},
     **others,
   )
 
@@ -417,9 +446,12 @@ class _Drawing(NamedTuple):
 
 
 def _stretch(
-  model: Model, vocabulary: Vocabulary | None, nothing: StretchTokens, weights: PyTree, cache: PyTree, rows: Rows
-) -> tuple[PyTree, StretchTokens]:
+  model: Model, vocabulary: Vocabulary | None, nothing: StretchTokens, weights: PyTree, cache: PyTree, rows: Rows,
+  masks: UInt32[Array, "B W"] | None = None,
+) -> tuple[PyTree, StretchTokens]:  # fmt: skip
   """Draws up to k tokens for each row with a budget; `nothing` has the shapes of the output.
+
+  With `masks`, k is 1, and only ids whose bits are set are drawn.
 
   The stretch ends early once rows that have ended have waited for as long as a step of all rows
   takes, which is about what a return to the host costs.
@@ -436,7 +468,8 @@ def _stretch(
     logits, cache, routes = model.extend(weights, *fed, positions=positions)
     if rows.leasts is not None:
       logits = _without_stops(logits, rows.stops.ids, rows.ordinals + state.step < rows.leasts)
-    filtered = filter_logits(logits, temperature=rows.temperatures, top_k=rows.top_ks, top_p=rows.top_ps)
+    allowed = logits if masks is None else jnp.where(_bits(masks, logits.shape[-1]), logits, -jnp.inf)
+    filtered = filter_logits(allowed, temperature=rows.temperatures, top_k=rows.top_ks, top_p=rows.top_ps)
     tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
     lengths = jnp.broadcast_to(state.step + 1, tokens.shape)
     stops = advance_stops(table, state.matching, state.reasons, tokens, lengths=lengths, limits=rows.budgets)
@@ -456,6 +489,12 @@ def _stretch(
   start = _Drawing(jnp.int32(0), jnp.int32(0), cache, rows.tokens, rows.matching, reasons, nothing)
   end = jax.lax.while_loop(is_needed, advance, start)
   return end.cache, end.drawn._replace(reasons=end.reasons, matching=end.matching)
+
+
+def _bits(masks: UInt32[Array, "B W"], size: int) -> Bool[Array, "B V"]:
+  """Returns the first bits of masks."""
+  bits = masks[:, :, None] >> jnp.arange(_WORD, dtype=jnp.uint32) & 1
+  return bits.reshape(len(masks), -1)[:, :size] != 0
 
 
 def _without_stops(logits: Float[Array, "B V"], ids: Int[Array, "B M"], waits: Bool[Array, " B"]) -> Float[Array, "B V"]:

@@ -1,14 +1,36 @@
 """What a client asks of the engine, what it gets, and why a request is refused. Starts no JAX."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int16
+from jaxtyping import Int16, UInt32
 
 from jaxrl_llm.models.image_slots import Pictures
 from jaxrl_llm.types import Params
+
+
+@runtime_checkable
+class GrammarState(Protocol):
+  """Place of one completion in its grammar."""
+
+  def mask(self) -> UInt32[np.ndarray, " words"]:
+    """Returns the ids that may come next: bit i of word w, from the lowest, stands for 32 w + i."""
+    ...
+
+  def advance(self, token: int) -> None:
+    """Takes the next token of the completion."""
+    ...
+
+
+@runtime_checkable
+class Grammar(Protocol):
+  """A set of completions, to which draws are limited token by token."""
+
+  def begin(self) -> GrammarState:
+    """Returns the state of an empty completion."""
+    ...
 
 
 class Request(NamedTuple):
@@ -45,6 +67,8 @@ class Request(NamedTuple):
     prompt_likeliest: Number of likeliest tokens to return with the score of each token of the
       prompt; None for no scores. All of the prompt is then computed, whatever is cached.
     min_tokens: Number of tokens before which no stop id is drawn.
+    grammar: Grammar of the completion, which allows a stop id where it may end; None for no limits.
+      It is obeyed in the engine's own process: no connection to another one carries it.
   """
 
   tokens: Sequence[int]
@@ -66,6 +90,7 @@ class Request(NamedTuple):
   likeliest: int | None = None
   prompt_likeliest: int | None = None
   min_tokens: int = 0
+  grammar: Grammar | None = None
 
   @property
   def cache_salt(self) -> str:
@@ -122,7 +147,7 @@ class Decoded(NamedTuple):
     routes: Experts that each of the S tokens of prompt and completion but the last visited, -1 in
       layers without experts; None if the engine records none.
     kept: Ids that the filters left to draw each token from; None if the engine does not record
-      them, or if the request has no filter.
+      them, or if the request has neither a filter nor a grammar.
     scores: Scores of the ids; None if the request asks for none.
     prompt_scores: Scores of the ids of the prompt but the first; None if the request asks for none.
   """
@@ -142,6 +167,10 @@ class Decoded(NamedTuple):
 
 class QueueFull(Exception):
   """The engine has as many open requests as it takes."""
+
+
+class GrammarError(ValueError):
+  """A grammar has failed, or allows no token to follow. One line."""
 
 
 class ReplayLost(Exception):
@@ -170,6 +199,37 @@ class Pulsing(Protocol):
 
   def pulse(self) -> Pulse:
     """Returns what the engine has done so far."""
+    ...
+
+
+class EngineCounts(NamedTuple):
+  """Requests and tokens of an engine: those that it has now, and all since it was made.
+
+  Attributes:
+    running: Number of requests that have a row.
+    waiting: Number of open requests that have none.
+    rows: Number of rows.
+    ended: Number of requests that have ended, by the reason of `Decoded` or "error".
+    prompt_tokens: Number of tokens of the prompts whose completions have begun.
+    cached_tokens: Number of those whose keys and values were already on the device.
+    drawn_tokens: Number of tokens drawn.
+  """
+
+  running: int
+  waiting: int
+  rows: int
+  ended: Mapping[str, int]
+  prompt_tokens: int
+  cached_tokens: int
+  drawn_tokens: int
+
+
+@runtime_checkable
+class Counting(Protocol):
+  """An engine that counts requests and tokens."""
+
+  def counts(self) -> EngineCounts:
+    """Returns the counts at once, in any thread: they may be those of different moments."""
     ...
 
 
