@@ -14,14 +14,10 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxrl_llm.config import check, entries, fields, renamed
-from jaxrl_llm.messages import did_you_mean, shown
+from jaxrl_llm.messages import UsageError, did_you_mean, shown
 
 # Fields whose value type has changed, with the fix.
 CHANGED = {"remat": "it names a policy: write 'full' for True, 'none' for False"}
-
-
-class UsageError(Exception):
-  """Error for a request that cannot be fulfilled; its message is the lines to print."""
 
 
 class CommandLine(NamedTuple):
