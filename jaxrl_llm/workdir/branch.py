@@ -82,15 +82,16 @@ def _check_replay(fork: Fork, parent: Path, config: Mapping[str, Any], number: i
 
 def _settings_changed(parent: Path, number: int) -> bool:
   """Returns whether a run's config changed, or may have changed, after a checkpoint."""
-  try:
-    lines = (parent / claim.CHANGES).read_text(encoding="utf-8").splitlines()
-  except FileNotFoundError:
+  if not (parent / claim.CHANGES).exists():
     return False
-  record = json.loads((parent / "checkpoints" / str(number) / "record" / "metadata").read_text(encoding="utf-8"))
-  other = fork_of(parent)
-  # A checkpoint that a branch has copied counts the attempts at another run.
-  own = record.get("branched_from") == (other and other._asdict())
-  return bool(lines) and not (own and record["attempts"] >= json.loads(lines[-1])["attempt"])
+  try:
+    changed = json.loads((parent / claim.CHANGES).read_text(encoding="utf-8").splitlines()[-1])["attempt"]
+    record = json.loads((parent / "checkpoints" / str(number) / "record" / "metadata").read_text(encoding="utf-8"))
+    other = fork_of(parent)
+    # A checkpoint that a branch has copied counts the attempts at another run.
+    return record.get("branched_from") != (other and other._asdict()) or record["attempts"] < changed
+  except (OSError, ValueError, LookupError):  # Nothing says that it did not.
+    return True
 
 
 def _refused(what: str, expected: str) -> claim.WorkdirError:

@@ -17,7 +17,7 @@ from jaxrl_llm.workdir import branch as branch_lib
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.metrics import reproducible
 from tests.marks import few
-from tests.runs import VARIED, break_at, column, flags, quick, rows, tiny_config
+from tests.runs import VARIED, break_at, flags, quick, rows, tiny_config
 
 pytestmark = pytest.mark.usefixtures("in_the_checkout")
 # Its checkpoints are those of RL steps 0, 4 and 6.
@@ -27,6 +27,7 @@ SHORT = VARIED | {
   "log.num_table_rows": 0, "log.tensorboard": False,
 }  # fmt: skip
 LAG = {"rollout.staleness": 2, "rollout.slots": 8}
+ADAPTIVE = {"reward.kl_coef": 0.1, "kl.target": 0.01, "kl.horizon": 500}
 IN_FLIGHT = LAG | {"rollout.update_in_flight": "keep"}
 PPO = ("--config.objective.name=ppo", "--config.advantage.estimator=gae")
 SAPO = "--config.objective.name=sapo"
@@ -69,7 +70,7 @@ def files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
 def assert_equal_ends(one: pathlib.Path, other: pathlib.Path, name: str = "gspo", changes: dict | None = None) -> None:
   for phase in ("warm_start", "rl", "eval"):
     assert numbers(one, phase) == numbers(other, phase)
-  assert min(column(one, "actor/grad_norm")) > 0, "without gradients the test would prove little"
+  assert rows(one, "rl")[-1]["actor/grad_norm"] > 0, "without gradients the test would prove little"
   with quick():
     abstract = abstract_arrays(experiment.build_experiment(tiny_config(name, SHORT | (changes or {}))))
     ends = [checkpoint.restore_latest(checkpoint.open_checkpoints(run / "checkpoints"), abstract, moves=False) for run in (one, other)]
@@ -80,11 +81,14 @@ def assert_equal_ends(one: pathlib.Path, other: pathlib.Path, name: str = "gspo"
 
 UNCHANGED = {
   "with a checkpoint": ("gspo", {}, 4, ()),
-  "without one": ("gspo", {}, 5, ()),
+  "without one": ("gspo", {}, 5, ("--config=configs/gspo.py:tiny", *flags(SHORT))),
   "stopped at the fork": ("gspo", {}, 5, (NEUTRAL,)),
   "after the last checkpoint of the lag": ("gspo", IN_FLIGHT, 5, ()),
   "with a checkpoint of the lag": ("gspo", IN_FLIGHT, 4, ()),
   "a lag, stopped at the fork": ("gspo", LAG, 4, (NEUTRAL,)),
+  "a critic and an adaptive coefficient": ("ppo", ADAPTIVE, 5, (NEUTRAL,)),
+  "carried groups": ("gspo", {"rollout.spare_prompts": 2, "rollout.slots": 16}, 5, (NEUTRAL,)),
+  "a curriculum and beliefs": ("gspo", {"task.curriculum": "level", "advantage.estimator": "spo", "rollout.group_size": 1}, 5, (NEUTRAL,)),
   "conversations": ("tools", {}, 5, (NEUTRAL,)),
   "conversations with lag": ("tools", IN_FLIGHT, 5, ()),
 }
@@ -192,6 +196,9 @@ def test_a_step_without_a_way_to_it_is_refused_in_one_line(parent, tmp_path, cap
   shutil.copytree(parent(), tmp_path / "run")
   (run / "checkpoints" / "5" / "manifest.json").write_text("{}")
   assert "found none that is complete" in error(capsys, f"--branch={run}@4", new)
+  (run / "branched_from").mkdir()
+  (run / "branched_from" / "fork.json").write_text(json.dumps({"workdir": "/runs/first", "step": 4}))
+  assert "expected 4 or later, since" in (line := error(capsys, f"--branch={run}@3", new)) and "or branch /runs/first" in line
   assert not (tmp_path / "new").exists() and not list(tmp_path.glob("*.branching"))
 
 
