@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.config.recorded import tuples
 from jaxrl_llm.devices.absent_tpu import skip_absent_tpu
 from jaxrl_llm.messages import MissingPackageError, Problem
 from jaxrl_llm.models import DTYPES, save_hf
@@ -23,7 +24,7 @@ from jaxrl_llm.run.jobs.publish.card import Exported, write_card
 from jaxrl_llm.run.jobs.publish.hub import check_push, push
 from jaxrl_llm.run.setup.experiment import build_experiment
 from jaxrl_llm.run.setup.saved_state import INIT, abstract_arrays, whole_state
-from jaxrl_llm.run.setup.source import judged_by_the_verifier, tuples
+from jaxrl_llm.run.setup.source import judged_by_the_verifier
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.bucket.copies import localize
 

@@ -12,6 +12,8 @@
                     to change first; keeps nothing
   --replay          workdir of a run with config.rollout.update_in_flight, to repeat to the last
                     bit: the same command with another --workdir, on the same devices
+  --branch          WORKDIR@STEP: continue from the state of that run after an RL step, in another
+                    --workdir and with other settings; the run's own ones without --config
   --allow_config_change
                     resume in a --workdir whose run had other settings or devices; each difference
                     is printed and recorded
@@ -32,8 +34,9 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import changes, check, command_line, fields
 from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.config.fork import Fork
 from jaxrl_llm.messages import INTERRUPTED, RESTART, USAGE_ERROR, MissingPackageError, refuse
-from jaxrl_llm.workdir import claim, logs
+from jaxrl_llm.workdir import branch, claim, logs
 from jaxrl_llm.workdir.bucket import address
 from jaxrl_llm.workdir.bucket.copies import localize
 
@@ -53,7 +56,9 @@ def main(argv: Sequence[str]) -> int:
       print(text)
       return 0
     request = command_line.parse(argv)
-    config, workdir, allow_changes = request.config, request.workdir, request.allow_config_change
+    config, workdir, allow_changes, fork = request.config, request.workdir, request.allow_config_change, request.branch
+    if fork is not None and not config_problems(config):
+      branch.check(fork, workdir, config.to_dict())
     if request.dry_run:
       return dry_run(config)
     if messages := config_problems(config):
@@ -61,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     if request.pilot:
       return pilot(config)
     command = shlex.join(["python", "-m", "jaxrl_llm.main", *argv[1:]])
-    options = dict(command=command, allow_changes=allow_changes, replay=request.replay and local(request.replay))
+    options = dict(command=command, allow_changes=allow_changes, replay=request.replay and local(request.replay), fork=fork)
     if not address.is_address(workdir):
       return train_or_tell(config, workdir, **options)
     return train_in_bucket(config, workdir, **options)
@@ -70,7 +75,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def train_or_tell(
-  config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool, replay: Path | None, ready: Callable[[], None] = lambda: None
+  config: ConfigDict,
+  workdir: Path,
+  *,
+  command: str,
+  allow_changes: bool,
+  replay: Path | None,
+  fork: Fork | None,
+  ready: Callable[[], None] = lambda: None,
 ) -> int:
   """Trains in a workdir, or says that the run there is finished. Returns the exit status.
 
@@ -83,7 +95,7 @@ def train_or_tell(
     return 0
   if replay is not None:
     check_replay(config, workdir, replay)
-  return train_in(config, workdir, command=command, allow_changes=allow_changes, replay=replay, ready=ready)
+  return train_in(config, workdir, command=command, allow_changes=allow_changes, replay=replay, fork=fork, ready=ready)
 
 
 def local(replay: Path) -> Path:
@@ -147,7 +159,14 @@ def check_replay(config: ConfigDict, workdir: Path, replay: Path) -> None:
 
 
 def train_in(
-  config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool, replay: Path | None, ready: Callable[[], None]
+  config: ConfigDict,
+  workdir: Path,
+  *,
+  command: str,
+  allow_changes: bool,
+  replay: Path | None,
+  fork: Fork | None,
+  ready: Callable[[], None],
 ) -> int:
   """Starts JAX and trains, together with the run's other processes if there are any.
 
@@ -185,7 +204,8 @@ def train_in(
     starting = job.start_run if replay is None else partial(job.start_run, replay=replay)
     try:
       with hosts.together(plain):
-        run, log = begin_attempt(config, workdir, starting, command=command, ending=ending, allow_changes=allow_changes, note=flags)
+        asked = dict(command=command, allow_changes=allow_changes, fork=fork, note=flags)
+        run, log = begin_attempt(config, workdir, starting, ending=ending, **asked)
         ready()
         try:
           with hosts.interruptible(run.progress.note):
@@ -222,7 +242,14 @@ def tell(error: Exception | str, log: logs.Log) -> None:
 
 
 def begin_attempt(
-  config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool,
+  config: ConfigDict,
+  workdir: Path,
+  start: Callable[..., Any],
+  *,
+  command: str,
+  ending: contextlib.ExitStack,
+  allow_changes: bool,
+  fork: Fork | None,
   note: str,
 ) -> tuple[Any, logs.Log]:
   """Starts an attempt at a run in a workdir that process 0 claims for all processes.
@@ -235,6 +262,7 @@ def begin_attempt(
     ending: Stack that closes the log when the process ends.
     allow_changes: Whether an existing run in the workdir may have had another config or other
       devices.
+    fork: Checked fork of a branch; None for a run of its own.
     note: First line of the log.
 
   Returns:
@@ -248,22 +276,27 @@ def begin_attempt(
 
   from jaxrl_llm.devices import hosts
 
-  is_new, kept = False, None
+  is_new, kept, settings = False, None, config.to_dict()
+  begins = partial(claim.claim, workdir, settings, allow_changes=allow_changes)
+  if fork is not None:
+    begins = partial(branch.create, fork, workdir, settings)
   try:
     hosts.agree(fields.flatten(config) | {"--workdir": str(workdir.absolute())})
-    is_new = hosts.on_main(lambda: claim.claim(workdir, config.to_dict(), allow_changes=allow_changes))
+    is_new = hosts.on_main(begins)
     hosts.on_main(lambda: claim.lock(workdir))
     claim.expect(workdir)
     attempt = hosts.on_main(lambda: logs.number(workdir / "logs"))
     log = ending.enter_context(logs.logged(workdir / "logs", attempt, process=jax.process_index(), command=command))
     log.write(note)
     other = hosts.on_main(lambda: changes.check_devices(workdir, jax.device_count(), allowed=allow_changes))
-    differing = hosts.on_main(lambda: claim.describe_changes(workdir, config.to_dict()))
+    differing = hosts.on_main(lambda: claim.describe_changes(workdir, settings))
+    if is_new and fork is not None:
+      differing = hosts.on_main(lambda: branch.describe(fork, workdir, settings))
     for line in (*differing, *filter(None, [other])):
       if hosts.is_main():
         print(line)
       log.write(line)
-    kept = hosts.on_main(lambda: claim.change(workdir, config.to_dict(), attempt=attempt))
+    kept = hosts.on_main(lambda: claim.change(workdir, settings, attempt=attempt))
     return start(config, workdir, command=command, log=log.write), log
   except (MissingPackageError, ValueError) as error:
     # Otherwise the folder would hold a run with another config, and the corrected command would be

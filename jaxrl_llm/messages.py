@@ -19,6 +19,10 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 
 
+class UsageError(Exception):
+  """Error for a request that cannot be fulfilled; its message is the lines to print."""
+
+
 class MissingPackageError(ImportError):
   """A package that an optional feature needs is not installed. One line, with what to install."""
 

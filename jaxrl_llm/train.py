@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
+from jaxrl_llm.messages import MissingPackageError, UsageError
 from jaxrl_llm.run.observe import garbage
 from jaxrl_llm.run.setup.out_of_memory import explained
 from jaxrl_llm.run.setup.start import Run, start_run
@@ -45,6 +46,7 @@ def proceed(run: Run) -> dict[str, Any]:
     SaveFailedError: If the last checkpoint could not be saved; the run can resume from an earlier
       one.
     OutOfMemoryError: If the run does not fit into a device's memory.
+    UsageError: If a branch cannot start with its own settings.
   """
   explaining, checkpoints = explained(run.config, lambda: run.phases.now), contextlib.closing(run.checkpoints)
   # Restores the terminal and closes the files, however the run ends.
@@ -55,7 +57,26 @@ def proceed(run: Run) -> dict[str, Any]:
     with garbage.exemption() as exempt:
       reinforce(run, exempt)
     require_saved(run)
-  return finish(run)
+  return finish(run) if run.goes_on is None else proceed(leave_fork(run))
+
+
+def leave_fork(run: Run) -> Run:
+  """Starts a branch with its own settings, from the checkpoint that it has just saved.
+
+  Raises:
+    UsageError: If it cannot start with them.
+  """
+  for line in run.trackers.finish():
+    run.progress.note(line)
+  # The restored state takes their place in the devices' memory.
+  run.state = run.reference = run.critic = run.on_sampler = None
+  run.teachers = {}
+  try:
+    following = run.goes_on()
+  except (MissingPackageError, ValueError) as error:
+    raise UsageError(str(error)) from error
+  following.record.attempts = run.record.attempts  # It is the same one.
+  return following
 
 
 def warm_start(run: Run) -> None:
@@ -112,10 +133,10 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
   state from the beginning of the step.
   """
   config, record = run.config, run.record
-  first = record.rl_steps
+  first, end = record.rl_steps, config.num_steps if run.until is None else run.until
   run.progress.start("rl", config.num_steps, done=first)
   ahead = Ahead(run)
-  for step in range(first, config.num_steps):
+  for step in range(first, end):
     # With rollouts in flight, no saved state would let another process begin this step.
     began = position(run) if ahead.is_empty else None
     run.phases.profiler.step(step + 1)
@@ -146,6 +167,6 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
       record.accuracy_final = evaluate(run, step + 1)
       run.compiled.passed("eval")
     run.compiled.passed("rl")
-    end_step(run, saves=saves(config, step), last=last, can_save=ahead.is_empty)
+    end_step(run, saves=saves(config, step) or step + 1 == end, last=last, can_save=ahead.is_empty)
     if step == first:
       exempt()

@@ -9,7 +9,7 @@ import pytest
 from experiments.launch import rows as launch
 from jaxrl_llm import evaluate, main
 from jaxrl_llm.config import check, command_line
-from jaxrl_llm.run.setup.source import run_config
+from jaxrl_llm.config.recorded import run_config
 from jaxrl_llm.workdir import claim
 from tests.runs import ROOT, VARIED, call, quick, rows
 

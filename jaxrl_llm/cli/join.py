@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm import __version__
+from jaxrl_llm.config import recorded
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.messages import INTERRUPTED, RESTART, USAGE_ERROR, MissingPackageError, one_line, refuse
-from jaxrl_llm.run.setup import source as source_lib
 from jaxrl_llm.workdir import claim
 
 _LOOK_S = 0.5
@@ -111,7 +111,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
       raise UsageError(f"--learner: found {args.learner!r}, expected HOST:PORT")
     args.learner = host.strip("[]"), int(port)
-  if source_lib.saved_config(args.workdir) is None:
+  if recorded.saved_config(args.workdir) is None:
     raise UsageError(f"WORKDIR: found {str(args.workdir)!r} without the config.json of a run, expected the --workdir of one")
   return args
 
@@ -123,7 +123,7 @@ def _join(args: argparse.Namespace, leave: threading.Event, is_ready: threading.
   from jaxrl_llm.decoding.apart import gate
   from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
 
-  config, fingerprint = source_lib.run_config(args.workdir), gate.fingerprint_of(args.workdir)
+  config, fingerprint = recorded.run_config(args.workdir), gate.fingerprint_of(args.workdir)
   compilation_cache.cache_compilations()
   xla_flags.set_flags()
   hosts.join_processes()

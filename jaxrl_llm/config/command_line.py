@@ -13,15 +13,11 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrl_llm.config import check, entries, fields, renamed
-from jaxrl_llm.messages import did_you_mean, shown
+from jaxrl_llm.config import check, entries, fields, fork, recorded, renamed
+from jaxrl_llm.messages import UsageError, did_you_mean, shown
 
 # Fields whose value type has changed, with the fix.
 CHANGED = {"remat": "it names a policy: write 'full' for True, 'none' for False"}
-
-
-class UsageError(Exception):
-  """Error for a request that cannot be fulfilled; its message is the lines to print."""
 
 
 class CommandLine(NamedTuple):
@@ -35,6 +31,7 @@ class CommandLine(NamedTuple):
       devices.
     pilot: Whether to only try the untouched model on the run's problems.
     replay: Workdir of a run to repeat; None for a run of its own.
+    branch: Run and RL step to continue from; None for a run of its own.
   """
 
   config: ConfigDict
@@ -43,14 +40,15 @@ class CommandLine(NamedTuple):
   allow_config_change: bool = False
   pilot: bool = False
   replay: Path | None = None
+  branch: fork.Fork | None = None
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
   """Parses the arguments of a command line, beginning with the program's name.
 
   Raises:
-    UsageError: If a config file or field does not exist, a value has the wrong type, or a flag is
-      unknown.
+    UsageError: If a config file or field does not exist, a value has the wrong type, a flag is
+      unknown, or `--branch` names no run and step.
   """
   path, overrides, rest = split(argv[1:])
   # A separate FlagValues for this call: absl's global one would still hold the overrides of an
@@ -60,28 +58,49 @@ def parse(argv: Sequence[str]) -> CommandLine:
   only_print = flags.DEFINE_bool("dry_run", False, "Describe the run without starting it.", flag_values=values)
   pilot = flags.DEFINE_bool("pilot", False, "Try the untouched model on the run's problems.", flag_values=values)
   replay = flags.DEFINE_string("replay", None, "Folder of a run to repeat.", flag_values=values)
+  branch = flags.DEFINE_string("branch", None, "Run and step to continue from.", flag_values=values)
   changes = flags.DEFINE_bool("allow_config_change", False, "Resume with other settings.", flag_values=values)
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
-    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --replay=DIR, --dry_run, --pilot, --allow_config_change"
-    raise UsageError(f"{error}; flags are {known} and --help_fields") from error
+    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --replay=DIR, --branch=DIR@STEP, --dry_run, --pilot"
+    raise UsageError(f"{error}; flags are {known}, --allow_config_change and --help_fields") from error
   if strays:
     raise UsageError(
       f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote values that contain "
       "spaces)"
     )
-  if not path:
+  begins = None if branch.value is None else _branch(branch.value, workdir.value, replay=replay.value, pilot=pilot.value)
+  if not path and begins is None:
     raise UsageError(f"--config is missing; for instance --config=configs/gspo.py (available: {available()})")
   if changes.value and not workdir.value:
     raise UsageError("--allow_config_change: found no --workdir, expected the folder of the run to resume")
-  config = override(load(path), overrides)
+  config = override(load(path) if path else recorded.run_config(fork.origin(begins, Path(workdir.value))), overrides)
   if replay.value is not None and not workdir.value:
     raise UsageError("--replay: found no --workdir, expected a folder for the run that repeats the other one")
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
   folder, repeated = Path(workdir.value or f"runs/{name}{suffix(settings)}"), replay.value and Path(replay.value)
-  return CommandLine(config, folder, only_print.value, changes.value, pilot.value, repeated)
+  return CommandLine(config, folder, only_print.value, changes.value, pilot.value, repeated, begins)
+
+
+def _branch(text: str, workdir: str | None, *, replay: str | None, pilot: bool) -> fork.Fork:
+  """Returns the fork that `--branch` names.
+
+  Raises:
+    UsageError: If it names none, or another flag does not go with it.
+  """
+  if not workdir or "://" in workdir:
+    raise UsageError(f"--branch: found {f'--workdir={workdir}' if workdir else 'no --workdir'}, expected a new folder for the branch")
+  if replay is not None or pilot:
+    raise UsageError(f"--branch: found {'--pilot' if pilot else '--replay'} as well, expected one of the two")
+  try:
+    begins = fork.parse(text)
+  except ValueError as error:
+    raise UsageError(str(error)) from error
+  if recorded.saved_config(fork.origin(begins, Path(workdir))) is None:
+    raise UsageError(f"--branch: found no RL run in {begins.workdir}, expected WORKDIR@STEP, as in runs/gspo@412")
+  return begins
 
 
 def help_text(argv: Sequence[str], usage: str) -> str | None:

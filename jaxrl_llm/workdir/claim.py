@@ -13,11 +13,12 @@ from typing import Any
 from jaxrl_llm.config import changes as changes_lib
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import flatten, table_of, unread_defaults
+from jaxrl_llm.config.fork import fork_of
 from jaxrl_llm.workdir import disk
 
-_MARKER, _LOCK = "config.json", ".lock"
-_HALF = (f"{_MARKER}.tmp", "config.tmp")  # The second is that of earlier versions.
-_CHANGES = "config_changes.jsonl"
+MARKER, _LOCK = "config.json", ".lock"
+_HALF = (f"{MARKER}.tmp", "config.tmp")  # The second is that of earlier versions.
+CHANGES = "config_changes.jsonl"
 _locked: dict[Path, Any] = {}  # Open files: closing one releases its lock.
 
 
@@ -38,17 +39,17 @@ def check_claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool
     WorkdirError: If the folder cannot be read, holds something else, or holds a run with another
       config.
   """
-  marker = workdir / _MARKER
+  marker = workdir / MARKER
   try:
     if marker.exists():
       return _refuse_changes(marker, config, allow_changes)
     # Another process of this run may be claiming the folder at this moment.
-    strangers = sorted(path.name for path in workdir.iterdir() if path.name not in (_MARKER, *_HALF, _LOCK)) if workdir.exists() else []
+    strangers = sorted(path.name for path in workdir.iterdir() if path.name not in (MARKER, *_HALF, _LOCK)) if workdir.exists() else []
   except OSError as error:
     raise _unusable(workdir, error) from error
   if strangers:
     shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
-    raise WorkdirError(f"--workdir={workdir}: found {shown} but no {_MARKER}, expected an empty folder or a run; choose another")
+    raise WorkdirError(f"--workdir={workdir}: found {shown} but no {MARKER}, expected an empty folder or a run; choose another")
 
 
 def claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = False) -> bool:
@@ -68,11 +69,11 @@ def claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = Fal
       config.
   """
   check_claim(workdir, config, allow_changes=allow_changes)
-  if (workdir / _MARKER).exists():
+  if (workdir / MARKER).exists():
     return False
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    disk.replace(workdir / _MARKER, json.dumps(config, indent=2) + "\n")
+    disk.replace(workdir / MARKER, json.dumps(config, indent=2) + "\n")
   except OSError as error:
     raise _unusable(workdir, error) from error
   return True
@@ -87,7 +88,7 @@ def expect(workdir: Path, *, seconds: float = 30.0) -> None:
     WorkdirError: If the folder does not appear in time.
   """
   until = time.monotonic() + seconds
-  while not (workdir / _MARKER).exists():
+  while not (workdir / MARKER).exists():
     if time.monotonic() > until:
       raise WorkdirError(
         f"--workdir={workdir}: this process does not see the run of process 0; expected a folder that all processes share"
@@ -130,11 +131,13 @@ def unlock(workdir: Path) -> None:
 
 
 def release(workdir: Path) -> None:
-  """Undoes a new `claim` on a folder in which no training has begun."""
+  """Undoes a new `claim` on a folder, or a new branch, in which no training has begun."""
   unlock(workdir)
+  if fork_of(workdir) is not None:  # All in it was copied.
+    return shutil.rmtree(workdir, ignore_errors=True)
   (workdir / _LOCK).unlink(missing_ok=True)
   shutil.rmtree(workdir / "logs", ignore_errors=True)
-  (workdir / _MARKER).unlink(missing_ok=True)
+  (workdir / MARKER).unlink(missing_ok=True)
   with contextlib.suppress(OSError):  # Not empty: the other files belong to the user.
     workdir.rmdir()
 
@@ -148,18 +151,26 @@ def changes(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, An
 
   Each field comes with its old and its new value. Without a run in the folder, there are none.
   """
-  marker = workdir / _MARKER
+  marker = workdir / MARKER
   return changes_lib.differences(*_both(marker, config)) if marker.exists() else {}
 
 
-def describe_changes(workdir: Path, config: Mapping[str, Any]) -> list[str]:
-  """Returns a line for each of the `changes`, and one if they move the learning rate."""
+def describe_changes(workdir: Path, config: Mapping[str, Any], *, number: int | None = None) -> list[str]:
+  """Returns a line for each of the `changes`, and one if they move the learning rate.
+
+  Args:
+    workdir: Folder of a run.
+    config: Resolved config.
+    number: Number of the checkpoint after which the config applies; None is the newest in the
+      folder.
+  """
   if not (changed := changes(workdir, config)):
     return []
   from jaxrl_llm.learner.schedules import rate_change
 
-  step, _ = changes_lib.written_on(workdir) or (0, None)
-  rate = rate_change(*_both(workdir / _MARKER, config), step)
+  if number is None:
+    number, _ = changes_lib.written_on(workdir) or (0, None)
+  rate = rate_change(*_both(workdir / MARKER, config), number)
   return [f"config.{field}: {was!r} -> {now!r}" for field, (was, now) in changed.items()] + ([] if rate is None else [rate])
 
 
@@ -180,9 +191,9 @@ def change(workdir: Path, config: Mapping[str, Any], *, attempt: int) -> str | N
     return None
   kept = next(path for n in range(1, 10_000) if not (path := workdir / f"config.{n}.json").exists())
   try:
-    shutil.copyfile(workdir / _MARKER, kept)
-    disk.replace(workdir / _MARKER, json.dumps(config, indent=2) + "\n")
-    with open(workdir / _CHANGES, "a", encoding="utf-8") as file:
+    shutil.copyfile(workdir / MARKER, kept)
+    disk.replace(workdir / MARKER, json.dumps(config, indent=2) + "\n")
+    with open(workdir / CHANGES, "a", encoding="utf-8") as file:
       file.write(json.dumps({"attempt": attempt, "before": kept.name, "changes": {f: list(pair) for f, pair in changed.items()}}) + "\n")
   except OSError as error:
     raise _unusable(workdir, error) from error
@@ -191,11 +202,11 @@ def change(workdir: Path, config: Mapping[str, Any], *, attempt: int) -> str | N
 
 def change_back(workdir: Path, kept: str) -> None:
   """Undoes `change` for a run that could not start."""
-  (workdir / kept).replace(workdir / _MARKER)
-  lines = (workdir / _CHANGES).read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
-  (workdir / _CHANGES).write_text("".join(lines), encoding="utf-8")
+  (workdir / kept).replace(workdir / MARKER)
+  lines = (workdir / CHANGES).read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
+  (workdir / CHANGES).write_text("".join(lines), encoding="utf-8")
   if not lines:
-    (workdir / _CHANGES).unlink()
+    (workdir / CHANGES).unlink()
 
 
 def _both(marker: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -217,7 +228,7 @@ def recorded_config(workdir: Path, config: Mapping[str, Any]) -> dict[str, Any] 
 
   The result is None if it means something else than `config`, or there is none.
   """
-  marker = workdir / _MARKER
+  marker = workdir / MARKER
   if not marker.is_file() or changes_lib.differences(*_both(marker, config)):
     return None
   return json.loads(marker.read_text())

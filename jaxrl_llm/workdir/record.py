@@ -55,6 +55,7 @@ class Record:
       (RL).
     batch_sizes: Numbers of prompts and demonstrations per step, the units of their iterators (RL).
     alarms: State of the alarms, an `alarms.State` (RL).
+    branched_from: Fork of the branch, a `fork.Fork` by field; None for a run of its own (RL).
     batch_pairs: Number of pairs per step, the unit of their iterator (reward model).
     unknown: Other keys of a restored record, which another version wrote. They are saved again.
   """
@@ -87,13 +88,14 @@ class Record:
   predicted_memory_gb: float | None = None
   batch_sizes: dict[str, int] | None = None
   alarms: dict[str, Any] | None = None
+  branched_from: dict[str, Any] | None = None
   batch_pairs: int | None = None
   unknown: dict[str, Any] = field(default_factory=dict)
 
 
 _OF_ONE_JOB = (
   "teacher", "kl_coef", "kl_coef_began", "entropy_coef", "entropy_coef_began", "role_baselines", "beliefs",
-  "predicted_memory_gb", "batch_sizes", "alarms", "batch_pairs",
+  "predicted_memory_gb", "batch_sizes", "alarms", "branched_from", "batch_pairs",
 )  # fmt: skip
 
 
@@ -116,14 +118,22 @@ def resumed(fresh: Record, saved: Mapping[str, Any]) -> Record:
   Args:
     fresh: Record with which the attempt would start a new run. It supplies the fields that the
       saved one lacks.
-    saved: JSON object of a checkpoint.
+    saved: JSON object of a checkpoint. If it is that of the run which this one branches, the
+      attempt is the first one at the branch.
 
   Example:
     >>> record = resumed(Record("again", kl_coef=0.1), {"command": "first", "attempts": 1, "rl_steps": 7, "moon": "full"})
     >>> record.command, record.attempts, record.rl_steps, record.kl_coef, record.unknown
     ('first', 2, 7, 0.1, {'moon': 'full'})
+    >>> begun = Record("branch", branched_from={"workdir": "/runs/a", "step": 7})
+    >>> record = resumed(begun, {"command": "first", "attempts": 4, "rl_steps": 7})
+    >>> record.command, record.attempts, record.rl_steps
+    ('branch', 1, 7)
   """
   names = {each.name for each in fields(Record)} - {"unknown"}
   known = {name: value for name, value in saved.items() if name in names}
   unknown = {name: value for name, value in saved.items() if name not in names}
-  return replace(fresh, **known | {"attempts": saved["attempts"] + 1}, unknown=unknown)
+  known["attempts"] = saved["attempts"] + 1
+  if fresh.branched_from != saved.get("branched_from"):
+    known |= {name: getattr(fresh, name) for name in ("command", "started", "attempts", "branched_from")}
+  return replace(fresh, **known, unknown=unknown)

@@ -140,6 +140,7 @@ def write_summary(workdir: Path | None, record: Record, *, objective: str, num_p
     "alarms": (record.alarms or {}).get("counts", {}),  # Number of times that each has begun.
     "attempts": record.attempts,
     "command": record.command,
+    "branched_from": record.branched_from,
     "started": record.started,
     "finished": utc_now() if status != "running" else None,
     "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} host cores",

@@ -6,9 +6,8 @@ import pytest
 
 from configs import reward_model
 from jaxrl_llm import main
-from jaxrl_llm.config import check, command_line, fields, renamed
+from jaxrl_llm.config import check, command_line, fields, recorded, renamed
 from jaxrl_llm.run.jobs.reward_model.check import job_problems
-from jaxrl_llm.run.setup import source
 from tests.runs import ROOT, tiny_config
 
 OLD = "config.learner.micro_batches"
@@ -93,4 +92,4 @@ def test_a_run_with_the_old_field_can_be_evaluated(tmp_path, capsys):
   del saved["learner"]["rows_per_device"]
   saved["learner"]["micro_batches"] = 4
   (tmp_path / "config.json").write_text(json.dumps(saved))
-  assert source.run_config(tmp_path).learner.rows_per_device is None and "earlier version" not in capsys.readouterr().out
+  assert recorded.run_config(tmp_path).learner.rows_per_device is None and "earlier version" not in capsys.readouterr().out

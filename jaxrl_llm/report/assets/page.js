@@ -11,6 +11,7 @@ function showHead(host, header) {
   const params = isNumber(header.num_params) ? `, ${format(header.num_params)} parameters` : "";
   const sub = [header.model && `model ${header.model}${params}`, header.device, header.attempts > 1 && `${header.attempts} attempts`,
     header.started && `started ${header.started}`,
+    header.branched_from && `branched from ${header.branched_from.workdir} after RL step ${header.branched_from.step}`,
     header.finished && `ended ${header.finished}`, `workdir ${header.workdir}`];
   host.append(make("div", { class: "title" }, make("h1", {}, title), make("span", { class: `pill ${tone}` }, status)),
     make("p", { class: "sub" }, sub.filter(Boolean).map(visible).join(" · ")),

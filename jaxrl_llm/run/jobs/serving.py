@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from jaxrl_llm.config import recorded
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.devices.mesh import make_mesh, param_shardings
@@ -79,7 +80,7 @@ def _mesh(tensor: int) -> Mesh | None:
 
 
 def _of_run(source: Source, tensor: int) -> Opened:
-  config = source_lib.run_config(source.path)
+  config = recorded.run_config(source.path)
   if problems := config_problems(config):
     raise ValueError("\n".join(problems))
   experiment = build_experiment(config)

@@ -1,7 +1,8 @@
 """A run in progress: its parts, and how it starts or resumes from a checkpoint."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrl_llm.advantages.estimators import first_baselines
-from jaxrl_llm.config import entries, sizes
+from jaxrl_llm.config import entries, fork, recorded, sizes
 from jaxrl_llm.config.fields import flatten, given
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compilation import CompileCounter
@@ -33,7 +34,7 @@ from jaxrl_llm.tasks.curriculum import CurriculumStream
 from jaxrl_llm.tasks.files import report
 from jaxrl_llm.tasks.pipeline import example_iterator, prompt_notes
 from jaxrl_llm.types import Params, TrainState
-from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir import branch, checkpoint
 from jaxrl_llm.workdir.claim import recorded_config
 from jaxrl_llm.workdir.metrics import MetricWriter, SampleWriter
 from jaxrl_llm.workdir.record import Record
@@ -69,6 +70,10 @@ class Run:
   # Weights last moved to the sampler; None before the first move, and if sampler and learner share
   # devices.
   on_sampler: SamplerWeights | None = None
+  # Last RL step of a branch that still has the settings of the run it began with, and what starts
+  # it with its own settings from the checkpoint of that step.
+  until: int | None = None
+  goes_on: Callable[[], "Run"] | None = None
 
   @property
   def num_params(self) -> int:
@@ -94,8 +99,11 @@ def start_run(
   command: str = "",
   log: Callable[[str], None] = lambda line: None,
   replay: Path | None = None,
+  until: int | None = None,
 ) -> Run:
   """Builds the experiment and starts it, or restores it from the newest checkpoint of `workdir`.
+
+  A branch that has not reached its fork starts with the settings of the run that it continues.
 
   Args:
     config: Checked config; see `config.check`. The run's own has every size set.
@@ -103,6 +111,7 @@ def start_run(
     command: Command as the user typed it, for the summary.
     log: Function called with every line of the screen.
     replay: Workdir of a run with `rollout.update_in_flight` to repeat; None for a run of its own.
+    until: RL step after which to stop with a checkpoint; None for `config.num_steps`.
 
   Raises:
     ValueError: If a dataset or checkpoint is damaged, the mesh does not fit the devices or the
@@ -110,6 +119,9 @@ def start_run(
       processes.
     OutOfMemoryError: If the devices are too small for the first state.
   """
+  if until is None and (fork_step := hosts.on_main(lambda: branch.pending(workdir, config.to_dict()))) is not None:
+    begun = start_run(recorded.run_config(workdir / fork.FOLDER), workdir, command=command, log=log, until=fork_step)
+    return replace(begun, goes_on=partial(start_run, config, workdir, command=command, log=log))
   check_processes(config, jax.process_count())
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
   with explained(config, lambda: "start"):
@@ -121,13 +133,16 @@ def start_run(
     own |= dict(entropy_coef=entropy_coef, entropy_coef_began=entropy_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
     own["role_baselines"] = first_baselines(config.advantage.estimator, **given(config.advantage, "estimator", "whiten"))
     own["beliefs"] = {} if "beliefs" in experiment.estimator.needs else None
-    own["teacher"] = fingerprint(experiment.teachers)
+    own["teacher"], begins = fingerprint(experiment.teachers), fork.fork_of(workdir)
+    own["branched_from"] = begins and begins._asdict()
     vocab_size, open_rows = experiment.learner.model.config.vocab_size, "learner.row_buckets" in sizes.open_sizes(asked)
     predicted = footprint(config, vocab_size)
     chosen += shortage(config, predicted, experiment.mesh, vocab_size=vocab_size, open_rows=open_rows)
     first = first_record(config, command, experiment.task, predicted_memory_gb=predicted.peak / 1e9, **own)
     opened = open_workdir(config, workdir, first, abstract_arrays(experiment), iterators=Data._fields, data="problems")
     record = opened.record
+    if until is None and hosts.on_main(lambda: branch.pending(workdir, asked.to_dict())) is not None:
+      raise ValueError(f"{workdir}: found no undamaged checkpoint of the fork; the same command repeats the steps up to it")
     if opened.arrays is None:
       state, reference, critic = fresh_state(experiment, key)
     else:
@@ -178,6 +193,7 @@ def start_run(
     trackers=trackers,
     compiled=compiled,
     grader=make_grader(config, experiment.rewards, judgements=workdir / "judgements"),
+    until=until,
   )
 
 
@@ -204,7 +220,7 @@ def open_schedule(config: ConfigDict, workdir: Path, record: Record, replay: Pat
     if not {batch.settings for batch in repeated} <= alike(replay):
       raise ValueError(f"--replay: found another config in {replay}, expected the same one: the command is in its summary.json")
   folder = workdir if hosts.is_main() else None  # Process 0 plays, reads and writes.
-  return schedule.Schedule(folder, settings, first=record.rl_steps, repeated=repeated, alike=alike(workdir))
+  return schedule.Schedule(folder, settings, first=record.rl_steps, repeated=repeated, alike=alike(workdir) | alike(workdir / fork.FOLDER))
 
 
 class Data(NamedTuple):

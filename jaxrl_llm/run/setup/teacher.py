@@ -8,7 +8,7 @@ import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config import policy
+from jaxrl_llm.config import policy, recorded
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.models import Model, ModelConfig, load_params, read_config, trainable
@@ -71,7 +71,7 @@ def _find(path: str, setting: str, config: ConfigDict) -> Teacher:
   section = config.teacher
   try:
     source = source_lib.find(path)
-    run = source_lib.run_config(source.path) if source.kind == "run" else None
+    run = recorded.run_config(source.path) if source.kind == "run" else None
   except UsageError as error:
     raise ValueError(str(error).replace("--checkpoint", setting, 1)) from error
   try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config import check, command_line
+from jaxrl_llm.config import check, command_line, recorded
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.config.fields import FIELDS, flatten, unread_defaults
 from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_samples
@@ -87,7 +87,7 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
     if missing := [field for field in FIELDS if field not in flatten(config)]:
       raise UsageError(f"--config={path}: found no {missing[0]}, expected the config of a policy, made by configs.common")
   elif source.kind == "run":
-    config = source_lib.run_config(source.path)
+    config = recorded.run_config(source.path)
   else:
     raise UsageError(
       f"--config is missing; for instance --config=configs/gspo.py (available: {command_line.available()}); only a "
