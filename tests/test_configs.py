@@ -15,8 +15,9 @@ from tests.runs import ROOT, rows, run_here, tiny_config
 
 # A reward model's config has fields of its own: tests/run/reward_model/test_training.py.
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "reward_model"))
-# opd needs a teacher: tests/run/test_teacher.py.
-RL_NAMES = [name for name in NAMES if name not in ("sft", "opd")]
+# opd needs a teacher: tests/run/test_teacher.py. self_play has problems and rewards of its own:
+# tests/rollouts/environments/test_proposer.py.
+RL_NAMES = [name for name in NAMES if name not in ("sft", "opd", "self_play")]
 
 # Metrics of every RL row, for all objectives.
 RL_METRICS = """
@@ -45,7 +46,7 @@ OWN_METRICS = {
 # All other configs are named after their objective.
 OBJECTIVE_OF = {
   "tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce", "scale_rl": "cispo", "default_2026": "cispo",
-  "opd": "dapo",
+  "opd": "dapo", "self_play": "gspo_token",
 }
 
 
