@@ -78,15 +78,15 @@ def train_or_tell(
   config: ConfigDict,
   workdir: Path,
   *,
-  command: str,
   allow_changes: bool,
   replay: Path | None,
-  fork: Fork | None,
   ready: Callable[[], None] = lambda: None,
+  **options: Any,
 ) -> int:
   """Trains in a workdir, or says that the run there is finished. Returns the exit status.
 
-  `ready` is called once the run has resumed from its checkpoint, or is found finished.
+  `ready` is called once the run has resumed from its checkpoint, or is found finished. The other
+  options are those of `train_in`.
   """
   claim.check_claim(workdir, config.to_dict(), allow_changes=allow_changes)
   if claim.is_finished(workdir) and not claim.changes(workdir, config.to_dict()):
@@ -95,7 +95,7 @@ def train_or_tell(
     return 0
   if replay is not None:
     check_replay(config, workdir, replay)
-  return train_in(config, workdir, command=command, allow_changes=allow_changes, replay=replay, fork=fork, ready=ready)
+  return train_in(config, workdir, allow_changes=allow_changes, replay=replay, ready=ready, **options)
 
 
 def local(replay: Path) -> Path:

@@ -46,6 +46,14 @@ def counted_tokens(mask: ArrayLike, other_name: str, other: Array) -> Bool[Array
   return of_shape("mask", jnp.asarray(mask), other_name, other) > 0
 
 
+def booleans(name: str, x: ArrayLike, other_name: str, other: Array) -> Bool[Array, "..."]:
+  """Returns `x`, or raises a ValueError if it has another shape than `other` or no booleans."""
+  x = of_shape(name, jnp.asarray(x), other_name, other)
+  if x.dtype != bool:
+    raise ValueError(f"{name}: found {x.dtype}, expected bool")
+  return x
+
+
 def whole_number(name: str, x: int, *, low: int, high: int | None = None, because: str = "") -> int:
   """Returns `x`, or raises a ValueError if it is not an integer from `low` to `high`."""
   if isinstance(x, bool) or not isinstance(x, numbers.Integral) or x < low or (high is not None and x > high):

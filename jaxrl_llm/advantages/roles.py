@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxrl_llm.advantages.inputs import counted_tokens, fraction, of_shape, real
+from jaxrl_llm.advantages.inputs import booleans, counted_tokens, fraction, real
 
 
 def role_advantages(
@@ -49,9 +49,7 @@ def role_advantages(
     of the roles.
   """
   rewards = real("step_rewards", step_rewards, shape="[N, R]", ndim=2)
-  ends = of_shape("step_ends", jnp.asarray(step_ends), "step_rewards", rewards)
-  if ends.dtype != bool:
-    raise ValueError(f"step_ends: found {ends.dtype}, expected bool")
+  ends = booleans("step_ends", step_ends, "step_rewards", rewards)
   counted = counted_tokens(mask, "step_rewards", rewards)
   baselines = real("baselines", baselines, shape="[P]", ndim=1)
   fraction("decay", decay)

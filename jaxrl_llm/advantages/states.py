@@ -6,7 +6,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.advantages.group import group_advantages
-from jaxrl_llm.advantages.inputs import at_least_zero, counted_tokens, divide, of_shape, real
+from jaxrl_llm.advantages.inputs import at_least_zero, booleans, counted_tokens, divide, of_shape, real
 from jaxrl_llm.advantages.temporal import returns_to_go
 
 
@@ -116,9 +116,8 @@ def hierarchical_advantages(
     [[1.0, 0.5], [1.0, -0.5], [-2.0, 0.0]]
 
   Note:
-    The comparison is that of prime-rl's `hierarchical_grpo` (pull request 3138), whose environments
-    pay their proposers themselves. Here 4p(1 − p) does, the variance of an attempt's reward in
-    units of the largest.
+    The comparison is that of prime-rl's `hierarchical_grpo` (pull request 3138). The reward of a
+    proposal is ours: 4p(1 − p) is the variance of an attempt's reward, in units of the largest.
   """
   at_least_zero("challenge", challenge)
   rewards, ends, states, _ = _steps(step_rewards, step_ends, step_states, mask)
@@ -186,9 +185,7 @@ def _steps(
 ) -> tuple[Float[Array, "N R"], Bool[Array, "N R"], Int[Array, "N R"], Bool[Array, "N R"]]:
   """Returns the checked rewards, the ends that count, the states, and the counted tokens."""
   rewards = real("step_rewards", step_rewards, shape="[N, R]", ndim=2)
-  ends = of_shape("step_ends", jnp.asarray(step_ends), "step_rewards", rewards)
-  if ends.dtype != bool:
-    raise ValueError(f"step_ends: found {ends.dtype}, expected bool")
+  ends = booleans("step_ends", step_ends, "step_rewards", rewards)
   states = of_shape("step_states", jnp.asarray(step_states), "step_rewards", rewards)
   if not jnp.issubdtype(states.dtype, jnp.integer):
     raise ValueError(f"step_states: found {states.dtype}, expected whole numbers")

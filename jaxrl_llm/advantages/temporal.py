@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm.advantages.inputs import at_least_zero, counted_tokens, divide, fraction, of_shape, real, whole_groups
+from jaxrl_llm.advantages.inputs import at_least_zero, booleans, counted_tokens, divide, fraction, of_shape, real, whole_groups
 from jaxrl_llm.advantages.statistics import centred
 
 
@@ -50,9 +50,7 @@ def step_advantages(
     DeepSeekMath (GRPO), arXiv:2402.03300, 2024, section 4.1.3.
   """
   rewards = real("step_rewards", step_rewards, shape="[N, R]", ndim=2)
-  ends = of_shape("step_ends", jnp.asarray(step_ends), "step_rewards", rewards)
-  if ends.dtype != bool:
-    raise ValueError(f"step_ends: found {ends.dtype}, expected bool")
+  ends = booleans("step_ends", step_ends, "step_rewards", rewards)
   counted = counted_tokens(mask, "step_rewards", rewards)
   whole_groups("step_rewards", rewards.shape[0], group_size, rewards.shape, "[N, R]")
   at_least_zero("eps", eps)
