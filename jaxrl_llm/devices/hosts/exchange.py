@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from jaxtyping import Float
 WAIT_SECONDS = 300
 """Default number of seconds to wait for the other processes."""
 
+_AT_LEAST = 0.1  # Seconds to wait for a text that may be there already.
+_MARGIN = 10.0  # Seconds that process 0 may take to answer after all have answered it.
 _BLOCK = 64  # Number of messages of a channel that are forgotten together.
 _AT_ONCE = 1 << 27  # Bytes of an array that is copied to the host in one piece.
 _NOTICE = "RECEIVED_PREEMPTION_NOTICE"  # Key of the notice in XLA's coordination service.
@@ -114,6 +117,7 @@ def gather_under(key: str, text: str, *, seconds: float = WAIT_SECONDS) -> list[
   """Gathers the texts of all processes, in the order of the processes, under a key of their own.
 
   Unlike `gather_text`, it needs no common order of exchanges, so a background thread may call it.
+  The number of messages grows as the number of processes does.
 
   Args:
     key: Key of the exchange, the same in all processes and never used again.
@@ -121,23 +125,54 @@ def gather_under(key: str, text: str, *, seconds: float = WAIT_SECONDS) -> list[
     seconds: Seconds to wait for the others.
 
   Raises:
-    TimeoutError: If a process has not answered by then.
+    TimeoutError: In all processes, if one has not answered by then; it names the first of those.
   """
   state = run_state()
   if state.num_processes == 1:
     return [text]
   of = lambda index: f"jaxrl_llm/{key}/{index}"
   state.client.key_value_set(of(state.process_id), text)
-  texts = []
-  for index in range(state.num_processes):
-    try:
-      texts.append(state.client.blocking_key_value_get(of(index), int(seconds * 1000)))
-    except jax.errors.JaxRuntimeError as error:
-      if "DEADLINE_EXCEEDED" not in str(error):
-        raise
-      waited = f"has not answered within {seconds:g} s (waiting for its {key!r})"
-      raise TimeoutError(f"process {index} of {state.num_processes} {waited}") from error
-  return texts
+  # Process 0 gathers and answers all others at once. If each process read from each, messages would
+  # grow with the square of their number.
+  if state.process_id == 0:
+    answer = _gathered(of, text, seconds)
+    state.client.key_value_set(of("all"), json.dumps(answer))
+  else:
+    answer = json.loads(_received(of("all"), seconds) or _late_answer(of, seconds))
+  if "missing" in answer:
+    waited = f"has not answered within {seconds:g} s (waiting for its {key!r})"
+    raise TimeoutError(f"process {answer['missing']} of {state.num_processes} {waited}")
+  return answer["texts"]
+
+
+def _gathered(of: Callable[[int | str], str], text: str, seconds: float) -> dict[str, Any]:
+  """Returns the texts of all processes, or the first of those that have not answered in time."""
+  texts, until = [text], time.monotonic() + seconds
+  for index in range(1, run_state().num_processes):
+    received = _received(of(index), max(until - time.monotonic(), _AT_LEAST))
+    if received is None:
+      return {"missing": index}
+    texts.append(received)
+  return {"texts": texts}
+
+
+def _late_answer(of: Callable[[int | str], str], seconds: float) -> str:
+  """Waits for an answer of process 0 that has not come in time, because it came late itself.
+
+  It then waits for the others from that time on, and answers in any case.
+  """
+  has_come = _received(of(0), _AT_LEAST) is not None
+  return (has_come and _received(of("all"), seconds + _MARGIN)) or json.dumps({"missing": 0})
+
+
+def _received(key: str, seconds: float) -> str | None:
+  """Returns the text under a key, or None if there is none within the time."""
+  try:
+    return run_state().client.blocking_key_value_get(key, int(seconds * 1000))
+  except jax.errors.JaxRuntimeError as error:
+    if "DEADLINE_EXCEEDED" not in str(error):
+      raise
+    return None
 
 
 def forget(key: str) -> None:

@@ -1,8 +1,12 @@
 """Tests of joining and exchange: one process alone, and two real ones over loopback."""
 
+import concurrent.futures
 import json
 import subprocess
 import sys
+import threading
+import time
+import types
 
 import jax
 import numpy as np
@@ -158,6 +162,71 @@ def test_two_processes_exchange_what_they_have_and_end_together():
     assert "error: process 1 of 2: the verifier broke\nerror: process 1 of 2: at once\n" in process.stderr
     assert "Traceback" not in process.stderr
   assert "error: process 0 of 2: ends with it" in both[0].stderr
+
+
+class Client:
+  """Keys and texts of XLA's coordination service in this process, with the number of calls."""
+
+  def __init__(self):
+    self.texts, self.calls, self.changed = {}, 0, threading.Condition()
+
+  def key_value_set(self, key, text):
+    with self.changed:
+      self.texts[key], self.calls = text, self.calls + 1
+      self.changed.notify_all()
+
+  def blocking_key_value_get(self, key, milliseconds):
+    with self.changed:
+      self.calls += 1
+      if not self.changed.wait_for(lambda: key in self.texts, milliseconds / 1000):
+        raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
+      return self.texts[key]
+
+
+@pytest.fixture
+def processes(monkeypatch):
+  """Function `(number, gather) -> outcomes` that calls `gather(index)` in threads, as processes."""
+  client, own = Client(), threading.local()
+  monkeypatch.setattr(hosts.exchange, "run_state", lambda: own.state)
+
+  def run(count, gather, absent=()):
+    def process(index):
+      own.state = types.SimpleNamespace(process_id=index, num_processes=count, client=client)
+      try:
+        return gather(index)
+      except TimeoutError as error:
+        return str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+      return list(pool.map(process, [index for index in range(count) if index not in absent])), client
+
+  return run
+
+
+def test_messages_grow_as_the_number_of_processes_does(processes):
+  texts = [f'"{index}' if index % 3 else "" for index in range(64)]
+  outcomes, client = processes(64, lambda index: hosts.gather_under("here", texts[index]))
+  assert outcomes == [texts] * 64
+  assert client.calls == 3 * 64 - 1, "each sets one text and gets one answer, and process 0 gets all texts"
+
+
+@pytest.mark.parametrize("absent", [0, 2, 3])
+def test_all_processes_learn_who_has_not_answered(processes, absent):
+  outcomes, _ = processes(4, lambda index: hosts.gather_under("here", "", seconds=0.2), absent={absent})
+  assert outcomes == [f"process {absent} of 4 has not answered within 0.2 s (waiting for its 'here')"] * 3
+
+
+def test_a_late_process_0_still_names_the_absent_one(processes, monkeypatch):
+  """The others have waited for their time when it comes, and wait for its answer."""
+  monkeypatch.setattr(hosts.exchange, "_AT_LEAST", 1.0)
+
+  def gather(index):
+    if index == 0:
+      time.sleep(0.6)
+    return hosts.gather_under("here", "", seconds=0.2)
+
+  outcomes, _ = processes(3, gather, absent={2})
+  assert outcomes == ["process 2 of 3 has not answered within 0.2 s (waiting for its 'here')"] * 2
 
 
 def test_a_coordinator_that_never_comes():
