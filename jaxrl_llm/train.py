@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm.devices.mesh import place_tokens
@@ -100,10 +99,10 @@ def imitate(run: Run) -> list[dict[str, Any]]:
     pictures = [None] * len(shown) if gallery is None else gallery.pictures(examples, run.state.params)
     sequences = [packing.demonstration(*x, pictures=of_prompt) for x, of_prompt in zip(shown, pictures, strict=True)]
     layout = arrange(run, sequences, row_buckets=config.row_buckets, share_prompts=False)
-    batch = packing.pack(sequences, layout, gallery and gallery.rows)
-    run.state, metrics = experiment.learner.warm_step(run.state, place_tokens(experiment.mesh, needed_by_warm_start(batch)))
-    metrics = summary_lib.to_floats(metrics)
-    tokens = int(np.count_nonzero(batch.segments))
+    batch = needed_by_warm_start(packing.pack(sequences, layout, gallery and gallery.rows))
+    placed = place_tokens(experiment.mesh, batch)
+    run.state, metrics = experiment.learner.warm_step(run.state, placed)
+    metrics, tokens = summary_lib.to_floats(metrics), layout.num_used
     run.phases.begin("other")
     timing = run.phases.timing
     metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]} | report_failed_saves(run)
@@ -111,7 +110,7 @@ def imitate(run: Run) -> list[dict[str, Any]]:
     record.warm_steps, record.tokens = step + 1, record.tokens + tokens
     run.writer.write(step + 1, "warm_start", metrics)
     run.progress.update(step + 1, metrics)
-    stop_if_not_finite(run, [metrics], [batch])
+    stop_if_not_finite(run, [metrics], [placed])
     # `begin_rl` saves the checkpoint of the last step, with the first accuracy in it.
     if step + 1 < config.num_steps:
       end_step(run, saves=(step + 1) % run.config.checkpoint.warm_start_every == 0)

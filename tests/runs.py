@@ -186,6 +186,21 @@ def command(*args: str) -> list[str]:
   return [sys.executable, "-m", "jaxrl_llm.main", *args]
 
 
+def two_processes(source: str) -> list[subprocess.CompletedProcess]:
+  """Runs a program in two processes of two devices each, which may join, until both end."""
+  address, processes = free_address(), []
+  command = [sys.executable, "-c", source]
+  for index in range(2):
+    settings = environment(2) | joined(address, index)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    processes.append(subprocess.Popen(command, cwd=ROOT, env=settings, **pipes))
+  outputs = [process.communicate(timeout=300) for process in processes]
+  return [
+    subprocess.CompletedProcess(command, process.returncode, *output)
+    for process, output in zip(processes, outputs, strict=True)
+  ]
+
+
 def start(*args: str, devices: int = 1, **variables: str) -> subprocess.Popen:
   """Starts the command line with further variables of the environment."""
   env, pipe = environment(devices) | variables, subprocess.PIPE

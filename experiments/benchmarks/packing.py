@@ -47,10 +47,10 @@ def measure(job: TrainJob, *, repeats: int) -> dict[str, dict]:
   longest = max(len(sequence.tokens) for sequence in train_step.trajectories(batch))
   # Nothing is learned: all layouts see the same weights, however often they run.
   state = train_step.fresh_state(job, params)
-  steps, rows, losses, seconds = {}, {}, {}, {}
+  steps, rows, layouts, losses, seconds = {}, {}, {}, {}, {}
   for name, each in jobs(job, longest).items():
-    sequences, layout, _ = train_step.lay_out(each, batch, alone=name == "padded")
-    rows[name] = packing.pack(sequences, layout)
+    sequences, layouts[name], _ = train_step.lay_out(each, batch, alone=name == "padded")
+    rows[name] = packing.pack(sequences, layouts[name])
     steps[name] = train_step.compiled(each, model, state, rows[name], donate=False)
     losses[name], seconds[name] = float(steps[name](state, rows[name])[1]["actor/loss"]), []
   for _ in range(repeats):
@@ -61,8 +61,8 @@ def measure(job: TrainJob, *, repeats: int) -> dict[str, dict]:
   return {
     name: {
       "rows": list(rows[name].segments.shape),
-      "padding": packing.packing_waste([rows[name]]),
-      "prompts_saved": packing.prompts_saved(train_step.trajectories(batch), [rows[name]]),
+      "padding": packing.packing_waste([layouts[name]]),
+      "prompts_saved": packing.prompts_saved([layouts[name]]),
       "loss": losses[name],
       "seconds": spread(seconds[name]),
       "times_as_long": spread([each / first for each, first in zip(seconds[name], seconds[FIRST], strict=True)]),

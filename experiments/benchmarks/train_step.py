@@ -341,7 +341,7 @@ def measure(job: TrainJob, *, repeats: int, attention: str = "auto") -> dict[str
       "used": used,
       "rows_at_once": update.rows_at_once or rows.segments.shape[0],
     },
-    "waste": {"padding": 1 - used / slots, "prompts_saved": packing.prompts_saved(update.sequences, [rows])},
+    "waste": {"padding": 1 - used / slots, "prompts_saved": packing.prompts_saved([update.layout])},
     "compile_s": update.compile_seconds,
     "load_s": load_seconds,
     "memory": memory,

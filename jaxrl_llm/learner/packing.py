@@ -1,7 +1,7 @@
 """Packing of sequences into rows of equal length, with little padding and with shared prompts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -67,6 +67,8 @@ class Unit(NamedTuple):
 class Layout(NamedTuple):
   """Places of sequences in the rows of a batch.
 
+  Every process has the same layout, but packs the rows of its own devices alone.
+
   Attributes:
     shape: Number of rows, and of slots per row.
     rows: Row of each sequence.
@@ -75,6 +77,7 @@ class Layout(NamedTuple):
     segments: Segment of each sequence's own tokens, segment of its shared prompt, and number of
       tokens in that prompt; the last two are 0 without one.
     shares: Whether sequences may share prompts, in which case batches have `prefixes`.
+    held: Numbers of the rows that this process packs, in order.
   """
 
   shape: tuple[int, int]
@@ -82,6 +85,33 @@ class Layout(NamedTuple):
   slots: list[Int[np.ndarray, " t"]]
   segments: list[tuple[int, int, int]]
   shares: bool
+  held: Int[np.ndarray, " B"]
+
+  @property
+  def held_shape(self) -> tuple[int, int]:
+    """Number of rows that this process packs, and of slots per row."""
+    return len(self.held), self.shape[1]
+
+  @property
+  def num_used(self) -> int:
+    """Number of slots that hold tokens, of all rows."""
+    prompts = {(row, prefix): shared for row, (_, prefix, shared) in zip(self.rows, self.segments, strict=True)}
+    own = sum(len(slots) - shared for slots, (_, _, shared) in zip(self.slots, self.segments, strict=True))
+    return own + sum(prompts.values())
+
+  def places(self, *of_sequences: Sequence[Any]) -> Iterator[tuple]:
+    """Yields the place of each sequence in the rows that this process packs, and what belongs to it.
+
+    Args:
+      *of_sequences: An item for each sequence of the layout.
+
+    Returns:
+      The row among those of this process, the slots and the segments, then the items.
+    """
+    here = {int(row): i for i, row in enumerate(self.held)}
+    for row, *place in zip(self.rows, self.slots, self.segments, *of_sequences, strict=True):
+      if row in here:
+        yield here[row], *place
 
 
 def demonstration(
@@ -314,6 +344,7 @@ def arrange(
   share_prompts: bool = False,
   group_size: int | None = None,
   num_shards: int = 1,
+  own_shards: Sequence[int] | None = None,
   row_images: int | None = None,
 ) -> Layout:
   """Places sequences in the smallest declared number of rows that holds them.
@@ -325,6 +356,7 @@ def arrange(
     share_prompts: Whether consecutive sequences with the same prompt store it once; see `units_of`.
     group_size: Largest number of sequences that store it once; None sets no limit.
     num_shards: Number of shards of the rows. Full and empty rows are distributed evenly over them.
+    own_shards: Shards that the devices of this process hold, in order; None for all.
     row_images: Number of pictures that a row has room for; None for any.
 
   Raises:
@@ -353,7 +385,10 @@ def arrange(
         places[index] = (rank % num_shards * per_shard + rank // num_shards, slots, (segment, prefix, unit.shared))
         start += length
   rows, slots, segments = (list(x) for x in zip(*places, strict=True)) if places else ([], [], [])
-  return Layout((num_rows, row_tokens), rows, slots, segments, share_prompts)
+  held = np.arange(num_rows)
+  if own_shards is not None:
+    held = held.reshape(num_shards, per_shard)[list(own_shards)].reshape(-1)
+  return Layout((num_rows, row_tokens), rows, slots, segments, share_prompts, held)
 
 
 def arrange_taught(sequences: Sequence[Trajectory], taught: Sequence[Trajectory], **options: Any) -> tuple[Layout, Layout]:
@@ -411,16 +446,17 @@ def pack_taught(sequences: Sequence[Trajectory], layouts: tuple[Layout, Layout],
     layouts: Places of its sequences and of the teacher's.
     taught: The teacher's sequences.
   """
-  packed, sources = pack(taught, layouts[1]), np.full(layouts[0].shape, -1, np.int32)
-  for one, other, row, slots, places in zip(sequences, taught, layouts[0].rows, layouts[0].slots, layouts[1].slots, strict=True):
+  packed, sources = pack(taught, layouts[1]), np.full(layouts[0].held_shape, -1, np.int32)
+  for row, slots, _, one, other, places in layouts[0].places(sequences, taught, layouts[1].slots):
     sources[row, slots[one.num_prompt :]] = places[other.num_prompt - 1 : -1]
   return TaughtRows(packed.tokens, packed.positions, packed.segments, sources, packed.prefixes)
 
 
 def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = None) -> TrainBatch:
-  """Packs sequences into a batch in host memory, in the places that `arrange` chose for them.
+  """Packs sequences into rows in host memory, in the places that `arrange` chose for them.
 
-  The batch's `old_logprobs` are the sampler's log-probabilities.
+  The batch has the rows of this process alone, `layout.held`, as `place_tokens` expects them. The
+  batch's `old_logprobs` are the sampler's log-probabilities.
 
   Args:
     sequences: Sequences.
@@ -430,18 +466,19 @@ def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = No
   Raises:
     ValueError: If a row has more pictures than there is room for.
   """
-  ints = {name: np.zeros(layout.shape, np.int32) for name in ("tokens", "positions", "segments", "prefixes", "groups")}
-  floats = {name: np.zeros(layout.shape, np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
+  shape = layout.held_shape
+  ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "positions", "segments", "prefixes", "groups")}
+  floats = {name: np.zeros(shape, np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
   if sequences and sequences[0].replies is not None:
-    floats["replies"] = np.zeros(layout.shape, np.float32)
-  lag = np.zeros(layout.shape, np.int32) if sequences and sequences[0].lag is not None else None
+    floats["replies"] = np.zeros(shape, np.float32)
+  lag = np.zeros(shape, np.int32) if sequences and sequences[0].lag is not None else None
   prompts: dict[int | None, int] = {}
   for sequence in sequences:
     prompts.setdefault(sequence.group, len(prompts) + 1)
   routing = None
   if sequences and sequences[0].routing is not None:
-    routing = np.full((*layout.shape, *sequences[0].routing.shape[1:]), -1, np.int16)
-  for sequence, row, slots, (segment, prefix, shared) in zip(sequences, layout.rows, layout.slots, layout.segments, strict=True):
+    routing = np.full((*shape, *sequences[0].routing.shape[1:]), -1, np.int16)
+  for row, slots, (segment, prefix, shared), sequence in layout.places(sequences):
     ints["tokens"][row, slots] = sequence.tokens
     ints["positions"][row, slots] = np.arange(len(slots))
     own = np.arange(len(slots)) >= shared
@@ -464,9 +501,9 @@ def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = No
 
 def _with_pictures(batch: TrainBatch, sequences: Sequence[Trajectory], layout: Layout, room: Room) -> TrainBatch:
   """Adds the pictures of the prompts, once for all sequences that share a prompt."""
-  positions, images = np.repeat(batch.positions[..., None], 3, axis=-1), image_slots.blank(room.shapes(*layout.shape))
+  positions, images = np.repeat(batch.positions[..., None], 3, axis=-1), image_slots.blank(room.shapes(*layout.held_shape))
   first, used = {}, [0] * len(positions)
-  for sequence, row, slots in zip(sequences, layout.rows, layout.slots, strict=True):
+  for row, slots, _, sequence in layout.places(sequences):
     pictures = sequence.pictures
     if pictures is None:
       continue
@@ -486,7 +523,7 @@ def _with_pictures(batch: TrainBatch, sequences: Sequence[Trajectory], layout: L
 def lift(packed: Float[np.ndarray, "B T"], layout: Layout) -> list[Float[np.ndarray, "..."]]:
   """Returns the values of each sequence from a packed array, including those of its prompt.
 
-  Inverse of `lay`.
+  Inverse of `lay` in a single process. The array has the rows of all processes.
   """
   return [packed[row, slots] for row, slots in zip(layout.rows, layout.slots, strict=True)]
 
@@ -494,6 +531,7 @@ def lift(packed: Float[np.ndarray, "B T"], layout: Layout) -> list[Float[np.ndar
 def lay(values: Sequence[Float[np.ndarray, "..."]], layout: Layout) -> Float[np.ndarray, "B T"]:
   """Packs the values of each sequence's tokens as `pack` packs the sequences; zeros elsewhere.
 
+  It packs the rows of this process alone.
   Each array is as long as its sequence; the values of a shared prompt must be equal.
 
   Example:
@@ -502,27 +540,21 @@ def lay(values: Sequence[Float[np.ndarray, "..."]], layout: Layout) -> Float[np.
     >>> lay([np.full(2, 5.0), np.full(3, 7.0)], layout).tolist()
     [[7.0, 7.0, 7.0, 5.0, 5.0, 0.0]]
   """
-  packed = np.zeros(layout.shape, np.float32)
-  for row, slots, x in zip(layout.rows, layout.slots, values, strict=True):
+  packed = np.zeros(layout.held_shape, np.float32)
+  for row, slots, _, x in layout.places(values):
     packed[row, slots] = x
   return packed
 
 
-def packing_waste(batches: Sequence[TrainBatch]) -> float:
-  """Returns the fraction of the batches' slots that hold padding."""
-  slots = sum(batch.segments.size for batch in batches)
-  return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / slots
+def packing_waste(layouts: Sequence[Layout]) -> float:
+  """Returns the fraction of the slots of all rows that hold padding."""
+  return 1 - sum(layout.num_used for layout in layouts) / sum(math.prod(layout.shape) for layout in layouts)
 
 
-def prompts_saved(sequences: Sequence[Trajectory], batches: Sequence[TrainBatch]) -> float:
-  """Returns the fraction of all sequences' tokens that packing saves by sharing prompts.
-
-  Args:
-    sequences: Sequences of the batches.
-    batches: Batches that they were packed into.
-  """
-  tokens = sum(len(sequence.tokens) for sequence in sequences)
-  return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / max(tokens, 1)
+def prompts_saved(layouts: Sequence[Layout]) -> float:
+  """Returns the fraction of all sequences' tokens that packing saves by sharing prompts."""
+  tokens = sum(len(slots) for layout in layouts for slots in layout.slots)
+  return 1 - sum(layout.num_used for layout in layouts) / max(tokens, 1)
 
 
 def split(sequences: Sequence[Any], num_updates: int) -> list[list[Any]]:

@@ -39,7 +39,7 @@ def test_lengths_alone_give_the_rows_of_the_packer(share_prompts, mean):
     batch = packing.pack(sequences, layout)
     used = np.any(batch.segments, axis=1)
     assert update == (used.sum(), layout.shape[0], np.count_nonzero(batch.segments), batch.segments.size)
-    assert packed.padding([update]) == pytest.approx(packing.packing_waste([batch]))
+    assert packed.padding([update]) == pytest.approx(packing.packing_waste([layout]))
 
 
 def test_the_longest_prompt_needs_most_rows():

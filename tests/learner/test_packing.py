@@ -1,7 +1,10 @@
 """Packing loses, invents and overfills nothing, and the bound on its rows holds."""
 
 import math
+from operator import itemgetter
 
+import chex
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -98,9 +101,10 @@ def test_a_shared_prompt_is_the_same_prompt(groups, num_shards):
 
 def test_sharing_saves_the_prompts():
   sequences = make_groups([(6, (2, 3, 4)), (5, (1, 1)), (3, (2,))])
-  shared = pack_rows(sequences, row_tokens=16, row_buckets=(2,), share_prompts=True)
+  layout = arrange(sequences, row_tokens=16, row_buckets=(2,), share_prompts=True)
+  shared = pack(sequences, layout)
   assert np.count_nonzero(shared.segments) == (6 + 9) + (5 + 2) + (3 + 2)
-  np.testing.assert_allclose(prompts_saved(sequences, [shared]), (2 * 6 + 5) / sum(len(s.tokens) for s in sequences))
+  np.testing.assert_allclose(prompts_saved([layout]), (2 * 6 + 5) / sum(len(s.tokens) for s in sequences))
   assert pack_rows(sequences, row_tokens=16, row_buckets=(4,)).prefixes is None
 
 
@@ -125,7 +129,8 @@ def test_full_and_empty_rows_are_distributed_over_the_shards():
 @given(st.lists(st.integers(1, 12), max_size=20))
 def test_every_token_is_placed_once_with_all_its_values(lengths):
   sequences = make_sequences(lengths)
-  batch = pack_rows(sequences, row_tokens=12, row_buckets=(20,))
+  layout = arrange(sequences, row_tokens=12, row_buckets=(20,))
+  batch = pack(sequences, layout)
   by_first_token = {}
   for row in range(20):
     ids = batch.segments[row]
@@ -146,7 +151,7 @@ def test_every_token_is_placed_once_with_all_its_values(lengths):
     assert np.all(getattr(batch, field)[padding] == 0)
   np.testing.assert_array_equal(batch.old_logprobs, batch.sampler_logprobs)
   assert {x.dtype.name for x in batch[:3]} == {"int32"} and {x.dtype.name for x in batch[3:7]} == {"float32"}
-  np.testing.assert_allclose(packing_waste([batch]), 1 - sum(lengths) / 240)
+  np.testing.assert_allclose(packing_waste([layout]), 1 - sum(lengths) / 240)
 
 
 @given(st.lists(st.integers(1, 16), max_size=40), st.integers(16, 40))
@@ -248,9 +253,27 @@ def test_sequences_that_do_not_fit_are_refused_with_a_fix():
 
 
 def test_waste_counts_all_batches():
-  batches = [pack_rows(make_sequences(lengths), row_tokens=8, row_buckets=(1,)) for lengths in ([4, 4], [2])]
-  assert packing_waste(batches) == 6 / 16
-  assert packing_waste([pack_rows([], row_tokens=8, row_buckets=(1,))]) == 1
+  layouts = [arrange(make_sequences(lengths), row_tokens=8, row_buckets=(1,)) for lengths in ([4, 4], [2])]
+  assert packing_waste(layouts) == 6 / 16
+  assert packing_waste([arrange([], row_tokens=8, row_buckets=(1,))]) == 1
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_each_process_packs_the_rows_of_its_shards(share_prompts):
+  """Rows and slots, taught ones included, are those of one process that packs them all."""
+  own = [x._replace(num_prompt=5) for x in make_groups([(5, (2, 3, 4)), (5, (1, 1)), (5, (2,)), (5, (4, 3))])]
+  taught = [with_prompt(x, np.arange(4) + x.tokens[0]) for x in own]
+  options = dict(row_tokens=12, row_buckets=(12,), num_shards=4, share_prompts=share_prompts)
+  make = lambda **shards: arrange_taught(own, taught, **options, **shards)
+  whole = make()
+  expected = (pack(own, whole[0]), pack_taught(own, whole, taught), lay([x.sampler_logprobs for x in own], whole[0]))
+  for shards in ((0, 2), (3,), (0, 1, 2, 3)):
+    layouts = make(own_shards=shards)
+    rows = [3 * shard + i for shard in shards for i in range(3)]
+    assert layouts[0].held.tolist() == rows and layouts[0].rows == whole[0].rows
+    assert (layouts[0].num_used, packing_waste(layouts)) == (np.count_nonzero(expected[0].segments), packing_waste(whole))
+    packed = (pack(own, layouts[0]), pack_taught(own, layouts, taught), lay([x.sampler_logprobs for x in own], layouts[0]))
+    chex.assert_trees_all_equal(packed, jax.tree.map(itemgetter(rows), expected))
 
 
 def test_minibatches_are_consecutive_parts():

@@ -53,6 +53,19 @@ def num_row_shards(mesh: Mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
+def own_row_shards(mesh: Mesh) -> list[int]:
+  """Returns the numbers of those pieces that devices of this process hold, in order.
+
+  Example:
+    >>> from jaxrl_llm.devices.mesh import make_mesh
+    >>> own_row_shards(make_mesh(devices=jax.devices()[:1]))
+    [0]
+  """
+  shards = num_row_shards(mesh)
+  held = row_sharding(mesh).addressable_devices_indices_map((shards,))
+  return sorted({rows.indices(shards)[0] for (rows,) in held.values()})
+
+
 def row_sharding(mesh: Mesh) -> NamedSharding:
   """Shards rows over data, fsdp and expert, and no other axis."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
@@ -194,13 +207,13 @@ def place_rows(mesh: Mesh, batch: Any) -> Any:
   Raises:
     ValueError: If the mesh does not divide the rows of an array, which the message names.
   """
-  return _place(mesh, batch, row_sharding(mesh))
+  return _place(mesh, batch, row_sharding(mesh), range(num_row_shards(mesh)))
 
 
 def place_tokens(mesh: Mesh, batch: Any) -> Any:
   """Places arrays `[B, T, ...]` of packed rows, with their slots split over `context` as well.
 
-  See `place_rows`.
+  Every process has the rows of its `own_row_shards` alone, in order, and all of their slots.
 
   Raises:
     ValueError: If the mesh does not divide the rows or slots of an array, which the message names.
@@ -212,13 +225,14 @@ def place_tokens(mesh: Mesh, batch: Any) -> Any:
         f"mesh.context={context} does not divide the slots of {_name(path)}, which has shape {leaf.shape}; choose a mesh.context that "
         f"divides {leaf.shape[1]}"
       )
-  return _place(mesh, batch, token_sharding(mesh))
+  return _place(mesh, batch, token_sharding(mesh), own_row_shards(mesh))
 
 
-def _place(mesh: Mesh, batch: Any, sharding: NamedSharding) -> Any:
+def _place(mesh: Mesh, batch: Any, sharding: NamedSharding, held: Sequence[int]) -> Any:
+  """Places arrays that have the rows of the held shards."""
   shards = num_row_shards(mesh)
   for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-    if leaf.shape[0] % shards:
+    if leaf.shape[0] % len(held):
       raise ValueError(
         f"mesh: {leaf.shape[0]} rows of {_name(path)} cannot be split over data x fsdp x expert = {shards} devices; the nearest number "
         f"that can: {-(-leaf.shape[0] // shards) * shards}"
@@ -229,7 +243,12 @@ def _place(mesh: Mesh, batch: Any, sharding: NamedSharding) -> Any:
   def place(x):
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
       return jax.device_put(x, sharding)  # It spans the processes already.
-    x = np.asarray(x)
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    x, size = np.asarray(x), len(x) // len(held)
+
+    def piece(index):
+      begin = held.index(index[0].indices(size * shards)[0] // size) * size
+      return x[begin : begin + size, *index[1:]]
+
+    return jax.make_array_from_callback((size * shards, *x.shape[1:]), sharding, piece)
 
   return jax.tree.map(place, batch)

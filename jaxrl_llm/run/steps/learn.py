@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from jaxrl_llm import models
 from jaxrl_llm.advantages.estimators import Credit
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.devices.mesh import place_tokens
+from jaxrl_llm.devices.mesh import num_row_shards, own_row_shards, place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
 from jaxrl_llm.learner.programs import step_options, teaches_itself
@@ -177,8 +177,7 @@ def prepare(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable[[]
   batch, placed, credited = add_credit(run, batch, layouts, placed, taken, reads, credit)
   placed, teacher_metrics, of_teachers = add_teacher_advantages(run, placed, minibatches, layouts, examples)
   metrics = batch_lib.metrics(batch) | credited.metrics | of_teachers
-  sequences = [x for minibatch in minibatches for x in minibatch]
-  metrics |= {"perf/packing_waste": packing.packing_waste(packed), "perf/prompts_saved": packing.prompts_saved(sequences, packed)}
+  metrics |= {"perf/packing_waste": packing.packing_waste(layouts), "perf/prompts_saved": packing.prompts_saved(layouts)}
   if batch.rollouts.versions is not None:
     metrics |= versions.metrics(batch.rollouts, step, most=run.config.rollout.staleness)
   if credit is not None:
@@ -430,7 +429,8 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   if run.critic is not None:
     run.critic, metrics = experiment.learner.critic.step(run.critic, needed_by_critic(batch, experiment.objective.needs))
   if run.critic is None or step >= (config.critic.value_warmup_steps or 0):
-    everywhere = lambda coef: place_tokens(experiment.mesh, np.full(batch.tokens.shape, coef, np.float32))
+    num_held = len(batch.tokens) // num_row_shards(experiment.mesh) * len(own_row_shards(experiment.mesh))
+    everywhere = lambda coef: place_tokens(experiment.mesh, np.full((num_held, batch.tokens.shape[1]), coef, np.float32))
     if config.kl.target is not None:
       batch = batch._replace(kl_coefs=everywhere(run.record.kl_coef))
     if config.entropy.target is not None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.devices.mesh import num_row_shards
+from jaxrl_llm.devices.mesh import num_row_shards, own_row_shards
 from jaxrl_llm.learner import packing
 from jaxrl_llm.run.setup.start import Run
 from jaxrl_llm.types import TrainBatch
@@ -20,7 +20,8 @@ def row_options(run: Run) -> dict[str, Any]:
   learner = run.config.learner
   options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts, group_size=run.config.rollout.group_size)
   options |= dict(row_tokens=learner.row_tokens, row_images=learner.row_images)
-  return options | {"num_shards": num_row_shards(run.experiment.mesh)}
+  mesh = run.experiment.mesh
+  return options | {"num_shards": num_row_shards(mesh), "own_shards": own_row_shards(mesh)}
 
 
 def live_routes(run: Run, batch: TrainBatch) -> jax.Array | None:

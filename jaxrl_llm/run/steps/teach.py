@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
+from jaxrl_llm.devices.mesh import num_row_shards, own_row_shards, place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Layout, Trajectory
 from jaxrl_llm.learner.teacher_programs import Scores, read_by_teacher
@@ -87,8 +87,9 @@ def scores_of_rows(
   """Returns each sequence's scores by its own teacher, for the tokens of the response alone."""
   experiment, learner = run.experiment, run.config.learner
   sizes = run.config.learner if experiment.privileged is None else run.config.teacher
-  options = dict(row_tokens=sizes.row_tokens, row_buckets=sizes.row_buckets, num_shards=num_row_shards(experiment.mesh))
-  options |= dict(share_prompts=learner.share_prompts, group_size=run.config.rollout.group_size)
+  options = dict(row_tokens=sizes.row_tokens, row_buckets=sizes.row_buckets, share_prompts=learner.share_prompts)
+  options |= dict(num_shards=num_row_shards(experiment.mesh), own_shards=own_row_shards(experiment.mesh))
+  options |= dict(group_size=run.config.rollout.group_size)
   passes = []
   for number, (sequences, rows) in enumerate(zip(minibatches, examples, strict=True)):
     sequences = with_teachers_prompts(run, sequences, rows)

@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.hosts import startup
-from tests.runs import ROOT, environment, free_address, joined
+from tests.runs import ROOT, environment, free_address, two_processes
 
 ADDRESS, COUNT, INDEX = hosts.VARIABLES
 
@@ -81,20 +81,6 @@ with hosts.together({ValueError: 2}):
     raise ValueError("the verifier broke\\nat once")
   hosts.to_host(jax.jit(lambda x: x @ x.T)(rows))  # Waits for the other process, which never comes.
 """
-
-
-def two_processes(source: str) -> list[subprocess.CompletedProcess]:
-  address, processes = free_address(), []
-  command = [sys.executable, "-c", source]
-  for index in range(2):
-    settings = environment(2) | joined(address, index)
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    processes.append(subprocess.Popen(command, cwd=ROOT, env=settings, **pipes))
-  outputs = [process.communicate(timeout=300) for process in processes]
-  return [
-    subprocess.CompletedProcess(command, process.returncode, *output)
-    for process, output in zip(processes, outputs, strict=True)
-  ]
 
 
 @pytest.mark.parametrize("case", WRONG)

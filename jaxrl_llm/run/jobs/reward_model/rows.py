@@ -22,8 +22,9 @@ class Pair(NamedTuple):
 
 
 def pack_pairs(
-  pairs: Sequence[Pair], *, row_tokens: int, row_buckets: Sequence[int], num_shards: int = 1
-) -> tuple[TrainBatch, packing.Layout]:
+  pairs: Sequence[Pair], *, row_tokens: int, row_buckets: Sequence[int], num_shards: int = 1,
+  own_shards: Sequence[int] | None = None,
+) -> tuple[TrainBatch, packing.Layout]:  # fmt: skip
   """Packs pairs into the smallest declared number of rows that holds them.
 
   In each row, segments 2k − 1 and 2k are the chosen and the rejected sequence of pair k. Only at
@@ -34,9 +35,10 @@ def pack_pairs(
     row_tokens: Number of slots in a row.
     row_buckets: Numbers of rows that programs are compiled for.
     num_shards: Number of row shards; see `packing.arrange`.
+    own_shards: Those of this process; None for all.
 
   Returns:
-    The batch in host memory, and the layout of the pairs.
+    The rows of this process in host memory, and the layout of the pairs.
 
   Raises:
     ValueError: If a pair is longer than a row, or the batch needs more rows than the largest
@@ -49,9 +51,9 @@ def pack_pairs(
     [[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
   """
   whole = [_whole(pair) for pair in pairs]
-  layout = packing.arrange(whole, row_tokens=row_tokens, row_buckets=row_buckets, num_shards=num_shards)
+  layout = packing.arrange(whole, row_tokens=row_tokens, row_buckets=row_buckets, num_shards=num_shards, own_shards=own_shards)
   batch = packing.pack(whole, layout)
-  for pair, row, slots in zip(pairs, layout.rows, layout.slots, strict=True):
+  for row, slots, _, pair in layout.places(pairs):
     number = batch.segments[row, slots[0]]
     lengths = [len(pair.chosen), len(pair.rejected)]
     batch.positions[row, slots] = np.concatenate([np.arange(n) for n in lengths])
@@ -59,13 +61,13 @@ def pack_pairs(
   return batch._replace(sampler_logprobs=None, prefixes=None), layout
 
 
-def of_pairs(packed: Float[np.ndarray, "B T"], batch: TrainBatch, layout: packing.Layout) -> Float[np.ndarray, " N"]:
+def of_pairs(packed: Float[np.ndarray, "B T"], pairs: Sequence[Pair], layout: packing.Layout) -> Float[np.ndarray, " N"]:
   """Returns a packed array's value at the counted token of each pair, in the order of the pairs.
 
-  All arrays are in host memory.
+  The array has the rows of all processes, in host memory.
   """
-  places = zip(layout.rows, layout.slots, strict=True)
-  return np.array([packed[row, slots][batch.mask[row, slots] > 0][0] for row, slots in places], np.float32)
+  values = packing.lift(packed, layout)
+  return np.array([x[len(pair.chosen) - 1] for x, pair in zip(values, pairs, strict=True)], np.float32)
 
 
 def _whole(pair: Pair) -> packing.Trajectory:

@@ -154,37 +154,42 @@ def learn(run: RewardModelRun) -> None:
     record.accuracy_start = record.accuracy_final = evaluate_pairs(run, 0)
   for step in range(record.rl_steps, config.num_steps):
     run.phases.begin_step(step + 1, "update")
-    batch, _ = packed(run, next(run.batches))
-    run.state, metrics = run.programs.step(run.state, mesh_lib.place_tokens(run.mesh, of_step(batch)))
+    batch, layout = packed(run, pairs_of(run, next(run.batches)))
+    run.state, metrics = run.programs.step(run.state, batch)
     metrics = to_floats(metrics)
-    tokens, timing = int(np.count_nonzero(batch.segments)), run.phases.end()
-    performance = {"perf/throughput": tokens / timing["timing_s/update"], "perf/packing_waste": packing.packing_waste([batch])}
+    tokens, timing = layout.num_used, run.phases.end()
+    performance = {"perf/throughput": tokens / timing["timing_s/update"], "perf/packing_waste": packing.packing_waste([layout])}
     record.rl_steps, record.tokens = step + 1, record.tokens + tokens
     run.writer.write(step + 1, PHASE, metrics | timing | performance | report_failed_saves(run))
     run.progress.update(step + 1, metrics | performance)
-    stop_if_not_finite(run, [metrics], [of_step(batch)])
+    stop_if_not_finite(run, [metrics], [batch])
     last = step + 1 == config.num_steps
     if last or (step + 1) % config.eval.every == 0:
       record.accuracy_final = evaluate_pairs(run, step + 1)
     end_step(run, saves=last or (step + 1) % config.checkpoint.every == 0, last=last)
 
 
-def packed(run: RewardModelRun, rows: Sequence[Row]) -> tuple[TrainBatch, packing.Layout]:
-  """Packs pairs into a batch in host memory; returns the batch and its layout."""
-  learner = run.config.learner
+def pairs_of(run: RewardModelRun, rows: Sequence[Row]) -> list[Pair]:
+  """Returns the pairs of some rows of the data, encoded."""
   margin = lambda row: float(row["margin"]) if row["margin"] else run.config.objective.margin
-  pairs = [Pair(*encode_pair(row, run.tokenizer), margin(row)) for row in rows]
-  shards = mesh_lib.num_row_shards(run.mesh)
-  return pack_pairs(pairs, row_tokens=learner.row_tokens, row_buckets=learner.row_buckets, num_shards=shards)
+  return [Pair(*encode_pair(row, run.tokenizer), margin(row)) for row in rows]
+
+
+def packed(run: RewardModelRun, pairs: Sequence[Pair]) -> tuple[TrainBatch, packing.Layout]:
+  """Packs pairs into a batch on the devices; returns the batch and its layout."""
+  learner, shards = run.config.learner, mesh_lib.num_row_shards(run.mesh)
+  options = dict(row_tokens=learner.row_tokens, row_buckets=learner.row_buckets)
+  batch, layout = pack_pairs(pairs, num_shards=shards, own_shards=mesh_lib.own_row_shards(run.mesh), **options)
+  return mesh_lib.place_tokens(run.mesh, of_step(batch)), layout
 
 
 def margins(run: RewardModelRun, rows: Sequence[Row]) -> Float[np.ndarray, " N"]:
   """Returns r_c − r_r of each pair."""
   size, values = run.config.learner.batch_pairs, []
   for begin in range(0, len(rows), size):
-    batch, layout = packed(run, rows[begin : begin + size])
-    margins = run.programs.margins(run.state.params, mesh_lib.place_tokens(run.mesh, of_step(batch)))
-    values.append(of_pairs(hosts.to_host(margins), batch, layout))
+    pairs = pairs_of(run, rows[begin : begin + size])
+    batch, layout = packed(run, pairs)
+    values.append(of_pairs(hosts.to_host(run.programs.margins(run.state.params, batch)), pairs, layout))
   return np.concatenate(values)
 
 
