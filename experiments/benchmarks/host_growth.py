@@ -30,6 +30,7 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import arrivals, dynamic_sampling, sweeps, trajectories
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts.jobs import Conversation, Draws, Plan
+from jaxrl_llm.run.observe import garbage
 from jaxrl_llm.types import Rollouts, StopReason
 
 SIZES = (1_000, 10_000, 100_000)
@@ -131,8 +132,9 @@ def parts(size: int, shape: Shape, *, repeats: int, seed: int) -> dict[str, dict
     result, costs[name] = measured(do, repeats)
     return result
 
-  plan = Plan(lambda params, job: sweeps.Sweep(params, job, sample=lambda *_: rollouts, mesh=mesh, tokenizer=tokenizer, prompt_buckets=buckets),
-              Draws(shape.cap, shape.prompt_tokens, stop_ids=tokenizer.stop_ids), group_size)  # fmt: skip
+  draws = dict(sample=lambda *_: rollouts, mesh=mesh, tokenizer=tokenizer, prompt_buckets=buckets)
+  play = lambda params, job: sweeps.Sweep(params, job, **draws)
+  plan = Plan(play, Draws(shape.cap, shape.prompt_tokens, stop_ids=tokenizer.stop_ids), group_size)
   job = measure("seeds", lambda: plan.job(examples, key, {}))
   sweep = measure("prompts", lambda: plan.play({}, job))
   (conversations,) = measure("text", lambda: list(sweep))
@@ -182,13 +184,15 @@ def measure(sizes: list[int], shape: Shape, *, repeats: int, seed: int) -> dict[
   sizes = [size // shape.group_size * shape.group_size for size in sizes]
   if len(sizes) < 2 or sizes != sorted(set(sizes)) or not sizes[0]:
     raise ValueError(f"--sizes: found {sizes} in whole groups of --group_size={shape.group_size}, expected two or more, ascending")
-  if shape.prompt_tokens + shape.cap > shape.row_tokens:
-    raise ValueError(f"--row_tokens: found {shape.row_tokens}, expected at least {shape.prompt_tokens + shape.cap} (--prompt_tokens + --cap)")
-  of_sizes, by_part = [parts(size, shape, repeats=repeats, seed=seed) for size in sizes], {}
+  if (longest := shape.prompt_tokens + shape.cap) > shape.row_tokens:
+    raise ValueError(f"--row_tokens: found {shape.row_tokens}, expected at least {longest} (--prompt_tokens + --cap)")
+  with garbage.exemption() as exempt:  # As in a run.
+    exempt()
+    of_sizes, by_part = [parts(size, shape, repeats=repeats, seed=seed) for size in sizes], {}
   for name in of_sizes[0]:
     own = {kind: [costs[name][kind] for costs in of_sizes] for kind in of_sizes[0][name]}
-    last = exponent(sizes[-2:], own["cpu_seconds"][-2:])
-    by_part[name] = own | dict(exponent=exponent(sizes, own["cpu_seconds"]), last_exponent=last, peak_exponent=exponent(sizes, own["peak_bytes"]))
+    exponents = dict(exponent=exponent(sizes, own["cpu_seconds"]), last_exponent=exponent(sizes[-2:], own["cpu_seconds"][-2:]))
+    by_part[name] = own | exponents | dict(peak_exponent=exponent(sizes, own["peak_bytes"]))
   return dict(sizes=sizes, shape=shape._asdict(), parts=by_part)
 
 

@@ -222,13 +222,13 @@ def assign_rows(units: Sequence[Unit], row_tokens: int, row_images: int | None =
       part, left, row = rest, None, room.first(rest.size, rest.pictures)
       if row is None:
         row, free = room.widest(rest.pictures) if rest.shared else (None, 0)
-        part, left = _part(rest, free)
+        part, left = (None, rest) if row is None else _part(rest, free)
         # A new row takes the largest part that fits; for a unit without a shared prompt, that is
         # all of it.
         if part is None or sum(part.lengths) <= 2 * part.shared:
           rows.append([])
           row = room.add(row_tokens, all_places)
-          part, left = _part(rest, row_tokens)
+          part, left = (rest, None) if rest.size <= row_tokens else _part(rest, row_tokens)
       rows[row].append(part)
       room.take(row, part.size, part.pictures)
       rest = left
@@ -266,8 +266,10 @@ class _Room:
     node = self._leaves + row
     self._slots[node], self._places[node] = slots, places
     while node := node // 2:
-      self._slots[node] = max(self._slots[2 * node : 2 * node + 2])
-      self._places[node] = max(self._places[2 * node : 2 * node + 2])
+      most = max(self._slots[2 * node], self._slots[2 * node + 1]), max(self._places[2 * node], self._places[2 * node + 1])
+      if most == (self._slots[node], self._places[node]):
+        break  # Nothing changes above either.
+      self._slots[node], self._places[node] = most
 
   def first(self, slots: int, places: float) -> int | None:
     """Returns the first row with room for slots and places; None if there is none."""

@@ -1,7 +1,7 @@
 """Conversations as they finish, gathered to a batch, and graded while others are still talking."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ def drawn_of(
     prompt_buckets: Numbers of prompt slots to choose from.
   """
   examples = [job.examples[row // job.group_size] for row in rows[:: job.group_size]]
-  conversations = [gathered.played[row]._replace(sequence=i) for i, row in enumerate(rows)]
+  conversations = numbered(gathered.played[row] for row in rows)
   rollouts, responses = to_rollouts(conversations, examples, tokenizer, draws=job.draws, prompt_buckets=prompt_buckets)
   own = {} if rollouts.written is None else metrics_of_conversations(rollouts, responses) | token_metrics(gathered.played)
   graded = gathered.graded
@@ -248,13 +248,19 @@ def wait_for_groups(
 def _joined(parts: Sequence[tuple[Arrivals, list[int]]], job: Job) -> tuple[Job, Gathered]:
   """Takes groups of several batches that are drawn as `job` is, as one batch."""
   taken = [batch.take(groups) for batch, groups in parts]
-  played = [conversation._replace(sequence=i) for i, conversation in enumerate(one for part in taken for one in part.played)]
+  played = numbered(one for part in taken for one in part.played)
   graded = None
   if any(part.graded is not None for part in taken):
     rewards = parts[0][0].rewards or ()
     graded = mapped(lambda *x: np.concatenate(x), *(part.graded or pending(rewards, len(part.played)) for part in taken))
   examples = [batch.job.examples[group] for batch, groups in parts for group in groups]
   return job._replace(examples=examples), Gathered(played, graded, sum(part.seconds for part in taken))
+
+
+def numbered(conversations: Iterable[Conversation]) -> list[Conversation]:
+  """Returns conversations as the sequences of a batch, in their order."""
+  # Most batches are in order already, and copies of many conversations cost time.
+  return [one if one.sequence == i else one._replace(sequence=i) for i, one in enumerate(conversations)]
 
 
 def token_metrics(played: Sequence[Conversation]) -> dict[str, float]:
