@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmarks import peers, random_checkpoint, roofline, sampler, service
+from experiments.benchmarks import host_growth, peers, random_checkpoint, roofline, sampler, service
 from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.job import Job, token_ids
 from jaxrl_llm.models import Experts, ModelConfig, make_model, preset, read_config
@@ -300,3 +300,34 @@ def test_the_experts_of_a_token_are_as_wide_as_a_dense_layer(tmp_path, capsys):
   refused(capsys, "--top_k: found 5, expected a divisor of 384 up to --experts=4")
   assert random_checkpoint.main([*sizes, "--experts=4", "--lengths=lognormal", str(tmp_path / "other")]) == 2
   refused(capsys, "--lengths: found 'lognormal', expected 'none' with --experts")
+
+
+def test_every_part_of_the_hosts_work_is_measured_at_every_size(tmp_path, capsys):
+  """Memory is counted exactly, so that its growth can be judged."""
+  argv = ["--sizes=50,500", "--cap=16", "--median=6", "--prompt_tokens=8", "--row_tokens=64", "--repeats=1", f"--json={tmp_path / 'x.json'}"]
+  assert host_growth.main(argv) == 0
+  result, shown = json.loads((tmp_path / "x.json").read_text()), capsys.readouterr().out
+  assert result["sizes"] == [48, 496]
+  for name, part in result["parts"].items():
+    assert len(part["cpu_seconds"]) == len(part["peak_bytes"]) == len(part["kept_bytes"]) == 2 and min(part["cpu_seconds"]) >= 0, name
+    assert re.search(rf"^{name} +[0-9.]+ +[0-9.]+", shown, re.MULTILINE), name
+    assert part["peak_exponent"] < 1.15, name
+  pack = result["parts"]["pack"]
+  assert pack["kept_bytes"][1] > 496 * 7 * 4 * 10, "eight arrays of rows with 4 bytes a token"
+  assert pack["peak_exponent"] > 0.8
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--sizes=100", "--sizes: found .96. in whole groups of --group_size=8, expected two or more, ascending"),
+    ("--sizes=200,100", "--sizes: found .200, 96."),
+    ("--sizes=4,100", "--sizes: found .0, 96."),
+    ("--row_tokens=100", "--row_tokens: found 100, expected at least 160"),
+    ("--repeats=0", "--repeats: found 0, expected 1 or more"),
+  ],
+)
+def test_sizes_that_show_no_growth_are_refused(capsys, flag, message):
+  assert host_growth.main([flag]) == 2
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1 and re.search(message, error), error
