@@ -29,7 +29,7 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import arrivals, dynamic_sampling, sweeps, trajectories
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts.jobs import Conversation, Draws, Plan
+from jaxrl_llm.rollouts.jobs import Conversation, Draws, Plan, to_completion
 from jaxrl_llm.run.observe import garbage
 from jaxrl_llm.types import Rollouts, StopReason
 
@@ -137,8 +137,10 @@ def parts(size: int, shape: Shape, *, repeats: int, seed: int) -> dict[str, dict
   plan = Plan(play, Draws(shape.cap, shape.prompt_tokens, stop_ids=tokenizer.stop_ids), group_size)
   job = measure("seeds", lambda: plan.job(examples, key, {}))
   sweep = measure("prompts", lambda: plan.play({}, job))
-  (conversations,) = measure("text", lambda: list(sweep))
+  (conversations,) = measure("responses", lambda: list(sweep))
   gathered, _ = measure("gather", lambda: arrivals.gather(Finished(conversations), job, tokenizer, prompt_buckets=buckets))
+  measure("text", lambda: [to_completion(conversation) for conversation in conversations])
+  list(gathered.responses)  # So that grading is measured without decoding.
   batch = measure("grading", lambda: batch_lib.assess(gathered.rollouts, gathered.responses, gathered.examples, rewards=rewards))
   evidence = measure("evidence", lambda: trajectories.evidence(batch, rewards=rewards))
   credit_of(evidence)  # Compiles.

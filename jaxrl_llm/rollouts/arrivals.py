@@ -31,7 +31,7 @@ class DrawnBatch(NamedTuple):
   """
 
   rollouts: Rollouts
-  responses: list[Completion]
+  responses: Sequence[Completion]
   examples: Examples
   graded: Graded | None = None
 

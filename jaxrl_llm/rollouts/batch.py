@@ -34,7 +34,7 @@ class Batch(NamedTuple):
   """
 
   rollouts: Rollouts
-  completions: list[Completion]
+  completions: Sequence[Completion]
   examples: Examples
   graded: Graded
   group_size: int
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 def assess(
   rollouts: Rollouts,
-  responses: list[Completion],
+  responses: Sequence[Completion],
   examples: Examples,
   *,
   rewards: Sequence[WeightedReward],

@@ -8,7 +8,8 @@ conversations, each with the very tokens that were drawn:
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -124,7 +125,8 @@ class Conversation(NamedTuple):
       the model; None if unknown.
     versions: Version of the weights that drew each token, as the number of RL steps behind them,
       and anything for replies; empty if unknown.
-    text: Text of a response that is no conversation, and has no turns; None for conversations.
+    text: Text of a response that is no conversation, and has no turns, or a function that decodes
+      it once it is read; None for conversations.
     raw_logprobs: Log-probability of each token under the model itself, for the sampler to continue;
       empty if unknown.
   """
@@ -142,7 +144,7 @@ class Conversation(NamedTuple):
   discarded_tokens: int = 0
   routes: Int16[np.ndarray, "S L K"] | None = None
   versions: Sequence[int] = ()
-  text: str | None = None
+  text: str | Callable[[], str] | None = None
   raw_logprobs: Sequence[float] = ()
 
 
@@ -261,7 +263,7 @@ def reason_of(drawn: requests.Decoded, draws: Draws) -> StopReason:
 def to_rollouts(
   played: Sequence[Conversation], examples: Examples, tokenizer: Tokenizer, *, draws: Draws,
   prompt_buckets: Sequence[int],
-) -> tuple[Rollouts, list[Completion]]:  # fmt: skip
+) -> tuple[Rollouts, "Responses"]:  # fmt: skip
   """Makes the rollouts and completions of a batch of which all conversations have finished.
 
   Args:
@@ -313,7 +315,7 @@ def to_rollouts(
   if all(conversation.text is not None for conversation in played):
     written = None  # All tokens are the policy's.
   rollouts = Rollouts(prompts, prompt_mask, tokens, mask, logprobs, stopped, routing, reasons=reasons, written=written, versions=versions)
-  return rollouts, [to_completion(conversation) for conversation in played]
+  return rollouts, Responses(played)
 
 
 def _with_a_token(conversation: Conversation, tokenizer: Tokenizer) -> Conversation:
@@ -321,12 +323,44 @@ def _with_a_token(conversation: Conversation, tokenizer: Tokenizer) -> Conversat
   return conversation._replace(tokens=(tokenizer.eos_id,), logprobs=(0.0,), written=(False,), turns=(Turn("", "", 0.0, 0),))
 
 
+_said = attrgetter("text", "tokens", "written", "turns", "reason", "failed")
+
+
+class Responses(Sequence[Completion]):
+  """Conversations as the rewards see them, each made when it is first read.
+
+  Of several processes each reads what it grades, so that none decodes the texts of all.
+
+  Args:
+    conversations: The conversations. What rewards do not see of them is not kept.
+  """
+
+  def __init__(self, conversations: Iterable[Conversation]):
+    self._of: list[tuple | Completion] = [_said(conversation) for conversation in conversations]
+
+  def __len__(self) -> int:
+    """Returns their number."""
+    return len(self._of)
+
+  def __getitem__(self, index):
+    """Returns a completion, or a list of those of a slice."""
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
+    if not isinstance(one := self._of[index], Completion):
+      one = self._of[index] = _completion(*one)
+    return one
+
+
 def to_completion(conversation: Conversation) -> Completion:
   """Returns a conversation as the rewards see it."""
-  ids = tuple(np.asarray(conversation.tokens, np.int32)[np.asarray(conversation.written, bool)].tolist())
-  stopped = conversation.reason in (StopReason.TOKEN, StopReason.STRING)
-  if conversation.text is not None:
-    return Completion(conversation.text, ids, len(ids), stopped, (), conversation.failed)
-  # It has no turn if it failed before the first one.
-  text = conversation.turns[-1].text if conversation.turns else ""
-  return Completion(text, ids, len(ids), stopped, conversation.turns, conversation.failed)
+  return _completion(*_said(conversation))
+
+
+def _completion(text, tokens, written, turns, reason, failed) -> Completion:
+  ids = tuple(np.asarray(tokens, np.int32)[np.asarray(written, bool)].tolist())
+  if text is None:
+    # It has no turn if it failed before the first one.
+    text = turns[-1].text if turns else ""
+  else:
+    text, turns = text() if callable(text) else text, ()
+  return Completion(text, ids, len(ids), reason in (StopReason.TOKEN, StopReason.STRING), turns, failed)

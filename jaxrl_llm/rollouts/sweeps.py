@@ -134,8 +134,8 @@ def _responses(drawn: Rollouts, tokenizer: Tokenizer) -> list[Conversation]:
   responses, width = [], drawn.prompts.shape[1]
   for i, (prompt, mask, reason) in enumerate(zip(drawn.prompt_mask, drawn.mask, drawn.reasons, strict=True)):
     here = slice(size := int(mask.sum()))
-    tokens, logprobs, text = drawn.tokens[i, here], drawn.logprobs[i, here], tokenizer.decode(drawn.tokens[i, here].tolist())
+    tokens, logprobs = drawn.tokens[i, here], drawn.logprobs[i, here]
     routes = None if drawn.routing is None else drawn.routing[i, width - int(prompt.sum()) : width + size]
-    own = dict(text=text, raw_logprobs=drawn.raw_logprobs[i, here], routes=routes)
+    own = dict(text=lambda tokens=tokens: tokenizer.decode(tokens.tolist()), raw_logprobs=drawn.raw_logprobs[i, here], routes=routes)
     responses.append(Conversation(i, drawn.prompts[i][prompt], tokens, logprobs, mask[here], (), StopReason(int(reason)), **own))
   return responses

@@ -304,8 +304,8 @@ def test_the_experts_of_a_token_are_as_wide_as_a_dense_layer(tmp_path, capsys):
 
 def test_every_part_of_the_hosts_work_is_measured_at_every_size(tmp_path, capsys):
   """Memory is counted exactly, so that its growth can be judged."""
-  argv = ["--sizes=50,500", "--cap=16", "--median=6", "--prompt_tokens=8", "--row_tokens=64", "--repeats=1", f"--json={tmp_path / 'x.json'}"]
-  assert host_growth.main(argv) == 0
+  sizes = ["--sizes=50,500", "--cap=16", "--median=6", "--prompt_tokens=8", "--row_tokens=64"]
+  assert host_growth.main([*sizes, "--repeats=1", f"--json={tmp_path / 'x.json'}"]) == 0
   result, shown = json.loads((tmp_path / "x.json").read_text()), capsys.readouterr().out
   assert result["sizes"] == [48, 496]
   for name, part in result["parts"].items():

@@ -1,7 +1,7 @@
 """Sampling and grading of held-out problems with the policy."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jaxrl_llm.rewards.shared import grade_shared
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 
-DrawFn = Callable[[Problems, PRNGKeyArray], tuple[Rollouts, list[Completion]]]
+DrawFn = Callable[[Problems, PRNGKeyArray], tuple[Rollouts, Sequence[Completion]]]
 """`(problems, key) -> (rollouts, responses)`, grouped by problem.
 
 The sampler determines the number of samples per problem.

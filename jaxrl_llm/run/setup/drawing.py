@@ -1,5 +1,6 @@
 """How a run draws: by the decoding engine, request by request, or by sweeps of the sampler."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ class Drawing(NamedTuple):
       version: Number of RL steps that they were trained for.
     """
 
-    def draw(examples: Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
+    def draw(examples: Examples, key: PRNGKeyArray) -> tuple[Rollouts, Sequence[Completion]]:
       job = self.evaluate.job(examples, key, params)
       self.queue.publish(params, version)
       playing = self.queue.begin(self.evaluate.play, job)
