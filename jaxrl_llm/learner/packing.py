@@ -373,7 +373,7 @@ def arrange(
       f"learner.row_buckets={tuple(row_buckets)}: {len(sequences)} sequences need {len(rows)} rows of {row_tokens} tokens; "
       f"add a bucket of at least {len(rows)}"
     )
-  places: list = [None] * len(sequences)
+  of_rows, of_slots, segments = ([None] * len(sequences) for _ in range(3))
   per_shard = num_rows // num_shards
   for rank, row in enumerate(sorted(rows, key=lambda row: -sum(unit.size for unit in row))):
     start = segment = 0
@@ -383,14 +383,14 @@ def arrange(
       start, segment = start + unit.shared, segment + (unit.shared > 0)
       for index, length in zip(unit.members, unit.lengths, strict=True):
         segment += 1
-        slots = np.concatenate([prompt, np.arange(start, start + length)])
-        places[index] = (rank % num_shards * per_shard + rank // num_shards, slots, (segment, prefix, unit.shared))
+        of_rows[index] = rank % num_shards * per_shard + rank // num_shards
+        of_slots[index] = np.concatenate([prompt, np.arange(start, start + length)])
+        segments[index] = (segment, prefix, unit.shared)
         start += length
-  rows, slots, segments = (list(x) for x in zip(*places, strict=True)) if places else ([], [], [])
   held = np.arange(num_rows)
   if own_shards is not None:
     held = held.reshape(num_shards, per_shard)[list(own_shards)].reshape(-1)
-  return Layout((num_rows, row_tokens), rows, slots, segments, share_prompts, held)
+  return Layout((num_rows, row_tokens), of_rows, of_slots, segments, share_prompts, held)
 
 
 def arrange_taught(sequences: Sequence[Trajectory], taught: Sequence[Trajectory], **options: Any) -> tuple[Layout, Layout]:
