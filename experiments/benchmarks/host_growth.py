@@ -15,6 +15,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -90,18 +91,22 @@ def drawn(size: int, shape: Shape, rng: np.random.Generator) -> Rollouts:
   return Rollouts(prompts, np.ones(prompts.shape, bool), tokens, mask, logprobs, stopped, raw_logprobs=logprobs, reasons=reasons)
 
 
-def measured(do: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]]:
-  """Calls a part of the work, and returns its result with its CPU seconds and bytes.
-
-  Bytes are NumPy's and Python's, at the peak and in the result. They are counted in a call of their
-  own, because counting takes time.
-  """
+def timed(do: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]]:
+  """Calls a part of the work, and returns its result with the CPU seconds of the fastest call."""
   seconds = []
   for _ in range(repeats):
     gc.collect()
     started = time.process_time()
-    do()
+    result = do()
     seconds.append(time.process_time() - started)
+  return result, dict(cpu_seconds=min(seconds))
+
+
+def counted(do: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+  """Calls a part of the work, and returns its result with its bytes, at the peak and in the result.
+
+  Bytes are those of NumPy and Python.
+  """
   gc.collect()
   tracemalloc.start()
   try:
@@ -109,16 +114,16 @@ def measured(do: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]
     kept, peak = tracemalloc.get_traced_memory()
   finally:
     tracemalloc.stop()
-  return result, dict(cpu_seconds=min(seconds), peak_bytes=peak, kept_bytes=kept)
+  return result, dict(peak_bytes=peak, kept_bytes=kept)
 
 
-def parts(size: int, shape: Shape, *, repeats: int, seed: int) -> dict[str, dict[str, float]]:
+def parts(size: int, shape: Shape, cost_of: Callable[..., tuple[Any, dict[str, float]]], *, seed: int) -> dict[str, dict[str, float]]:
   """Measures each part of the host's work on a batch.
 
   Args:
     size: Number of responses (N), a multiple of the group size.
     shape: Shape of the batch.
-    repeats: Number of timed calls of each part, of which the fastest counts.
+    cost_of: Function `(part) -> (result, costs)` that calls a part: `timed` or `counted`.
     seed: Seed of the batch.
   """
   rng, tokenizer, key = np.random.default_rng(seed), ByteTokenizer(), jax.random.key(seed)
@@ -129,7 +134,7 @@ def parts(size: int, shape: Shape, *, repeats: int, seed: int) -> dict[str, dict
   credit_of = make_credit("group", group_size)
 
   def measure(name: str, do: Callable[[], Any]) -> Any:
-    result, costs[name] = measured(do, repeats)
+    result, costs[name] = cost_of(do)
     return result
 
   draws = dict(sample=lambda *_: rollouts, mesh=mesh, tokenizer=tokenizer, prompt_buckets=buckets)
@@ -190,9 +195,13 @@ def measure(sizes: list[int], shape: Shape, *, repeats: int, seed: int) -> dict[
     raise ValueError(f"--row_tokens: found {shape.row_tokens}, expected at least {longest} (--prompt_tokens + --cap)")
   with garbage.exemption() as exempt:  # As in a run.
     exempt()
-    of_sizes, by_part = [parts(size, shape, repeats=repeats, seed=seed) for size in sizes], {}
-  for name in of_sizes[0]:
-    own = {kind: [costs[name][kind] for costs in of_sizes] for kind in of_sizes[0][name]}
+    seconds = [parts(size, shape, partial(timed, repeats=repeats), seed=seed) for size in sizes]
+    # Counting leaves scattered memory behind, in which the same work takes longer.
+    sizes_in_bytes = [parts(size, shape, counted, seed=seed) for size in sizes]
+  by_part = {}
+  for name in seconds[0]:
+    costs = [x[name] | y[name] for x, y in zip(seconds, sizes_in_bytes, strict=True)]
+    own = {kind: [cost[kind] for cost in costs] for kind in costs[0]}
     exponents = dict(exponent=exponent(sizes, own["cpu_seconds"]), last_exponent=exponent(sizes[-2:], own["cpu_seconds"][-2:]))
     by_part[name] = own | exponents | dict(peak_exponent=exponent(sizes, own["peak_bytes"]))
   return dict(sizes=sizes, shape=shape._asdict(), parts=by_part)

@@ -125,8 +125,8 @@ class Conversation(NamedTuple):
       the model; None if unknown.
     versions: Version of the weights that drew each token, as the number of RL steps behind them,
       and anything for replies; empty if unknown.
-    text: Text of a response that is no conversation, and has no turns, or a function that decodes
-      it once it is read; None for conversations.
+    text: Text of a response that is no conversation, and has no turns, or the function that decodes
+      its tokens once it is read; None for conversations.
     raw_logprobs: Log-probability of each token under the model itself, for the sampler to continue;
       empty if unknown.
   """
@@ -144,7 +144,7 @@ class Conversation(NamedTuple):
   discarded_tokens: int = 0
   routes: Int16[np.ndarray, "S L K"] | None = None
   versions: Sequence[int] = ()
-  text: str | Callable[[], str] | None = None
+  text: str | Callable[[Sequence[int]], str] | None = None
   raw_logprobs: Sequence[float] = ()
 
 
@@ -362,5 +362,5 @@ def _completion(text, tokens, written, turns, reason, failed) -> Completion:
     # It has no turn if it failed before the first one.
     text = turns[-1].text if turns else ""
   else:
-    text, turns = text() if callable(text) else text, ()
+    text, turns = text(ids) if callable(text) else text, ()
   return Completion(text, ids, len(ids), reason in (StopReason.TOKEN, StopReason.STRING), turns, failed)

@@ -131,11 +131,11 @@ def continued(job: Job) -> Requests:
 
 def _responses(drawn: Rollouts, tokenizer: Tokenizer) -> list[Conversation]:
   """Returns the responses of a sweep, as views of its arrays."""
-  responses, width = [], drawn.prompts.shape[1]
+  responses, width, decode = [], drawn.prompts.shape[1], tokenizer.decode
   for i, (prompt, mask, reason) in enumerate(zip(drawn.prompt_mask, drawn.mask, drawn.reasons, strict=True)):
     here = slice(size := int(mask.sum()))
     tokens, logprobs = drawn.tokens[i, here], drawn.logprobs[i, here]
     routes = None if drawn.routing is None else drawn.routing[i, width - int(prompt.sum()) : width + size]
-    own = dict(text=lambda tokens=tokens: tokenizer.decode(tokens.tolist()), raw_logprobs=drawn.raw_logprobs[i, here], routes=routes)
+    own = dict(text=decode, raw_logprobs=drawn.raw_logprobs[i, here], routes=routes)
     responses.append(Conversation(i, drawn.prompts[i][prompt], tokens, logprobs, mask[here], (), StopReason(int(reason)), **own))
   return responses
