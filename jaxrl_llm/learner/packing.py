@@ -100,13 +100,18 @@ class Layout(NamedTuple):
     return own + sum(prompts.values())
 
   def places(self, *of_sequences: Sequence[Any]) -> Iterator[tuple]:
-    """Yields the place of each sequence in the rows that this process packs, and what belongs to it.
+    """Yields the place of each sequence in a row of this process, and what belongs to it.
 
     Args:
-      *of_sequences: An item for each sequence of the layout.
+      *of_sequences: Sequences with an item for each sequence of the layout.
 
     Returns:
-      The row among those of this process, the slots and the segments, then the items.
+      The row among those that this process packs, the slots and the segments, then the items.
+
+    Example:
+      >>> layout = arrange([demonstration([1], [2])] * 3, row_tokens=2, row_buckets=(4,), num_shards=2, own_shards=[1])
+      >>> layout.rows, [(row, slots.tolist(), item) for row, slots, _, item in layout.places("abc")]
+      ([0, 2, 1], [(0, [0, 1], 'b')])
     """
     here = {int(row): i for i, row in enumerate(self.held)}
     for row, *place in zip(self.rows, self.slots, self.segments, *of_sequences, strict=True):
