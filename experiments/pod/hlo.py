@@ -272,7 +272,7 @@ def seconds(
     collective: Collective to time.
     coords: Coordinates of each chip in its torus, [N, 3].
     slices: Number of each chip's slice, [N].
-    shape: Number of chips along each dimension of the torus.
+    shape: Number of chips along each dimension of the torus; empty for a switch.
     wire: Bandwidth of one wire in one direction, in bytes/s.
     network: Bandwidth of a chip to other slices, in bytes/s.
   """
@@ -293,5 +293,5 @@ def seconds(
       wires += 2 if wraps else 1
       hops += places / (4 if wraps else 3)
   if collective.kind in ("all-to-all", "ragged-all-to-all"):
-    moved *= hops  # Data for a distant chip passes the chips in between.
+    moved *= max(hops, 1)  # Data for a distant chip passes the chips in between, if there is no switch.
   return moved / (wire * max(wires, 1))

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.kernels import columns_tpu
 from jaxrl_llm.kernels.precision import in_parts, precision_of
-from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
+from jaxrl_llm.kernels.types import KeyValues, KeyValuesByToken, Partial, Visits
 from jaxrl_llm.kernels.visibility import MASKED
 from jaxrl_llm.models.config import ModelConfig
 
@@ -96,21 +96,30 @@ def _quantized(x: Float[Array, "..."], axis: int) -> tuple[Int[Array, "..."], Fl
   return held, jnp.squeeze(scale, axis)
 
 
-def key_values(k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], dtype: str) -> KeyValues:
+def layout_of(mesh: Mesh | None) -> type[KeyValues]:
+  """Returns how the devices of a mesh hold keys and values; None is the default device."""
+  return KeyValuesByToken if platform_of(mesh) == "gpu" else KeyValues
+
+
+def key_values(k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], dtype: str, layout: type[KeyValues] = KeyValues) -> KeyValues:
   """Lays out the rotated keys and the values of a layer as the cache holds them.
 
   `dtype` is one of `CACHE_DTYPES`; "int8" adds a float32 scale for each head of each token.
   """
-  k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+  by_token = layout is KeyValuesByToken
+  k, v = k.transpose((0, 2, 1, 3) if by_token else (0, 2, 3, 1)), v.transpose(0, 2, 1, 3)
   if dtype != "int8":
-    return KeyValues(k.astype(dtype), v.astype(dtype))
-  (k, k_scale), (v, v_scale) = _quantized(k, 2), _quantized(v, 3)
-  return KeyValues(k, v, k_scale, v_scale)
+    return layout(k.astype(dtype), v.astype(dtype))
+  (k, k_scale), (v, v_scale) = _quantized(k, 3 if by_token else 2), _quantized(v, 3)
+  return layout(k, v, k_scale, v_scale)
 
 
-def empty(batch: int, columns: int, *, num_kv_heads: int, head_dim: int, dtype: str) -> KeyValues:
+def empty(
+  batch: int, columns: int, *, num_kv_heads: int, head_dim: int, dtype: str, layout: type[KeyValues] = KeyValues
+) -> KeyValues:
   """Allocates room for `columns` tokens in each of `batch` rows."""
-  return jax.tree.map(jnp.zeros_like, key_values(*[jnp.zeros((batch, columns, num_kv_heads, head_dim))] * 2, dtype))
+  zeros = jnp.zeros((batch, columns, num_kv_heads, head_dim))
+  return jax.tree.map(jnp.zeros_like, key_values(zeros, zeros, dtype, layout))
 
 
 def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_rows: int, new_tokens: int, dtype: str) -> int:
@@ -148,8 +157,8 @@ def _columns(blocks: Sequence[KeyValues]) -> list[tuple[int, int]]:
 
 def _map(function: Callable, *held: KeyValues) -> KeyValues:
   """Applies `function(*arrays, axis)` to each field, with its token axis; None stays None."""
-  fields = zip(*held, (3, 2, 2, 2), strict=True)
-  return KeyValues(*(None if arrays[0] is None else function(*arrays, axis) for *arrays, axis in fields))
+  fields = zip(*held, held[0].token_axes, strict=True)
+  return type(held[0])(*(None if arrays[0] is None else function(*arrays, axis) for *arrays, axis in fields))
 
 
 def columns_of_blocks(ages: Int[Array, " S"], blocks: Sequence[KeyValues]) -> tuple[Int[Array, " _"], ...]:
@@ -311,7 +320,8 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   in_full = lambda x: x.astype(q.dtype) if x.dtype == jnp.int8 else x
   k, v = in_full(held.k), in_full(held.v)
   q = q.astype(k.dtype)
-  scores = jnp.einsum("bkgc,bkcs->bkgs", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32)
+  of_keys = "bksc" if isinstance(held, KeyValuesByToken) else "bkcs"
+  scores = jnp.einsum(f"bkgc,{of_keys}->bkgs", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32)
   scores = scores * q.shape[-1] ** -0.5
   if held.k_scale is not None:
     scores = scores * held.k_scale[:, :, None]

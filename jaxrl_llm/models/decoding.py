@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.kernels.types import Visits
 from jaxrl_llm.models import ragged
-from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, map_prompts, split_rows
+from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, layout_of, map_prompts, split_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
 from jaxrl_llm.types import Images, Params
@@ -44,7 +44,8 @@ def make_steps(
 
   def grow(cache: Cache | None, rows: int, columns: int, *, dtype: str) -> Cache:
     cache = cache or Cache((None,) * config.num_layers, ((),) * config.num_layers)
-    block = lambda: split_rows(empty(rows, columns, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype), mesh)
+    sizes = dict(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype, layout=layout_of(mesh))
+    block = lambda: split_rows(empty(rows, columns, **sizes), mesh)
     return cache._replace(blocks=tuple((*blocks, block()) for blocks in cache.blocks))
 
   def resume(params: Params, tokens: Int[Array, "B W"], mask: Bool[Array, "B W"], cache: Cache) -> Cache:

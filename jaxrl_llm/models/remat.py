@@ -16,16 +16,23 @@ NAMED = ("linear", "attention")
 Their custom derivatives hide the matrix products from a policy.
 """
 
+VISITS = "visits"
+"""Name that attention gives to the blocks that its kernels visit.
+
+They are the same in every layer and small, and take some twenty small kernels to list: every policy
+keeps them.
+"""
+
 POLICIES: dict[str, Callable | None] = {
   "none": None,
-  "full": checkpoint_policies.nothing_saveable,
+  "full": checkpoint_policies.save_only_these_names(VISITS),
   # The operations of attention grow with the square of the row, what it returns only with the row.
-  "attention": checkpoint_policies.save_only_these_names("attention"),
+  "attention": checkpoint_policies.save_only_these_names("attention", VISITS),
   "dots": checkpoint_policies.save_from_both_policies(
-    checkpoint_policies.dots_with_no_batch_dims_saveable, checkpoint_policies.save_only_these_names(*NAMED)
+    checkpoint_policies.dots_with_no_batch_dims_saveable, checkpoint_policies.save_only_these_names(*NAMED, VISITS)
   ),
   "offload": checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[], names_which_can_be_offloaded=list(NAMED), offload_src="device", offload_dst="pinned_host"
+    names_which_can_be_saved=[VISITS], names_which_can_be_offloaded=list(NAMED), offload_src="device", offload_dst="pinned_host"
   ),
 }
 """Policies of `jax.checkpoint` by name. None means no checkpoint: everything is kept."""
