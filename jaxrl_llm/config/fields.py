@@ -142,7 +142,8 @@ FIELDS: dict[str, Field] = {
   "model.sampler_dtype": Field(None, DTYPE, "Type of the sampler's weights and products. None: model.dtype."),
   "model.attention": Field("auto", TEXT,
     "A key of `attention.BACKENDS`, or 'auto' for what suits the platform, the heads and the length of rows."),
-  "model.remat": Field("none", TEXT, "What the backward pass recomputes to save memory: a key of `remat.POLICIES`."),
+  "model.remat": Field("none", TEXT, "What the backward pass recomputes to save memory: a key of `remat.POLICIES`, "
+    "or 'auto' for the cheapest that fits the devices, as far as their memory is known; on CPUs 'none'."),
   "model.head_tokens": Field(None, COUNT,
     "Tokens whose logits are in a device's memory at once. None: a number that suits the device."),
   "model.train_tower": Field(False, SWITCH,

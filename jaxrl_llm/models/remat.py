@@ -37,6 +37,12 @@ POLICIES: dict[str, Callable | None] = {
 }
 """Policies of `jax.checkpoint` by name. None means no checkpoint: everything is kept."""
 
+AUTO = "auto"
+"""Name of the first of `CHEAPEST` with which a run fits its devices."""
+
+CHEAPEST = ("none", "dots", "attention", "full")
+"""Policies from the least recomputed to the least kept."""
+
 
 def rematerialised(step: Callable, policy: str) -> Callable:
   """Wraps the step of a scan so that its backward pass recomputes what the policy does not keep.
@@ -48,7 +54,7 @@ def rematerialised(step: Callable, policy: str) -> Callable:
 
 
 def check_policy(name: str) -> None:
-  """Rejects a name that is not a key of `POLICIES`.
+  """Rejects a name that is neither "auto" nor a key of `POLICIES`.
 
   Raises:
     ValueError: If the name is unknown. One line, with the fix.
@@ -57,10 +63,11 @@ def check_policy(name: str) -> None:
     >>> check_policy("ful")
     Traceback (most recent call last):
     ...
-    ValueError: model.remat: found 'ful', expected one of none, full, ...; did you mean 'full'?
+    ValueError: model.remat: found 'ful', expected one of auto, none, full, ...; did you mean 'full'?
   """
-  if name in POLICIES:
+  names = (AUTO, *POLICIES)
+  if name in names:
     return
   old = {True: "full", False: "none", "True": "full", "False": "none", "true": "full", "false": "none"}
-  hint = f"; did you mean {old[name]!r}?" if name in old else did_you_mean(name, POLICIES)
-  raise ValueError(Problem("model.remat", repr(name), f"one of {', '.join(POLICIES)}{hint}"))
+  hint = f"; did you mean {old[name]!r}?" if name in old else did_you_mean(name, names)
+  raise ValueError(Problem("model.remat", repr(name), f"one of {', '.join(names)}{hint}"))
