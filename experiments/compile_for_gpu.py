@@ -84,8 +84,8 @@ def decode(plan: Plan) -> list[Gate]:
   vocabulary = plan.model.vocab_size // plan.sampler_mesh.shape["tensor"]
   keys = sampler_proof.local_shapes([block.k for block in samplers[0].loop.cache.blocks[0]])
   return [
-    Gate("decode: kernels of a layer", of_layer, 23),
-    Gate("decode: kernels of a step outside of the layers", counts[0] - FEW[0] * of_layer, 30),
+    Gate("decode: kernels of a layer", of_layer, 19),
+    Gate("decode: kernels of a step outside of the layers", counts[0] - FEW[0] * of_layer, 34),
     Gate("decode: launches of a step that are in no command buffer", alone, 2),
     Gate("decode: reads of all logits", len(operations.readers(few.text, rows * vocabulary)), 2),
     Gate("decode: neighbouring bytes of a stored key", hlo.stored_together(few.text, keys), 64, is_least=True),

@@ -62,6 +62,7 @@ class View(NamedTuple):
       arbitrary if no row does. None if row i decodes sequence i.
     sequences: Index of each row's sequence within its piece; arbitrary if the row has none. None if
       row i decodes sequence i.
+    prompt_reads: Parts of each prompt that a kernel reads; None if all of it is read.
   """
 
   column: Int[Array, ""] | Int[Array, " B"]
@@ -71,6 +72,7 @@ class View(NamedTuple):
   prompts: Bool[Array, "n P"] | None
   rows: Int[Array, "d N"] | None = None
   sequences: Int[Array, "d b"] | None = None
+  prompt_reads: Visits | None = None
 
 
 class Spans(NamedTuple):
@@ -396,19 +398,29 @@ def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:
   return whole.mix / whole.total[..., None]
 
 
-def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View) -> Partial:
+def attend_prompts(
+  q: Float[Array, "B K G C"], held: KeyValues, view: View, attend_each: Callable[[Array, KeyValues], Partial] | None = None
+) -> Partial:
   """Attends to the prompts, with one product per prompt for all rows that share it.
 
   Only queries and results move between rows and prompts. The keys and values of the prompts are
   neither copied nor repeated.
+
+  Args:
+    q: Queries of the rows, grouped by the key-value head that they read.
+    held: Keys and values of the prompts.
+    view: What the rows see.
+    attend_each: Function from the queries of all rows of each prompt, [n K G C], and `held` to their
+      part of the softmax; None for `attend`.
   """
+  attend_each = attend_each or (lambda q, held: attend(q, held, view.prompts))
   num_prompts = view.prompts.shape[0]
   by_sequence = q if view.rows is None else _along(q, view.rows)
   group = by_sequence.shape[0] // num_prompts
   # [n·group, K, G, ...] -> [n, K, group, G, ...]
   fold = lambda x: x.reshape(num_prompts, group, *x.shape[1:]).swapaxes(1, 2)
   flat = lambda x: x.reshape(num_prompts, x.shape[1], -1, *x.shape[4:])
-  part = attend(flat(fold(by_sequence)), held, view.prompts)
+  part = attend_each(flat(fold(by_sequence)), held)
 
   def unfold(x):
     x = x.reshape(num_prompts, x.shape[1], group, q.shape[2], *x.shape[3:]).swapaxes(1, 2)

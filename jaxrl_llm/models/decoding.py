@@ -74,6 +74,17 @@ def make_steps(
 
     return tuple(map(of_block, ages))
 
+  def prompt_reads(seen: Bool[Array, "n P"] | None, num_sequences: int) -> Visits | None:
+    """Lists the blocks of the prompts, padded on the left, for a kernel that reads them."""
+    platform = platform_of(mesh)
+    kernel = ragged.kernel_of(platform)
+    if seen is None or num_sequences // len(seen) * config.num_heads // config.num_kv_heads > kernel.queries:
+      return None
+    width = seen.shape[1]
+    if config.decode_attention == "xla" or not ragged.is_used("auto", platform, config.head_dim, width):
+      return None
+    return ragged.last_visits(jnp.sum(seen, axis=1), width, columns=ragged.block_columns(width, platform))
+
   def decode(
     weights: DecodingWeights,
     tokens: Int[Array, " B"],
@@ -89,7 +100,9 @@ def make_steps(
   ):
     model = bind_decoder(weights.rest)
     of_blocks = columns_of_blocks(ages, cache.blocks[0])
-    view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences)
+    num_sequences = len(tokens) if rows is None else rows.size
+    of_prompts = prompt_reads(prompts_seen, num_sequences)
+    view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences, of_prompts)
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
     return model.unembed(x), cache, routes
 

@@ -105,7 +105,7 @@ class Attention(nnx.Module):
     q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
     parts = [ragged.attend_block(q, block, view, i, mesh=self.mesh) for i, block in enumerate(blocks)]
     if view.prompts is not None:
-      parts.append(cache.attend_prompts(q, prompts, view))
+      parts.append(ragged.attend_prompts(q, prompts, view, mesh=self.mesh))
     mixed = cache.merge(parts).astype(x.dtype).reshape(x.shape[0], -1, q.shape[-1])
     return linear(self, "o", mixed, self.config, ins=2), blocks
 

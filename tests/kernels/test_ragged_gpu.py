@@ -167,3 +167,22 @@ def test_int8_arrays_that_triton_would_misread_are_refused():
   assert grown(kv.k).size > 1 << 31
   with pytest.raises(ValueError, match=r"^config.rollout.slots: found int8 keys of 4294967296 entries .* more rollout.cache_blocks"):
     jax.eval_shape(ragged_gpu.attend, grown(q), jax.tree.map(grown, kv), ages, grown(lengths), jax.tree.map(grown, read))
+
+
+@pytest.mark.parametrize("dtype", cache_lib.CACHE_DTYPES)
+def test_the_rows_of_a_prompt_read_it_together(dtype, rng, monkeypatch):
+  """With rows in any order, prompts of all lengths, and one of no cached token."""
+  monkeypatch.setitem(ragged.KERNELS, "cpu", KERNEL._replace(is_emulated=True))
+  normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+  held = cache_lib.key_values(normal(4, 128, 2, 64), normal(4, 128, 2, 64), dtype, KeyValuesByToken)
+  lengths = jnp.asarray([128, 1, 0, 70])
+  seen = jnp.arange(128) >= 128 - lengths[:, None]
+  rows = jnp.asarray(rng.permutation(12))
+  read = ragged.last_visits(lengths, 128, columns=64)
+  np.testing.assert_array_equal(read.counts, ragged.visits(jnp.arange(128)[::-1], lengths, rows=1, columns=64).counts)
+  view = cache_lib.View(jnp.int32(0), (), lengths, (), seen, rows[None], jnp.argsort(rows)[None], read)
+  q, other = 2 * normal(12, 2, 3, 64), cache_lib.nothing_of(normal(12, 2, 3, 64))._replace(total=jnp.ones((12, 2, 3)))
+  part, plain = (ragged.attend_prompts(q, held, x, mesh=None) for x in (view, view._replace(prompt_reads=None)))
+  # Beside another part, as in a step, that a row without a prompt is left with.
+  other = other._replace(top=jnp.zeros_like(other.top))
+  np.testing.assert_allclose(cache_lib.merge([part, other]), cache_lib.merge([plain, other]), atol=1e-5)
