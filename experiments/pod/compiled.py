@@ -35,7 +35,7 @@ class Compiled(NamedTuple):
     text: Text of the optimised program.
     operations: Floating-point operations and memory traffic of the optimised program; None if it
       was refused.
-    launches: For GPUs, the compiler's list of what the program launches; empty for TPUs.
+    launches: The compiler's list of what the program launches on a GPU; empty for TPUs.
   """
 
   arguments: float

@@ -47,7 +47,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
 """GPUs by name: NVIDIA's datasheets, and its description of Hopper."""
 
 WIRE, NETWORK = 450e9, 50e9
-"""Bytes/s of a GPU to others of its host in one direction (NVLink 4), and to other hosts (400 Gbit/s)."""
+"""Bytes/s of a GPU in one direction: to those of its host (NVLink 4), and to others (400 Gbit/s)."""
 
 USABLE = 0.75
 """Share of a GPU's memory that JAX takes by default, `XLA_PYTHON_CLIENT_MEM_FRACTION`."""
@@ -57,11 +57,13 @@ _TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
   shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448 threads_per_core_limit: 2048
-  core_count: 132 fpus_per_core: 128 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  core_count: 132 fpus_per_core: 128
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   memory_bandwidth: {gpu.bytes_per_s} l2_cache_size: {gpu.l2} clock_rate_ghz: 1.98
   device_memory_size: {gpu.memory} cuda_compute_capability {{ major: 9 }}
-  runtime_version: "13.0.0" driver_version: "13.0.0" compile_time_toolkit_version: "13.0.0" dnn_version: "9.12.0"
+  runtime_version: "13.0.0" driver_version: "13.0.0"
+  compile_time_toolkit_version: "13.0.0" dnn_version: "9.12.0"
 }}
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 device_description_str: "{gpu.kind}"

@@ -358,5 +358,6 @@ def seconds(
       wires += 2 if wraps else 1
       hops += places / (4 if wraps else 3)
   if collective.kind in ("all-to-all", "ragged-all-to-all"):
-    moved *= max(hops, 1)  # Data for a distant chip passes the chips in between, if there is no switch.
+    # Without a switch, data for a distant chip passes the chips in between.
+    moved *= max(hops, 1)
   return moved / (wire * max(wires, 1))

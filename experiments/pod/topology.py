@@ -1,4 +1,4 @@
-"""Topologies of TPUs and GPUs by name, described by their compilers alone, without such a device."""
+"""Topologies of TPUs and GPUs by name, described by their compilers without such a device."""
 
 import contextlib
 import importlib.util

@@ -406,8 +406,8 @@ def fitted(
   """Chooses `rollout.slots` and `model.remat` in a config that leaves them open.
 
   Rows take the most slots, and the backward pass recomputes the least, with which the estimate
-  leaves a tenth of the devices' memory free. If it is unknown, nothing is recomputed, and the number
-  of slots stays open.
+  leaves a tenth of the devices' memory free. If it is unknown, nothing is recomputed, and the
+  number of slots stays open.
 
   Args:
     config: Checked config with set sizes; changed in place.

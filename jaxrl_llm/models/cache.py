@@ -410,8 +410,8 @@ def attend_prompts(
     q: Queries of the rows, grouped by the key-value head that they read.
     held: Keys and values of the prompts.
     view: What the rows see.
-    attend_each: Function from the queries of all rows of each prompt, [n K G C], and `held` to their
-      part of the softmax; None for `attend`.
+    attend_each: Function from the queries of all rows of each prompt, [n K G C], and `held` to
+      their part of the softmax; None for `attend`.
   """
   attend_each = attend_each or (lambda q, held: attend(q, held, view.prompts))
   num_prompts = view.prompts.shape[0]

@@ -80,8 +80,8 @@ class Attention(nnx.Module):
     """Splits the outputs of a matrix by head; those of the learner's weights are split already."""
     if x.ndim == 4:
       return x
-    # Without the barrier, XLA moves the split to the weight, and on TPUs transposes all of it. On GPUs
-    # it would keep the product of queries, keys and values, which is one, from what reads its parts.
+    # Without the barrier, XLA moves the split to the weight, and on TPUs transposes all of it. GPUs
+    # compute queries, keys and values by one product; the barrier would keep others from its parts.
     x = x if platform_of(self.mesh) == "gpu" else jax.lax.optimization_barrier(x)
     return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 

@@ -63,7 +63,7 @@ def check_policy(name: str) -> None:
     >>> check_policy("ful")
     Traceback (most recent call last):
     ...
-    ValueError: model.remat: found 'ful', expected one of auto, none, full, ...; did you mean 'full'?
+    ValueError: model.remat: found 'ful', expected one of auto, none, ...; did you mean 'full'?
   """
   names = (AUTO, *POLICIES)
   if name in names:
