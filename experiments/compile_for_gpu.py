@@ -51,6 +51,7 @@ SIZES = {
 }
 """Sizes of the programs: 512 responses to 64 prompts of 512 tokens, and rows of 4,096 tokens."""
 
+USAGE_ERROR = 2
 PROGRAMS = ("decode", "update", "memory")
 FEW = 2, 4
 """Numbers of layers with which a decoding step is compiled: its layers are not scanned."""
@@ -151,14 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--json", type=Path, help="file for the numbers")
   args = parser.parse_args(argv)
   names = args.programs.split(",")
-  if unknown := set(names) - set(PROGRAMS):
-    parser.error(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(PROGRAMS)}")
   try:
+    if unknown := set(names) - set(PROGRAMS):
+      raise ValueError(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(PROGRAMS)}")
+    gpus.parse(f"{args.target}:{args.devices}")
     gpus.prepare()
     topology = gpus.describe(f"{args.target}:{args.devices}")
     plans = {name: make_plan(topology, attention="xla" if name == "decode" else "auto") for name in names}
   except ValueError as error:
-    parser.error(str(error))
+    print(f"error: {error}", file=sys.stderr)
+    return USAGE_ERROR
   gates = []
   for name in names:
     for gate in {"decode": decode, "update": update, "memory": memory}[name](plans[name]):

@@ -47,7 +47,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
 """GPUs by name: NVIDIA's datasheets, and its description of Hopper."""
 
 WIRE, NETWORK = 450e9, 50e9
-"""Bytes/s of a GPU in one direction: to those of its host (NVLink 4), and to others (400 Gbit/s)."""
+"""Bytes/s of a GPU in one direction: in its host (NVLink 4), and to other hosts (400 Gbit/s)."""
 
 USABLE = 0.75
 """Share of a GPU's memory that JAX takes by default, `XLA_PYTHON_CLIENT_MEM_FRACTION`."""
@@ -85,14 +85,14 @@ def parse(name: str) -> tuple[str, int]:
     >>> parse("h200:12")
     Traceback (most recent call last):
     ...
-    ValueError: --topology: found 'h200:12', expected 1 to 8 GPUs, or a multiple of 8, as in h200:16
+    ValueError: found 'h200:12', expected 1 to 8 GPUs, or a multiple of 8, as in h200:16
   """
   kind, _, number = name.lower().partition(":")
   if kind not in GPUS:
-    raise ValueError(f"--topology: found no GPU {kind!r}, expected one of {', '.join(GPUS)}{did_you_mean(kind, GPUS)}")
+    raise ValueError(f"found no GPU {kind!r}, expected one of {', '.join(GPUS)}{did_you_mean(kind, GPUS)}")
   count = int(number or "1") if re.fullmatch(r"\d*", number) else 0
   if not count or count > OF_HOST and count % OF_HOST:
-    raise ValueError(f"--topology: found {name!r}, expected 1 to {OF_HOST} GPUs, or a multiple of {OF_HOST}, as in {kind}:16")
+    raise ValueError(f"found {name!r}, expected 1 to {OF_HOST} GPUs, or a multiple of {OF_HOST}, as in {kind}:16")
   return kind, count
 
 

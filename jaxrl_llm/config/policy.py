@@ -35,7 +35,7 @@ def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelC
   section = config.model
   shape = preset(section.preset, vocab_size=vocab_size) if section.path is None else read_config(where.resolve(section.path))
   options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens", "train_tower")}
-  if section.remat == AUTO:  # Chosen where the memory of all programs is known; of no use elsewhere.
+  if section.remat == AUTO:  # Chosen where the memory of all programs is known.
     options["remat"] = "none"
   targets = {} if section.lora_targets is None else {"targets": tuple(section.lora_targets)}
   rank, alpha = section.lora_rank, section.lora_alpha
