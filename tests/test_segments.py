@@ -188,5 +188,11 @@ def test_metrics_are_reduced_by_their_names():
   np.testing.assert_allclose(reduced["b_loss"], 2.0)
   # A loss reports its NaN. Only other metrics leave entries out.
   assert np.isnan(reduced["c_loss"])
+  # The quantiles of several metrics, each of its own entries, are found in one loop.
+  tails = {"a/p99": x, "b/p99": whole, "c/p99": -whole}
+  alone = [seg.reduce_metrics({name: tail}, mask, weights)[name] for name, tail in tails.items()]
+  program = jax.make_jaxpr(lambda tails: seg.reduce_metrics(tails, mask, weights))(tails)
+  np.testing.assert_array_equal(list(seg.reduce_metrics(tails, mask, weights).values()), alone)
+  assert str(program).count(" = scan[") + str(program).count(" = while[") == 1
   of_none = seg.reduce_metrics({name: jnp.full((1, 4), jnp.nan) for name in names}, mask, weights)
   assert all(value == 0 for value in of_none.values())

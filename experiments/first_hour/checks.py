@@ -168,7 +168,7 @@ def _decoding(length: int) -> list[Row]:
   platform = jax.default_backend()
   for dtype in cache_lib.CACHE_DTYPES:
     what = f"decoding kernel, {dtype} cache, {columns} columns: largest difference"
-    held = cache_lib.key_values(k, v, dtype)
+    held = cache_lib.key_values(k, v, dtype, cache_lib.layout_of(None))
     try:
       ragged.is_used("ragged", platform, 128, columns)
     except ValueError:

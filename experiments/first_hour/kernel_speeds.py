@@ -113,7 +113,7 @@ def _decoding(num_rows: int, columns: int, machine: roofline.Machine | None) -> 
   ages = jnp.arange(columns, dtype=jnp.int32)[::-1]
   lengths = jnp.asarray(np.random.default_rng(0).integers(1, columns + 1, num_rows), jnp.int32)
   num_bytes = 2 * int(jnp.sum(lengths)) * 8 * 128 * 2  # Keys and values that rows see.
-  held = cache_lib.key_values(k, v, "bfloat16")
+  held = cache_lib.key_values(k, v, "bfloat16", cache_lib.layout_of(None))
 
   @jax.jit
   def kernel(q, held):

@@ -35,6 +35,7 @@ class Compiled(NamedTuple):
     text: Text of the optimised program.
     operations: Floating-point operations and memory traffic of the optimised program; None if it
       was refused.
+    launches: The compiler's list of what the program launches on a GPU; empty for TPUs.
   """
 
   arguments: float
@@ -47,6 +48,7 @@ class Compiled(NamedTuple):
   refused: str | None = None
   text: str = ""
   operations: Operations | None = None
+  launches: str = ""
 
 
 class Reports(NamedTuple):
@@ -86,7 +88,23 @@ def compile_for(
     load: Assumptions about the load of the program's kernels.
   """
   start, code = time.perf_counter(), 0.0
-  lowered = jitted.trace(*arguments).lower(lowering_platforms=("tpu",))
+  with topology.lowering():
+    lowered = jitted.trace(*arguments).lower(lowering_platforms=(topology.platform,))
+  if topology.platform == "cuda":
+    executable, launches = _for_gpu(lowered, topology.flags)
+    text, sizes = executable.as_text(), executable.memory_analysis()
+    return Compiled(
+      float(sizes.argument_size_in_bytes),
+      float(sizes.output_size_in_bytes),
+      float(sizes.alias_size_in_bytes),
+      float(sizes.temp_size_in_bytes),
+      float(sizes.generated_code_size_in_bytes),
+      time.perf_counter() - start,
+      _traffic(topology, text, mesh, unknown_trips),
+      text=text,
+      operations=count(text, load=load, unknown_trips=unknown_trips),
+      launches=launches,
+    )
   try:
     reports, executable = _planned(lowered, topology.flags, wait=not only_planned)
   except jax.errors.JaxRuntimeError as error:
@@ -154,7 +172,8 @@ def _planned(lowered: Any, flags: Mapping[str, str], *, wait: bool) -> tuple[Rep
 
   def compile_it() -> None:
     try:
-      made.append(lowered.compile(compiler_options={**flags, "xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}))
+      options = {**_options(flags), "xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+      made.append(lowered.compile(compiler_options=options))
     except Exception as error:  # Raised by the waiting loop below.
       failed.append(error)
 
@@ -178,6 +197,20 @@ def _planned(lowered: Any, flags: Mapping[str, str], *, wait: bool) -> tuple[Rep
     time.sleep(0.2)
 
 
+def _for_gpu(lowered: Any, flags: Mapping[str, str]) -> tuple[Any, str]:
+  """Returns a program for GPUs, and the compiler's list of what it launches."""
+  with tempfile.TemporaryDirectory() as folder:
+    options = {**_options(flags), "xla_dump_to": folder}
+    executable = lowered.compile(compiler_options=options)
+    (path,) = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
+    return executable, path.read_text()
+
+
+def _options(flags: Mapping[str, str]) -> dict[str, Any]:
+  """Returns flags as options of JAX, which passes booleans on as XLA reads them."""
+  return {name: {"true": True, "false": False}.get(value, value) for name, value in flags.items()}
+
+
 def is_whole(text: str) -> bool:
   """Returns whether the text of a compiled program has been written to its end.
 
@@ -198,7 +231,7 @@ def _requested_bytes(message: str) -> float:
 def _traffic(topology: Topology, text: str, mesh: Mesh, unknown_trips: int) -> dict[tuple[str, str], tuple[float, float]]:
   devices = list(mesh.devices.flat)
   coords = np.array([device.coords for device in devices])
-  slices = np.array([getattr(device, "slice_index", 0) or 0 for device in devices])
+  slices = np.array(topology.slices_of_devices(devices))
   chip, total = topology.chip, defaultdict(lambda: (0.0, 0.0))
   for collective in hlo.collectives(text, num_devices=mesh.size, unknown_trips=unknown_trips):
     once = hlo.seconds(

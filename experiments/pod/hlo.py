@@ -120,6 +120,71 @@ def copies(text: str, shapes: Collection[str]) -> list[str]:
   return [line.strip() for line, match in matches if match and match.group(1) in shapes]
 
 
+def casts_in_loops(text: str, shape: str, *, depth: int = 1) -> list[str]:
+  """Returns the lines of loops, fused or not, that convert an array to a shape with its dtype.
+
+  Args:
+    text: Text of the program, `compiled.as_text()`.
+    shape: Shape of the result, such as "bf16[4,128]".
+    depth: Least number of loops, one inside the other, around the line.
+  """
+  bodies, entry = computations(text)
+  depths: dict[str, int] = {}
+
+  def visit(name: str, around: int) -> None:
+    if depths.get(name, -1) >= around:
+      return
+    depths[name] = around
+    for line in bodies.get(name, ()):
+      deeper = around + bool(re.search(r" while\(", line))
+      for one, many in CALLED.findall(line):
+        for called in [one] if one else many.split(","):
+          visit(called.strip().lstrip("%"), deeper)
+
+  visit(entry, 0)
+  is_cast = re.compile(rf"= {re.escape(shape)}\S* convert\(")
+  return [line.strip() for name in bodies if depths.get(name, 0) >= depth for line in bodies[name] if is_cast.search(line)]
+
+
+def stored_together(text: str, shapes: Collection[str]) -> int:
+  """Returns the fewest neighbouring bytes that a program writes when it updates one of some arrays.
+
+  Args:
+    text: Text of the program, `compiled.as_text()`.
+    shapes: Shapes of the arrays with their dtypes, such as "bf16[4,128]".
+
+  Returns:
+    The length of the runs of neighbouring numbers of the smallest update in place, in bytes; 0 if
+    there is none.
+
+  Example:
+    >>> text = '''
+    ... %f (a: bf16[4,128], b: bf16[4,1]) -> bf16[4,128] {
+    ...   %b = bf16[4,1]{1,0} parameter(1)
+    ...   %c = bf16[1,128]{1,0} parameter(2)
+    ...   %d = bf16[4,128]{1,0} dynamic-update-slice(%a, %b, %i, %i)
+    ...   %e = bf16[4,128]{1,0} dynamic-update-slice(%a, %c, %i, %i)
+    ... }'''
+    >>> stored_together(text, ["bf16[4,128]"])
+    2
+  """
+  runs = []
+  for lines in computations(text)[0].values():
+    sizes = {x.group(1): x.group(2) for x in (re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = \w+\[([\d,]*)\]", line) for line in lines) if x}
+    for line in lines:
+      match = re.search(r"= ((\w+)\[([\d,]*)\])\{([\d,]*)\S* dynamic-update-slice\([^,]*, %([\w.\-]+)", line)
+      if match is None or match.group(1) not in shapes:
+        continue
+      whole, part = (_numbers(x) for x in (match.group(3), sizes[match.group(5)]))
+      run = BYTES[match.group(2)]
+      for axis in _numbers(match.group(4)):
+        run *= part[axis]
+        if part[axis] < whole[axis]:
+          break
+      runs.append(run)
+  return min(runs, default=0)
+
+
 def computations(text: str) -> tuple[dict[str, list[str]], str]:
   """Splits a program into the lines of its computations, and names the first one to run."""
   bodies, entry, lines = {}, "", None
@@ -272,7 +337,7 @@ def seconds(
     collective: Collective to time.
     coords: Coordinates of each chip in its torus, [N, 3].
     slices: Number of each chip's slice, [N].
-    shape: Number of chips along each dimension of the torus.
+    shape: Number of chips along each dimension of the torus; empty for a switch.
     wire: Bandwidth of one wire in one direction, in bytes/s.
     network: Bandwidth of a chip to other slices, in bytes/s.
   """
@@ -293,5 +358,6 @@ def seconds(
       wires += 2 if wraps else 1
       hops += places / (4 if wraps else 3)
   if collective.kind in ("all-to-all", "ragged-all-to-all"):
-    moved *= hops  # Data for a distant chip passes the chips in between.
+    # Without a switch, data for a distant chip passes the chips in between.
+    moved *= max(hops, 1)
   return moved / (wire * max(wires, 1))

@@ -136,6 +136,39 @@ def count(text: str, *, load: Load | None = None, unknown_trips: int = 1) -> Ope
   return Operations(sum(by_kind.values()), num_bytes, by_kind, tuple(sorted(unknown)))
 
 
+def readers(text: str, num_entries: int) -> list[str]:
+  """Returns the names of the instructions that read whole arrays of so many entries.
+
+  Those inside fusions do not count, nor do views and parts of an array.
+
+  Example:
+    >>> text = '''
+    ... ENTRY %main (a: f32[8,4]) -> f32[] {
+    ...   %a = f32[8,4]{1,0} parameter(0)
+    ...   %s = f32[2,4]{1,0} slice(%a), slice={[0:2], [0:4]}
+    ...   %b = f32[32]{0} bitcast(%a)
+    ...   %n = f32[32]{0} negate(%b)
+    ... }
+    ... '''
+    >>> readers(text, 32)
+    ['n']
+  """
+  lines, _ = hlo.computations(text)
+  bodies = {name: list(_instructions(body)) for name, body in lines.items()}
+  fused = {name for body in bodies.values() for each in body if each.operation == "fusion" for name in _names(each.line)}
+  reading = []
+  for name, body in bodies.items():
+    arrays = {x.name: x.arrays for x in body}
+    for each in () if name in fused else body:
+      if each.operation in _FREE or each.operation in ("dynamic-slice", "slice", "gather"):
+        continue
+      inside = bodies.get(_names(each.line)[0], ()) if each.operation == "fusion" else ()
+      sizes = [[math.prod(x.sizes) for x in shape[:1]] for shape in _operands(each, arrays)]
+      if any(size == [num_entries] and (not inside or _read(inside, i, bodies) == math.inf) for i, size in enumerate(sizes)):
+        reading.append(each.name)
+  return reading
+
+
 def _instructions(lines: Sequence[str]) -> Iterator[_Instruction]:
   """Reads the instructions of a computation; the attributes of one may go on over several lines."""
   whole: list[str] = []

@@ -16,7 +16,7 @@ from jaxrl_llm.config.check import row_problems
 from jaxrl_llm.config.policy import make_objective
 from jaxrl_llm.decoding.apart.weights import copies_and_sums
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.learner.memory import footprint, slots_that_fit
+from jaxrl_llm.learner.memory import fitted
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, rows_at_once
 from jaxrl_llm.models import ModelConfig, lower_precision
@@ -130,9 +130,7 @@ def make_plan(config: ConfigDict, topology: Topology, *, only_planned: bool = Fa
   config = with_rows(config, model, mesh)
   objective = make_objective(config)
   needs = fields_needed(config, objective)
-  if config.rollout.slots is None:
-    estimate = footprint(config, model, mesh, sampler_mesh, objective, needs=needs)
-    config.rollout.slots = slots_that_fit(config, model, sampler_mesh, estimate, limit=topology.chip.memory_bytes)
+  model = fitted(config, model, mesh, sampler_mesh, objective, limit=topology.chip.memory_bytes, needs=needs)
   programs = make_programs(config, mesh, model, objective, needs=needs)
   return Plan(config, topology, mesh, sampler_mesh, model, programs, only_planned)
 

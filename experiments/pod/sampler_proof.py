@@ -186,38 +186,50 @@ def prefill(plan: Plan) -> Proof:
   )
 
 
+def rows_of(plan: Plan) -> int:
+  """Returns the number of rows that decode at once, over all chips."""
+  section = plan.config.rollout
+  return num_rows(plan.sampler_mesh, (section.num_prompts + section.spare_prompts) * section.group_size, section.slots)
+
+
+def loop_of_steps(plan: Plan, sampler: Sampler, *, only_planned: bool) -> Compiled:
+  """Compiles the loop of the decoding steps, with the whole cache."""
+  inputs, loop = sampler.inputs, sampler.loop
+
+  # The whole loop, since its layouts of the cache are not those of a step by itself.
+  def steps(fixed: Inputs, moved: Inputs, loop: Loop) -> tuple[Inputs, Loop]:
+    inputs, loop = exchange.run(sampler.model, sampler.settings, exchange.with_fixed(moved, fixed), loop)
+    return exchange.movable(inputs), loop
+
+  changed = (exchange.movable(inputs), loop)
+  return compile_for(
+    jax.jit(steps, donate_argnums=(1, 2), out_shardings=jax.tree.map(lambda x: x.sharding, changed)),
+    (exchange.fixed(inputs), *changed),
+    plan.sampler_mesh,
+    plan.topology,
+    unknown_trips=_STEPS_PER_EXCHANGE,
+    only_planned=only_planned,
+    load=_load(plan, rows_of(plan)),
+  )
+
+
 def decode(plan: Plan) -> Proof:
   """Compiles a decoding step of all rows."""
-  section = plan.config.rollout
-  rows = num_rows(plan.sampler_mesh, (section.num_prompts + section.spare_prompts) * section.group_size, section.slots)
+  rows = rows_of(plan)
 
   def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
-    model, settings, _, _, _, inputs, loop = make_sampler(plan, num_layers)
-
-    # The whole loop, since its layouts of the cache are not those of a step by itself.
-    def steps(fixed: Inputs, moved: Inputs, loop: Loop) -> tuple[Inputs, Loop]:
-      inputs, loop = exchange.run(model, settings, exchange.with_fixed(moved, fixed), loop)
-      return exchange.movable(inputs), loop
-
+    sampler = make_sampler(plan, num_layers)
+    inputs, loop = sampler.inputs, sampler.loop
+    compiled = loop_of_steps(plan, sampler, only_planned=only_planned)
     # The loop of the steps is inside that of the exchanges.
     loops = 2 if exchanges(loop) else 1
-    changed = (exchange.movable(inputs), loop)
-    compiled = compile_for(
-      jax.jit(steps, donate_argnums=(1, 2), out_shardings=jax.tree.map(lambda x: x.sharding, changed)),
-      (exchange.fixed(inputs), *changed),
-      plan.sampler_mesh,
-      plan.topology,
-      unknown_trips=_STEPS_PER_EXCHANGE,
-      only_planned=only_planned,
-      load=_load(plan, rows),
-    )
     per_step = lambda x: x / _STEPS_PER_EXCHANGE**loops
     traffic = {key: tuple(map(per_step, value)) for key, value in compiled.traffic.items()}
     operations = compiled.operations and compiled.operations.scaled(per_step(1))
     compiled = compiled._replace(traffic=traffic, operations=operations)
     depths.add(loops)
     parts = {"weights": costs.bytes_on_chip(inputs.weights), "cache": costs.bytes_on_chip(loop.cache)}
-    shapes.update(_local_shapes(loop.cache))
+    shapes.update(local_shapes(loop.cache))
     return compiled, parts
 
   shapes: set[str] = set()
@@ -248,7 +260,7 @@ def decode(plan: Plan) -> Proof:
   )
 
 
-def _local_shapes(tree: PyTree) -> list[str]:
+def local_shapes(tree: PyTree) -> list[str]:
   """Returns the shapes of abstract arrays on one chip, as the compiler writes them."""
   local = lambda x: ",".join(map(str, x.sharding.shard_shape(x.shape)))
   return [f"{hlo.SHORT[x.dtype.name]}[{local(x)}]" for x in jax.tree.leaves(tree)]

@@ -1,5 +1,6 @@
-"""TPU topologies by name, described by libtpu alone, without access to a TPU."""
+"""Topologies of TPUs and GPUs by name, described by their compilers without such a device."""
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -39,12 +40,14 @@ class Topology(NamedTuple):
   """Remote chips to compile for.
 
   Attributes:
-    name: Name of one slice in libtpu, such as "v5p:4x4x4".
-    slices: Number of slices joined by a network.
+    name: Name of one slice in libtpu, such as "v5p:4x4x4", or a GPU and a number, as in "h200:8".
+    slices: Number of slices joined by a network; of GPUs, the hosts.
     chip: Peaks of one chip.
-    shape: Number of chips of a slice along each dimension of its torus.
+    shape: Number of chips of a slice along each dimension of its torus; empty for GPUs, which a
+      switch joins.
     devices: Devices of JAX to compile for.
     flags: Flags of XLA to compile with, those of a run on these chips.
+    platform: Platform to lower for, "tpu" or "cuda".
   """
 
   name: str
@@ -53,6 +56,22 @@ class Topology(NamedTuple):
   shape: tuple[int, ...]
   devices: Sequence[Any]
   flags: Mapping[str, str] = MappingProxyType({})
+  platform: str = "tpu"
+
+  def slices_of_devices(self, devices: Sequence[Any]) -> list[int]:
+    """Returns the number of the slice of each device; of a GPU, that of its host."""
+    if self.platform == "cuda":
+      return [device.process_index for device in devices]
+    return [getattr(device, "slice_index", 0) or 0 for device in devices]
+
+  def lowering(self) -> contextlib.AbstractContextManager:
+    """Returns the context in which programs are lowered: kernels for a GPU ask for its kind."""
+    if self.platform == "tpu":
+      return contextlib.nullcontext()
+    import jax
+
+    device = jax.sharding.AbstractDevice(device_kind=self.chip.kind, num_cores=None, platform="gpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:

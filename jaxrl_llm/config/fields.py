@@ -142,7 +142,8 @@ FIELDS: dict[str, Field] = {
   "model.sampler_dtype": Field(None, DTYPE, "Type of the sampler's weights and products. None: model.dtype."),
   "model.attention": Field("auto", TEXT,
     "A key of `attention.BACKENDS`, or 'auto' for what suits the platform, the heads and the length of rows."),
-  "model.remat": Field("none", TEXT, "What the backward pass recomputes to save memory: a key of `remat.POLICIES`."),
+  "model.remat": Field("none", TEXT, "What the backward pass recomputes to save memory: a key of `remat.POLICIES`, "
+    "or 'auto' for the cheapest that fits the devices, as far as their memory is known; on CPUs 'none'."),
   "model.head_tokens": Field(None, COUNT,
     "Tokens whose logits are in a device's memory at once. None: a number that suits the device."),
   "model.train_tower": Field(False, SWITCH,
@@ -238,7 +239,7 @@ FIELDS: dict[str, Field] = {
   "rollout.slots": Field(None, COUNT,
     "Sequences decoded at once; the others wait. None: a number that suits the devices, and fits an accelerator's memory."),
   "rollout.cache_dtype": Field(None, one_of("float32", "bfloat16", "int8"), "Type of the cache. None: the sampler's."),
-  "rollout.cache_blocks": Field(None, COUNTS, "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget."),
+  "rollout.cache_blocks": Field(None, COUNTS, "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget; on a GPU all of it."),
   "rollout.staleness": Field(0, NATURAL,
     "RL steps by which the weights that draw a token may lag; above 0, the next rollouts are drawn while this step "
     "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),

@@ -12,6 +12,7 @@ from jaxrl_llm.config.fields import flatten, given
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.models import Lora, Model, ModelConfig, load_params, preset, read_config
 from jaxrl_llm.models.config import Vision
+from jaxrl_llm.models.remat import AUTO
 from jaxrl_llm.objectives.corrected import Term, corrected, read_terms
 from jaxrl_llm.objectives.interpolation import interpolated
 from jaxrl_llm.pretrained import where
@@ -34,6 +35,8 @@ def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelC
   section = config.model
   shape = preset(section.preset, vocab_size=vocab_size) if section.path is None else read_config(where.resolve(section.path))
   options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens", "train_tower")}
+  if section.remat == AUTO:  # Chosen where the memory of all programs is known.
+    options["remat"] = "none"
   targets = {} if section.lora_targets is None else {"targets": tuple(section.lora_targets)}
   rank, alpha = section.lora_rank, section.lora_alpha
   adapters = None if rank is None else Lora(rank, alpha or 2.0 * rank, **targets)

@@ -69,7 +69,8 @@ def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> t
   """
   blocks = _in_blocks(logits.astype(jnp.float32))
   highest = jnp.max(blocks, axis=(1, 2))
-  block_masses = jnp.sum(_masses(blocks - highest[:, None, None]), axis=-1)
+  # Without the barrier, XLA on GPUs sums the blocks' masses for the total from the logits again.
+  block_masses = jax.lax.optimization_barrier(jnp.sum(_masses(blocks - highest[:, None, None]), axis=-1))
   block = _first_above(block_masses, uniforms[:, 0])
   # Recompute the masses of one block: keeping all of them would write and read the vocabulary once
   # more.

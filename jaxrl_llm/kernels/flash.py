@@ -113,6 +113,8 @@ def flash_attention(
   k, v, keys = (padded(x, sizes.keys) for x in (k, v, keys))
   lists = kernels.lists(segments, prefixes, keys, slots[0], sizes)
   ids = _ids(segments, prefixes, keys, slots)
+  # A remat policy that keeps them by name spares the backward pass of each layer their lists.
+  lists, ids = jax.tree.map(lambda x: checkpoint_name(x, "visits"), (lists, ids))
   in_layout = lambda x: x.transpose(0, 2, 1, 3) if kernels.layout == "bhtc" else x
   out = _attend(platform, sizes, interpret, *map(in_layout, (q, k, v)), ids, lists)
   return in_layout(out)[:, :length]

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.kernels.precision import in_parts
-from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
+from jaxrl_llm.kernels.types import KeyValuesByToken, Partial, Visits
 from jaxrl_llm.kernels.visibility import MASKED
 
 COLUMNS = (64,)
-"""Columns per block. In bfloat16, 64 keys next to each other are one line of the GPU's cache."""
+"""Columns per block."""
 
 ROWS = 1
 """Number of rows in a group: the rows of a program share nothing that would be read once."""
@@ -60,7 +60,7 @@ def num_shares(programs: int, blocks: int) -> int:
 
 def attend(
   q: Float[Array, "B K G C"],
-  held: KeyValues,
+  held: KeyValuesByToken,
   ages: Int[Array, " S"],
   lengths: Int[Array, " B"],
   read: Visits,
@@ -143,8 +143,8 @@ def _kernel(blocks_ref, count_ref, length_ref, ages_ref, q_ref, k_ref, v_ref, *r
     before, total, mix = carry
     # The shares of a row take turns: neighbours in time then read neighbours in memory.
     here = pl.ds(pl.multiple_of(blocks_ref[share + i * shares] * columns, columns), columns)
-    k, v = in_full(k_ref[:, here]), in_full(v_ref[here, :])
-    scores = product(q.astype(k.dtype), k) * width**-0.5
+    k, v = in_full(k_ref[here, :]), in_full(v_ref[here, :])
+    scores = product(q.astype(k.dtype), k.T) * width**-0.5
     if scale_refs:
       scores = scores * scale_refs[0][here][None]
     is_seen = (ages_ref[here] < length)[None]

@@ -9,7 +9,7 @@ class KeyValues(NamedTuple):
   """Keys and values of one layer for the same S tokens of each of B rows.
 
   Tokens are the innermost axis of keys, and the head's width is the innermost axis of values. Both
-  products of decoding then read memory in order.
+  products of decoding then read memory in order. GPUs hold `KeyValuesByToken`.
 
   Attributes:
     k: Rotated keys.
@@ -22,6 +22,26 @@ class KeyValues(NamedTuple):
   v: Float[Array, "B K S C"] | Int[Array, "B K S C"]
   k_scale: Float[Array, "B K S"] | None = None
   v_scale: Float[Array, "B K S"] | None = None
+
+  @property
+  def token_axes(self) -> tuple[int, int, int, int]:
+    """Axis of the tokens in each field."""
+    return (3, 2, 2, 2)
+
+
+class KeyValuesByToken(KeyValues):
+  """Keys and values of which each token's lie together: `k` is [B K S C], as `v` is.
+
+  A GPU writes a token by one transaction a head, where the tokens' own axis as the innermost one
+  would scatter it over as many lines of memory as a head is wide; its products read both in order.
+  """
+
+  __slots__ = ()
+
+  @property
+  def token_axes(self) -> tuple[int, int, int, int]:
+    """Axis of the tokens in each field."""
+    return (2, 2, 2, 2)
 
 
 class Visits(NamedTuple):

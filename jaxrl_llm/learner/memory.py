@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.models.linear import lower_precision
 from jaxrl_llm.models.params import combine, partition
+from jaxrl_llm.models.remat import AUTO, CHEAPEST
 from jaxrl_llm.types import Objective
 
 # Measured on what XLA compiles for CPUs and TPUs; tests/learner/test_memory.py compares the
@@ -337,7 +338,8 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool, teacher
   }
   is_split = mesh.shape["fsdp"] > 1
   weights = vocab * shape.d_model * jnp.dtype(shape.param_dtype).itemsize if is_split else 0
-  parts |= {"output head": weights + (vocab * shape.d_model * 4 if learns else 0)}
+  rounded = vocab * shape.d_model * jnp.dtype(shape.dtype).itemsize if shape.dtype != "float32" else 0
+  parts |= {"output head": weights + rounded + (vocab * shape.d_model * 4 if learns else 0)}
   if teacher is None:
     return parts
   parts["the teacher's states"] = 2 * tokens * teacher.d_model * jnp.dtype(teacher.dtype).itemsize
@@ -396,6 +398,37 @@ def slots_that_fit(
   while slots > shards and fixed + needed(slots) > _FILLED * limit:
     slots = -(-slots // (2 * shards)) * shards
   return slots
+
+
+def fitted(
+  config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, objective: Objective, *, limit: float | None, **options: Any
+) -> ModelConfig:
+  """Chooses `rollout.slots` and `model.remat` in a config that leaves them open.
+
+  Rows take the most slots, and the backward pass recomputes the least, with which the estimate
+  leaves a tenth of the devices' memory free. If it is unknown, nothing is recomputed, and the
+  number of slots stays open.
+
+  Args:
+    config: Checked config with set sizes; changed in place.
+    shape: Shape of the model.
+    mesh: Mesh of the learner.
+    sampler_mesh: Mesh of the sampler, possibly with the same devices.
+    objective: Objective that RL minimises.
+    limit: Memory of each device in bytes; None if unknown.
+    **options: Further arguments of `footprint`.
+
+  Returns:
+    The shape of the model with its policy.
+  """
+  of_policy = lambda name: footprint(config, shape._replace(remat=name), mesh, sampler_mesh, objective, **options)
+  if config.rollout.slots is None and limit is not None:
+    columns = options.get("engine_columns")
+    config.rollout.slots = slots_that_fit(config, shape, sampler_mesh, of_policy(shape.remat), limit=limit, engine_columns=columns)
+  if config.model.remat == AUTO:
+    fits = lambda name: limit is None or of_policy(name).peak <= _FILLED * limit
+    config.model.remat = next(filter(fits, CHEAPEST), CHEAPEST[-1])
+  return shape._replace(remat=config.model.remat)
 
 
 def table(estimate: Footprint) -> list[str]:

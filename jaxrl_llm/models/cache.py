@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.kernels import columns_tpu
 from jaxrl_llm.kernels.precision import in_parts, precision_of
-from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
+from jaxrl_llm.kernels.types import KeyValues, KeyValuesByToken, Partial, Visits
 from jaxrl_llm.kernels.visibility import MASKED
 from jaxrl_llm.models.config import ModelConfig
 
@@ -62,6 +62,7 @@ class View(NamedTuple):
       arbitrary if no row does. None if row i decodes sequence i.
     sequences: Index of each row's sequence within its piece; arbitrary if the row has none. None if
       row i decodes sequence i.
+    prompt_reads: Parts of each prompt that a kernel reads; None if all of it is read.
   """
 
   column: Int[Array, ""] | Int[Array, " B"]
@@ -71,6 +72,7 @@ class View(NamedTuple):
   prompts: Bool[Array, "n P"] | None
   rows: Int[Array, "d N"] | None = None
   sequences: Int[Array, "d b"] | None = None
+  prompt_reads: Visits | None = None
 
 
 class Spans(NamedTuple):
@@ -96,21 +98,30 @@ def _quantized(x: Float[Array, "..."], axis: int) -> tuple[Int[Array, "..."], Fl
   return held, jnp.squeeze(scale, axis)
 
 
-def key_values(k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], dtype: str) -> KeyValues:
+def layout_of(mesh: Mesh | None) -> type[KeyValues]:
+  """Returns how the devices of a mesh hold keys and values; None is the default device."""
+  return KeyValuesByToken if platform_of(mesh) == "gpu" else KeyValues
+
+
+def key_values(k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], dtype: str, layout: type[KeyValues] = KeyValues) -> KeyValues:
   """Lays out the rotated keys and the values of a layer as the cache holds them.
 
   `dtype` is one of `CACHE_DTYPES`; "int8" adds a float32 scale for each head of each token.
   """
-  k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+  by_token = layout is KeyValuesByToken
+  k, v = k.transpose((0, 2, 1, 3) if by_token else (0, 2, 3, 1)), v.transpose(0, 2, 1, 3)
   if dtype != "int8":
-    return KeyValues(k.astype(dtype), v.astype(dtype))
-  (k, k_scale), (v, v_scale) = _quantized(k, 2), _quantized(v, 3)
-  return KeyValues(k, v, k_scale, v_scale)
+    return layout(k.astype(dtype), v.astype(dtype))
+  (k, k_scale), (v, v_scale) = _quantized(k, 3 if by_token else 2), _quantized(v, 3)
+  return layout(k, v, k_scale, v_scale)
 
 
-def empty(batch: int, columns: int, *, num_kv_heads: int, head_dim: int, dtype: str) -> KeyValues:
+def empty(
+  batch: int, columns: int, *, num_kv_heads: int, head_dim: int, dtype: str, layout: type[KeyValues] = KeyValues
+) -> KeyValues:
   """Allocates room for `columns` tokens in each of `batch` rows."""
-  return jax.tree.map(jnp.zeros_like, key_values(*[jnp.zeros((batch, columns, num_kv_heads, head_dim))] * 2, dtype))
+  zeros = jnp.zeros((batch, columns, num_kv_heads, head_dim))
+  return jax.tree.map(jnp.zeros_like, key_values(zeros, zeros, dtype, layout))
 
 
 def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_rows: int, new_tokens: int, dtype: str) -> int:
@@ -148,8 +159,8 @@ def _columns(blocks: Sequence[KeyValues]) -> list[tuple[int, int]]:
 
 def _map(function: Callable, *held: KeyValues) -> KeyValues:
   """Applies `function(*arrays, axis)` to each field, with its token axis; None stays None."""
-  fields = zip(*held, (3, 2, 2, 2), strict=True)
-  return KeyValues(*(None if arrays[0] is None else function(*arrays, axis) for *arrays, axis in fields))
+  fields = zip(*held, held[0].token_axes, strict=True)
+  return type(held[0])(*(None if arrays[0] is None else function(*arrays, axis) for *arrays, axis in fields))
 
 
 def columns_of_blocks(ages: Int[Array, " S"], blocks: Sequence[KeyValues]) -> tuple[Int[Array, " _"], ...]:
@@ -311,7 +322,8 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   in_full = lambda x: x.astype(q.dtype) if x.dtype == jnp.int8 else x
   k, v = in_full(held.k), in_full(held.v)
   q = q.astype(k.dtype)
-  scores = jnp.einsum("bkgc,bkcs->bkgs", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32)
+  of_keys = "bksc" if isinstance(held, KeyValuesByToken) else "bkcs"
+  scores = jnp.einsum(f"bkgc,{of_keys}->bkgs", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32)
   scores = scores * q.shape[-1] ** -0.5
   if held.k_scale is not None:
     scores = scores * held.k_scale[:, :, None]
@@ -386,19 +398,29 @@ def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:
   return whole.mix / whole.total[..., None]
 
 
-def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View) -> Partial:
+def attend_prompts(
+  q: Float[Array, "B K G C"], held: KeyValues, view: View, attend_each: Callable[[Array, KeyValues], Partial] | None = None
+) -> Partial:
   """Attends to the prompts, with one product per prompt for all rows that share it.
 
   Only queries and results move between rows and prompts. The keys and values of the prompts are
   neither copied nor repeated.
+
+  Args:
+    q: Queries of the rows, grouped by the key-value head that they read.
+    held: Keys and values of the prompts.
+    view: What the rows see.
+    attend_each: Function from the queries of all rows of each prompt, [n K G C], and `held` to
+      their part of the softmax; None for `attend`.
   """
+  attend_each = attend_each or (lambda q, held: attend(q, held, view.prompts))
   num_prompts = view.prompts.shape[0]
   by_sequence = q if view.rows is None else _along(q, view.rows)
   group = by_sequence.shape[0] // num_prompts
   # [n·group, K, G, ...] -> [n, K, group, G, ...]
   fold = lambda x: x.reshape(num_prompts, group, *x.shape[1:]).swapaxes(1, 2)
   flat = lambda x: x.reshape(num_prompts, x.shape[1], -1, *x.shape[4:])
-  part = attend(flat(fold(by_sequence)), held, view.prompts)
+  part = attend_each(flat(fold(by_sequence)), held)
 
   def unfold(x):
     x = x.reshape(num_prompts, x.shape[1], group, q.shape[2], *x.shape[3:]).swapaxes(1, 2)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.kernels.types import Visits
 from jaxrl_llm.models import ragged
-from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, map_prompts, split_rows
+from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, layout_of, map_prompts, split_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
 from jaxrl_llm.types import Images, Params
@@ -44,7 +44,8 @@ def make_steps(
 
   def grow(cache: Cache | None, rows: int, columns: int, *, dtype: str) -> Cache:
     cache = cache or Cache((None,) * config.num_layers, ((),) * config.num_layers)
-    block = lambda: split_rows(empty(rows, columns, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype), mesh)
+    sizes = dict(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype, layout=layout_of(mesh))
+    block = lambda: split_rows(empty(rows, columns, **sizes), mesh)
     return cache._replace(blocks=tuple((*blocks, block()) for blocks in cache.blocks))
 
   def resume(params: Params, tokens: Int[Array, "B W"], mask: Bool[Array, "B W"], cache: Cache) -> Cache:
@@ -73,6 +74,17 @@ def make_steps(
 
     return tuple(map(of_block, ages))
 
+  def prompt_reads(seen: Bool[Array, "n P"] | None, num_sequences: int) -> Visits | None:
+    """Lists the blocks of the prompts, padded on the left, for a kernel that reads them."""
+    platform = platform_of(mesh)
+    kernel = ragged.kernel_of(platform)
+    if seen is None or num_sequences // len(seen) * config.num_heads // config.num_kv_heads > kernel.queries:
+      return None
+    width = seen.shape[1]
+    if config.decode_attention == "xla" or not ragged.is_used("auto", platform, config.head_dim, width):
+      return None
+    return ragged.last_visits(jnp.sum(seen, axis=1), width, columns=ragged.block_columns(width, platform))
+
   def decode(
     weights: DecodingWeights,
     tokens: Int[Array, " B"],
@@ -88,7 +100,9 @@ def make_steps(
   ):
     model = bind_decoder(weights.rest)
     of_blocks = columns_of_blocks(ages, cache.blocks[0])
-    view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences)
+    num_sequences = len(tokens) if rows is None else rows.size
+    of_prompts = prompt_reads(prompts_seen, num_sequences)
+    view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences, of_prompts)
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
     return model.unembed(x), cache, routes
 

@@ -196,6 +196,11 @@ def _chunked(
   return _chunked_fwd(piece, head, x, targets, num_chunks, teacher)[0]
 
 
+def _rounded(head: Any, dtype: Any) -> Any:
+  """Casts the head for the products of all chunks; a compiler may repeat the cast for each."""
+  return head if dtype == jnp.float32 else jax.lax.optimization_barrier(jax.tree.map(lambda a: a.astype(dtype), head))
+
+
 def _padded(piece: VocabularyPiece, x: Array) -> Array:
   """Returns tokens with more behind them, so that all chunks are whole."""
   return jnp.pad(x, ((0, -len(x) % piece.chunk), *((0, 0),) * (x.ndim - 1)))
@@ -204,10 +209,11 @@ def _padded(piece: VocabularyPiece, x: Array) -> Array:
 def _chunked_fwd(piece: VocabularyPiece, head: Any, x: Array, targets: Array, num_chunks: Array, teacher: tuple[Any, Array] | None):
   rows, ids = _padded(piece, x), _padded(piece, targets)
   teacher_head, teacher_rows = (None, None) if teacher is None else (teacher[0], _padded(piece, teacher[1]))
+  rounded = _rounded(head, x.dtype)
 
   def of_chunk(i):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
-    raw = piece.unembed(head, part(rows))
+    raw = piece.unembed(rounded, part(rows))
     own = _chunk_logprobs(piece.filter_logits(raw, part(ids)), part(ids))
     return own, None if teacher is None else piece.comparer.compare(raw, piece.teacher_unembed(teacher_head, part(teacher_rows)))
 
@@ -228,9 +234,13 @@ def _chunked_bwd(piece: VocabularyPiece, saved, cotangents):
   of_logprobs, of_entropy, of_comparison, _ = pad(cotangents)
   teacher_head, teacher_rows = (None, None) if teacher is None else (teacher[0], pad(teacher[1]))
 
+  rounded = _rounded(head, x.dtype)
+
   def body(i, total):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
-    raw, unembed_vjp = jax.vjp(piece.unembed, head, part(rows))
+    raw, to_rows = jax.vjp(lambda rows: piece.unembed(rounded, rows), part(rows))
+    # The gradient of the head is not rounded, and does not read the head.
+    _, to_head = jax.vjp(lambda head: piece.unembed(head, part(rows)), head)
     logits, filter_vjp = jax.vjp(lambda raw: piece.filter_logits(raw, part(ids)), raw)
     # With the sums of the forward pass there is nothing to reduce. XLA on CPUs fuses a softmax into
     # the product before it, which then takes five times as long.
@@ -245,7 +255,7 @@ def _chunked_bwd(piece: VocabularyPiece, saved, cotangents):
     if teacher is not None:
       theirs = piece.teacher_unembed(teacher_head, part(teacher_rows))
       ct += part(of_comparison.divergence)[:, None] * piece.comparer.gradient(raw, theirs, jax.tree.map(part, sums))
-    of_head, of_rows = unembed_vjp(ct)
+    (of_head,), (of_rows,) = to_head(ct), to_rows(ct)
     heads, hidden = total
     heads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), heads, of_head)
     return heads, jax.lax.dynamic_update_slice_in_dim(hidden, of_rows, i * piece.chunk, 0)

@@ -6,6 +6,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.models import cache, ragged
 from jaxrl_llm.models.attention import Rows, row_attention
 from jaxrl_llm.models.config import ModelConfig
@@ -79,8 +80,10 @@ class Attention(nnx.Module):
     """Splits the outputs of a matrix by head; those of the learner's weights are split already."""
     if x.ndim == 4:
       return x
-    # Without the barrier, XLA moves the split to the weight, and on TPUs transposes all of it.
-    return jax.lax.optimization_barrier(x).reshape(*x.shape[:2], -1, self.config.head_dim)
+    # Without the barrier, XLA moves the split to the weight, and on TPUs transposes all of it. GPUs
+    # compute queries, keys and values by one product; the barrier would keep others from its parts.
+    x = x if platform_of(self.mesh) == "gpu" else jax.lax.optimization_barrier(x)
+    return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 
   @jax.named_scope("attention")
   def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows):
@@ -98,11 +101,11 @@ class Attention(nnx.Module):
     Also returns the blocks with the token written to them.
     """
     q, k, v = self.project(x[:, None], rotated)
-    blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), view.column, mesh=self.mesh)
+    blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name, type(blocks[0])), view.column, mesh=self.mesh)
     q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
     parts = [ragged.attend_block(q, block, view, i, mesh=self.mesh) for i, block in enumerate(blocks)]
     if view.prompts is not None:
-      parts.append(cache.attend_prompts(q, prompts, view))
+      parts.append(ragged.attend_prompts(q, prompts, view, mesh=self.mesh))
     mixed = cache.merge(parts).astype(x.dtype).reshape(x.shape[0], -1, q.shape[-1])
     return linear(self, "o", mixed, self.config, ins=2), blocks
 
@@ -112,7 +115,7 @@ class Attention(nnx.Module):
   ) -> tuple[Float[Array, "N T D"], tuple[cache.KeyValues, ...]]:
     """Attends from the tokens of spans to their rows so far, and writes them to the blocks."""
     q, k, v = self.project(x, rotated)
-    blocks = cache.write_spans(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), spans, mesh=self.mesh)
+    blocks = cache.write_spans(blocks, cache.key_values(k, v, blocks[0].k.dtype.name, type(blocks[0])), spans, mesh=self.mesh)
     mixed = cache.attend_spans(q, blocks, spans, mesh=self.mesh).astype(x.dtype)
     return linear(self, "o", mixed.reshape(*x.shape[:2], -1, q.shape[-1]), self.config, ins=2), blocks
 

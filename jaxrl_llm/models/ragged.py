@@ -19,6 +19,7 @@ from jaxrl_llm.kernels import ragged_gpu, ragged_tpu
 from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
 from jaxrl_llm.models.cache import View, nothing_of
 from jaxrl_llm.models.cache import attend as attend_all
+from jaxrl_llm.models.cache import attend_prompts as attend_all_prompts
 
 
 class Kernel(NamedTuple):
@@ -32,6 +33,8 @@ class Kernel(NamedTuple):
     rows: Largest number of rows in a group.
     is_default: Whether "auto" selects the kernel.
     is_emulated: Whether the platform can only emulate the kernel, slowly.
+    queries: Most queries of a prompt's rows that the kernel takes for one head; 0 if XLA reads
+      prompts.
   """
 
   attend: Callable[..., Partial]
@@ -41,10 +44,11 @@ class Kernel(NamedTuple):
   rows: int
   is_default: bool = False
   is_emulated: bool = False
+  queries: int = 0
 
 
 _TPU = Kernel(ragged_tpu.attend, ragged_tpu.reads, ragged_tpu.WIDTHS, ragged_tpu.COLUMNS, ragged_tpu.ROWS, is_default=True)
-_GPU = Kernel(ragged_gpu.attend, ragged_gpu.reads, ragged_gpu.WIDTHS, ragged_gpu.COLUMNS, ragged_gpu.ROWS, is_default=True)
+_GPU = Kernel(ragged_gpu.attend, ragged_gpu.reads, ragged_gpu.WIDTHS, ragged_gpu.COLUMNS, ragged_gpu.ROWS, is_default=True, queries=64)
 KERNELS = {"tpu": _TPU, "gpu": _GPU, "cpu": _TPU._replace(is_default=False, is_emulated=True)}
 """Kernels by platform; CPUs emulate that of TPUs."""
 
@@ -126,6 +130,25 @@ def visits(ages: Int[Array, " S"], lengths: Int[Array, " B"], *, rows: int, colu
   return Visits(order.astype(jnp.int32), jnp.sum(is_read, axis=1).astype(jnp.int32))
 
 
+def last_visits(lengths: Int[Array, " B"], size: int, *, columns: int) -> Visits:
+  """Lists the blocks that hold a token of each row, of rows that end with the last column.
+
+  It is what `visits` lists for groups of one row, without a sort.
+
+  Args:
+    lengths: Number of tokens of each row.
+    size: Number of columns.
+    columns: Number of columns of a block, from `block_columns`.
+
+  Example:
+    >>> read = last_visits(jnp.array([3, 300]), 512, columns=128)
+    >>> read.counts.tolist(), read.blocks[1, :3].tolist()
+    ([1, 3], [1, 2, 3])
+  """
+  counts = -(-lengths // columns)
+  return Visits((size // columns - counts)[:, None] + jnp.arange(size // columns), counts)
+
+
 def attend_block(q: Float[Array, "B K G C"], held: KeyValues, view: View, block: int, *, mesh: Mesh | None) -> Partial:
   """Attends from the queries of each row to its own tokens in a block of the cache."""
   ages, reads = view.ages[block], view.reads[block]
@@ -133,6 +156,19 @@ def attend_block(q: Float[Array, "B K G C"], held: KeyValues, view: View, block:
     attend_whole = lambda: attend_all(q, held, ages < view.lengths[:, None])
     return attend_whole() if reads is None else jax.lax.cond(reads, attend_whole, lambda: nothing_of(q))
   return attend(q, held, ages, view.lengths, reads, kernel=kernel_of(platform_of(mesh)), mesh=mesh)
+
+
+def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View, *, mesh: Mesh | None) -> Partial:
+  """Attends from the queries of each row to its prompt, which all rows of a prompt read once.
+
+  For the kernel, the rows of a prompt are one row with the queries of all.
+  """
+  if view.prompt_reads is None:
+    return attend_all_prompts(q, held, view)
+  ages, lengths = jnp.arange(held.v.shape[2])[::-1], jnp.sum(view.prompts, axis=1)
+  kernel = kernel_of(platform_of(mesh))
+  each = lambda q, held: attend(q, held, ages, lengths, view.prompt_reads, kernel=kernel, mesh=mesh)
+  return attend_all_prompts(q, held, view, each)
 
 
 def attend(

@@ -16,19 +16,32 @@ NAMED = ("linear", "attention")
 Their custom derivatives hide the matrix products from a policy.
 """
 
+VISITS = "visits"
+"""Name that attention gives to the blocks that its kernels visit.
+
+They are the same in every layer and small, and take some twenty small kernels to list: every policy
+keeps them.
+"""
+
 POLICIES: dict[str, Callable | None] = {
   "none": None,
-  "full": checkpoint_policies.nothing_saveable,
+  "full": checkpoint_policies.save_only_these_names(VISITS),
   # The operations of attention grow with the square of the row, what it returns only with the row.
-  "attention": checkpoint_policies.save_only_these_names("attention"),
+  "attention": checkpoint_policies.save_only_these_names("attention", VISITS),
   "dots": checkpoint_policies.save_from_both_policies(
-    checkpoint_policies.dots_with_no_batch_dims_saveable, checkpoint_policies.save_only_these_names(*NAMED)
+    checkpoint_policies.dots_with_no_batch_dims_saveable, checkpoint_policies.save_only_these_names(*NAMED, VISITS)
   ),
   "offload": checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[], names_which_can_be_offloaded=list(NAMED), offload_src="device", offload_dst="pinned_host"
+    names_which_can_be_saved=[VISITS], names_which_can_be_offloaded=list(NAMED), offload_src="device", offload_dst="pinned_host"
   ),
 }
 """Policies of `jax.checkpoint` by name. None means no checkpoint: everything is kept."""
+
+AUTO = "auto"
+"""Name of the first of `CHEAPEST` with which a run fits its devices."""
+
+CHEAPEST = ("none", "dots", "attention", "full")
+"""Policies from the least recomputed to the least kept."""
 
 
 def rematerialised(step: Callable, policy: str) -> Callable:
@@ -41,7 +54,7 @@ def rematerialised(step: Callable, policy: str) -> Callable:
 
 
 def check_policy(name: str) -> None:
-  """Rejects a name that is not a key of `POLICIES`.
+  """Rejects a name that is neither "auto" nor a key of `POLICIES`.
 
   Raises:
     ValueError: If the name is unknown. One line, with the fix.
@@ -50,10 +63,11 @@ def check_policy(name: str) -> None:
     >>> check_policy("ful")
     Traceback (most recent call last):
     ...
-    ValueError: model.remat: found 'ful', expected one of none, full, ...; did you mean 'full'?
+    ValueError: model.remat: found 'ful', expected one of auto, none, ...; did you mean 'full'?
   """
-  if name in POLICIES:
+  names = (AUTO, *POLICIES)
+  if name in names:
     return
   old = {True: "full", False: "none", "True": "full", "False": "none", "true": "full", "false": "none"}
-  hint = f"; did you mean {old[name]!r}?" if name in old else did_you_mean(name, POLICIES)
-  raise ValueError(Problem("model.remat", repr(name), f"one of {', '.join(POLICIES)}{hint}"))
+  hint = f"; did you mean {old[name]!r}?" if name in old else did_you_mean(name, names)
+  raise ValueError(Problem("model.remat", repr(name), f"one of {', '.join(names)}{hint}"))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.kernels.stripes import Stripes
 from jaxrl_llm.models.attention import Rows, packed
-from jaxrl_llm.models.cache import Cache, Spans, View, key_values, num_positions
+from jaxrl_llm.models.cache import Cache, Spans, View, key_values, layout_of, num_positions
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, RMSNorm, rotation_of
 from jaxrl_llm.models.linear import adapter, linear, matmul_in_float32, param
@@ -257,7 +257,7 @@ class Transformer(nnx.Module):
     def body(block, x, layer):
       x, routed, (k, v) = block(x, positions, rows)
       x = self.add_deep(x, images, layer)
-      return x, (key_values(k, v, dtype), None if routed is None else self.routers(routed, rows, losses=False))
+      return x, (key_values(k, v, dtype, layout_of(self.mesh)), None if routed is None else self.routers(routed, rows, losses=False))
 
     _, outputs = self.scan(body, self.embed_rows(tokens, images))
     held = tuple(jax.tree.map(lambda x, i=i: x[i], kv) for span, (kv, _) in outputs for i in range(span.count))

@@ -83,10 +83,9 @@ def test_each_block_lists_what_it_sees_and_masks_what_is_not_whole(name, by_keys
 
 @pytest.mark.parametrize("policy, expected", [("full", (2, 1, 1)), ("none", (1, 1, 1))])
 def test_a_layer_launches_three_kernels(policy, expected, rng, small_tiles):
-  """And the first of them twice where the policy recomputes."""
+  """And the first of them twice where the policy recomputes, but it sorts their blocks once."""
   segments, prefixes = ROWS["shared prompts"]
   q, k, v, _ = arrays(rng)
-
 
   def loss(q, k, v):
     layer = lambda q, _: (flash_attention(q, k, v, segments, prefixes), None)
@@ -95,6 +94,7 @@ def test_a_layer_launches_three_kernels(policy, expected, rng, small_tiles):
   program = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v))
   names = ("flash_forward", "flash_backward_of_queries", "flash_backward_of_keys")
   assert tuple(len(re.findall(rf"name={name}\b", program)) for name in names) == expected
+  assert len(re.findall(r" = sort\[", program)) == 3
 
 
 def test_heads_of_other_widths_are_refused():

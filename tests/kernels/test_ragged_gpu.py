@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm.decoding.sampler import make_sampler, seeded
 from jaxrl_llm.kernels import ragged_gpu
+from jaxrl_llm.kernels.types import KeyValuesByToken
 from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import make_model, preset, ragged
 from tests.kernels.triton import kernels_of, lines, lowered
@@ -23,7 +24,7 @@ def step(seed, *, rows, heads=2, group=2, width=64, columns=256, dtype="float32"
   """
   rng = np.random.default_rng(seed)
   normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), activations)
-  kv = cache_lib.key_values(normal(rows, columns, heads, width), normal(rows, columns, heads, width), dtype)
+  kv = cache_lib.key_values(normal(rows, columns, heads, width), normal(rows, columns, heads, width), dtype, KeyValuesByToken)
   ages = jnp.asarray((rng.integers(columns) - np.arange(columns)) % columns)
   lengths = jnp.asarray(rng.integers(0, (most or columns) + 1, rows) * (rng.random(rows) > 0.2))
   read = ragged.visits(ages, lengths, rows=1, columns=ragged.block_columns(columns, "gpu"))
@@ -124,8 +125,9 @@ def test_the_kernel_lowers_to_triton(shape, warps):
   call = next(line for line in program.as_text().splitlines() if TRITON in line)
   assert all(f"%arg{i}" in call for i in range(len(jax.tree.leaves(arguments))))
   held = {"float32": "f32", "bfloat16": "bf16", "int8": "i8"}[shape.get("dtype", "float32")]
-  for block in (f"{shape['width']}x64", f"64x{shape['width']}"):
-    assert any(f"tensor<{block}x!tt.ptr<{held}>>" in line for line in lines(kernel.text, "tt.load")), block
+  # Keys, too, are read token by token.
+  loads = lines(kernel.text, "tt.load")
+  assert sum(f"tensor<64x{shape['width']}x!tt.ptr<{held}>>" in line for line in loads) == 2, loads
   # Triton pipelines only the loops whose number of turns is known before the first one.
   assert len(lines(kernel.text, "scf.for")) == 1 and not lines(kernel.text, "scf.while")
 
@@ -147,6 +149,8 @@ def test_what_pads_the_queries_is_not_stored():
 def test_a_whole_sampler_lowers_to_triton(monkeypatch):
   """One kernel for each layer and stretch of decoding that reads a block."""
   monkeypatch.setitem(ragged.KERNELS, "cpu", KERNEL)
+  for module in ("decoding", "transformer"):
+    monkeypatch.setattr(f"jaxrl_llm.models.{module}.layout_of", lambda mesh: KeyValuesByToken)
   shape = preset("nano", vocab_size=264)._replace(num_layers=2, head_dim=64, decode_attention="ragged")
   model = make_model(shape)
   sampler = make_sampler(model, group_size=2, max_new_tokens=128, cache_blocks=(64, 64), stop_ids=(1,), pad_id=0)
@@ -163,3 +167,22 @@ def test_int8_arrays_that_triton_would_misread_are_refused():
   assert grown(kv.k).size > 1 << 31
   with pytest.raises(ValueError, match=r"^config.rollout.slots: found int8 keys of 4294967296 entries .* more rollout.cache_blocks"):
     jax.eval_shape(ragged_gpu.attend, grown(q), jax.tree.map(grown, kv), ages, grown(lengths), jax.tree.map(grown, read))
+
+
+@pytest.mark.parametrize("dtype", cache_lib.CACHE_DTYPES)
+def test_the_rows_of_a_prompt_read_it_together(dtype, rng, monkeypatch):
+  """With rows in any order, prompts of all lengths, and one of no cached token."""
+  monkeypatch.setitem(ragged.KERNELS, "cpu", KERNEL._replace(is_emulated=True))
+  normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+  held = cache_lib.key_values(normal(4, 128, 2, 64), normal(4, 128, 2, 64), dtype, KeyValuesByToken)
+  lengths = jnp.asarray([128, 1, 0, 70])
+  seen = jnp.arange(128) >= 128 - lengths[:, None]
+  rows = jnp.asarray(rng.permutation(12))
+  read = ragged.last_visits(lengths, 128, columns=64)
+  np.testing.assert_array_equal(read.counts, ragged.visits(jnp.arange(128)[::-1], lengths, rows=1, columns=64).counts)
+  view = cache_lib.View(jnp.int32(0), (), lengths, (), seen, rows[None], jnp.argsort(rows)[None], read)
+  q, other = 2 * normal(12, 2, 3, 64), cache_lib.nothing_of(normal(12, 2, 3, 64))._replace(total=jnp.ones((12, 2, 3)))
+  part, plain = (ragged.attend_prompts(q, held, x, mesh=None) for x in (view, view._replace(prompt_reads=None)))
+  # Beside another part, as in a step, that a row without a prompt is left with.
+  other = other._replace(top=jnp.zeros_like(other.top))
+  np.testing.assert_allclose(cache_lib.merge([part, other]), cache_lib.merge([plain, other]), atol=1e-5)

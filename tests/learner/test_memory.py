@@ -156,3 +156,21 @@ def test_slots_are_the_largest_number_that_fits(sizes):
   assert fit(needed(32) / 0.9 + 1) == 32
   assert fit(needed(32) / 0.9 - 1) == 16
   assert fit(1.0) == shards
+
+
+def test_an_open_policy_recomputes_the_least_that_fits():
+  mesh, shape = mesh_of(), TINY._replace(attention="xla")
+  objective = policy.make_objective(tiny_config("gspo"))
+  peak_of = lambda remat: memory.footprint(tiny_config("gspo"), shape._replace(remat=remat), mesh, mesh, objective, needs=frozenset()).peak
+
+  def chosen(limit: float | None) -> str:
+    config = tiny_config("gspo", {"model.remat": "auto", "rollout.slots": 8})
+    fitted = memory.fitted(config, shape, mesh, mesh, objective, limit=limit, needs=frozenset())
+    assert fitted == shape._replace(remat=config.model.remat)
+    return config.model.remat
+
+  assert chosen(None) == chosen(1e12) == "none"
+  for name in ("none", "dots"):
+    assert chosen(peak_of(name) / 0.9 + 1) == name
+    assert chosen(peak_of(name) / 0.9 - 1) != name
+  assert chosen(peak_of("full") / 0.9 - 1) == "full"  # None fits.

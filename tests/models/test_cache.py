@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.kernels import columns_tpu
+from jaxrl_llm.kernels.types import KeyValues, KeyValuesByToken
 from jaxrl_llm.models import cache, make_model, preset
 
 ROWS, KV, GROUP, WIDTH = 6, 2, 3, 8
+
+
+both_layouts = pytest.mark.parametrize("layout", [KeyValues, KeyValuesByToken])
 
 
 def drawn(rng, tokens, rows=ROWS):
@@ -26,16 +30,16 @@ def softmax_loop(q, k, v, mask):
   return out
 
 
+@both_layouts
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("bfloat16", 2e-2), ("int8", 2e-2)])
-def test_parts_of_the_keys_make_one_softmax(rng, dtype, error):
+def test_parts_of_the_keys_make_one_softmax(rng, dtype, error, layout):
   q = jnp.asarray(2 * rng.standard_normal((ROWS, KV, GROUP, WIDTH)), jnp.float32)
   k, v = drawn(rng, 9)
   mask = rng.random((ROWS, 9)) < 0.5
   mask[:, 4] = True
   mask[0, :4] = False  # The first row sees nothing of the first part.
-  parts = [
-    cache.attend(q, cache.key_values(k[:, a:b], v[:, a:b], dtype), jnp.asarray(mask[:, a:b])) for a, b in ((0, 4), (4, 5), (5, 9))
-  ]
+  held = lambda a, b: cache.key_values(k[:, a:b], v[:, a:b], dtype, layout)
+  parts = [cache.attend(q, held(a, b), jnp.asarray(mask[:, a:b])) for a, b in ((0, 4), (4, 5), (5, 9))]
   merged, expected = np.asarray(cache.merge(parts)), softmax_loop(q, k, v, mask)
   assert np.abs(merged - expected).max() < error and (dtype == "float32" or np.abs(merged - expected).max() > 1e-5)
   np.testing.assert_allclose(cache.merge(parts[::-1]), merged, atol=1e-6)
@@ -64,14 +68,17 @@ def test_each_row_attends_to_its_own_prompt(rng, pieces):
   np.testing.assert_allclose(np.asarray(cache.merge([part]))[busy], expected[busy], atol=1e-6)
 
 
+@both_layouts
 @pytest.mark.parametrize("dtype", cache.CACHE_DTYPES)
-def test_a_token_is_written_to_its_column_only(rng, dtype):
-  blocks = [cache.key_values(*drawn(rng, size), dtype) for size in (2, 1, 3)]
-  new = cache.key_values(*drawn(rng, 1), dtype)
-  axes = {"k": 3, "v": 2} | ({"k_scale": 2, "v_scale": 2} if dtype == "int8" else {})
+def test_a_token_is_written_to_its_column_only(rng, dtype, layout):
+  blocks = [cache.key_values(*drawn(rng, size), dtype, layout) for size in (2, 1, 3)]
+  new = cache.key_values(*drawn(rng, 1), dtype, layout)
+  axes = dict(zip(new._fields, new.token_axes if dtype == "int8" else new.token_axes[:2], strict=False))
   whole = lambda blocks, name: np.concatenate([np.asarray(getattr(block, name), np.float32) for block in blocks], axis=axes[name])
   for column in range(6):
-    written = cache.write(blocks, new, jnp.int32(column))
+    written, spans = cache.write(blocks, new, jnp.int32(column)), cache.Spans(None, jnp.full((ROWS, 1), column))
+    jax.tree.map(np.testing.assert_array_equal, cache.write_spans(blocks, new, spans), written)
+    assert {type(block) for block in written} == {layout}
     for name, axis in axes.items():
       before, after = whole(blocks, name), whole(written, name)
       np.testing.assert_array_equal(np.delete(after, column, axis), np.delete(before, column, axis))
@@ -101,11 +108,13 @@ def test_int8_is_exact_to_half_a_step(rng):
   assert np.all(np.abs(held.v).max(axis=-1) == 127) and np.all(held.k[0, 0, :, 0] == 0)
 
 
-def test_blocks_are_filled_from_the_right(rng):
-  prefilled = cache.key_values(*drawn(rng, 7), "float32")
-  parts = cache.filled([cache.key_values(*drawn(rng, size), "float32") for size in (2, 3)], prefilled)
+@both_layouts
+def test_blocks_are_filled_from_the_right(rng, layout):
+  prefilled = cache.key_values(*drawn(rng, 7), "float32", layout)
+  parts = cache.filled([cache.key_values(*drawn(rng, size), "float32", layout) for size in (2, 3)], prefilled)
   np.testing.assert_array_equal(np.concatenate([part.v for part in parts], axis=2), prefilled.v[:, :, 2:])
-  np.testing.assert_array_equal(np.concatenate([part.k for part in parts], axis=3), prefilled.k[..., 2:])
+  axis = prefilled.token_axes[0]
+  np.testing.assert_array_equal(np.concatenate([part.k for part in parts], axis=axis), np.split(prefilled.k, [2], axis=axis)[1])
 
 
 def test_num_bytes_is_the_size_of_the_arrays():

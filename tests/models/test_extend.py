@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.kernels.types import KeyValues, KeyValuesByToken
 from jaxrl_llm.models import make_model, preset
 from tests.marks import few
 
@@ -48,10 +49,12 @@ def run(kind, cache, spans, width, *, weights=None, named=True):
   return np.asarray(logits), cache
 
 
+@pytest.mark.parametrize("layout", [KeyValues, KeyValuesByToken])
 @pytest.mark.parametrize("kind", PRESETS)
 @pytest.mark.parametrize("width", few([1, 5, 8], 1))
-def test_any_split_of_a_sequence_gives_the_logits_of_the_whole(kind, width):
+def test_any_split_of_a_sequence_gives_the_logits_of_the_whole(kind, width, layout, monkeypatch):
   """Rows of other lengths advance beside it, each at its own pace."""
+  monkeypatch.setattr("jaxrl_llm.models.decoding.layout_of", lambda mesh: layout)
   model, _, _, _, expected = built(kind)
   cache, done, rng = empty(model), np.zeros(ROWS, int), np.random.default_rng(2)
   while np.any(done < LENGTH):

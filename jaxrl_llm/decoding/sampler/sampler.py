@@ -14,6 +14,7 @@ from jaxrl_llm.decoding.sampler.begin import begin
 from jaxrl_llm.decoding.sampler.requests import Requests, check_requests
 from jaxrl_llm.decoding.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, num_blocks
 from jaxrl_llm.decoding.stops import StopTable
+from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.types import Params, Rollouts, Shown
 
 SampleFn = Callable[..., Rollouts]
@@ -106,7 +107,7 @@ def make_settings(model: Decoder, *, record_routing: bool = False, **settings: A
   route_shape = (model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None
   given = Settings(**settings, route_shape=route_shape)
   check_filter(given.temperature, given.top_k, given.top_p, section="rollout.")
-  blocks = default_blocks(given.max_new_tokens) if given.cache_blocks is None else tuple(given.cache_blocks)
+  blocks = default_blocks(given.max_new_tokens, platform_of(model.mesh)) if given.cache_blocks is None else tuple(given.cache_blocks)
   for name in ("group_size", "max_new_tokens"):
     if getattr(given, name) < 1:
       raise ValueError(f"rollout.{name}: found {getattr(given, name)}, expected 1 or more")
@@ -121,16 +122,18 @@ def make_settings(model: Decoder, *, record_routing: bool = False, **settings: A
   return given._replace(stop_ids=tuple(given.stop_ids), stop_table=table, cache_dtype=dtype, cache_blocks=blocks)
 
 
-def default_blocks(max_new_tokens: int) -> tuple[int, ...]:
+def default_blocks(max_new_tokens: int, platform: str) -> tuple[int, ...]:
   """Returns blocks of a quarter, a quarter and a half of the budget.
 
-  A budget of at most 64 tokens is one block, because each block costs the compilation of a loop.
+  A budget of at most 64 tokens is one block, because each block costs the compilation of a loop. So
+  is every budget on a GPU: its kernel skips columns that no row sees, and each block takes two more
+  writes and one more launch of the kernel in every layer and step.
 
   Example:
-    >>> default_blocks(1024), default_blocks(48)
-    ((256, 256, 512), (48,))
+    >>> default_blocks(1024, "cpu"), default_blocks(48, "cpu"), default_blocks(1024, "gpu")
+    ((256, 256, 512), (48,), (1024,))
   """
-  if max_new_tokens <= 64:
+  if max_new_tokens <= 64 or platform == "gpu":
     return (max_new_tokens,)
   quarter = max_new_tokens // 4
   return (quarter, quarter, max_new_tokens - 2 * quarter)

@@ -121,9 +121,8 @@ def build_experiment(config: ConfigDict) -> Experiment:
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   limit, columns = limit_of(config, sampler_mesh), engine_columns(config, sampler_mesh) if by_engine(config) else None
-  if config.rollout.slots is None and not is_cpu and limit is not None:
-    estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs, engine_columns=columns, teachers=taught)
-    config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, limit=limit, engine_columns=columns)
+  sizes_of_run = dict(needs=needs, engine_columns=columns, teachers=taught)
+  shape = memory.fitted(config, shape, mesh, sampler_mesh, objective, limit=None if is_cpu else limit, **sizes_of_run)
   learner = make_programs(config, mesh, shape, objective, needs=needs, teachers=taught)
   make_params = policy.first_params(config, learner.model, jax.tree.map(lambda x: x.sharding, learner.abstract_state.params))
   drawing = make_drawing(config, learner, sampler_mesh, task.tokenizer, rules=rules)

@@ -15,6 +15,7 @@ from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.head import chunk_tokens
+from jaxrl_llm.models.remat import CHEAPEST
 from jaxrl_llm.rollouts.samplers import engine_columns, limit_of
 from jaxrl_llm.run.observe.phases import PHASES, Phase
 from jaxrl_llm.run.setup.drawing import by_engine
@@ -166,9 +167,8 @@ def _candidates(config: ConfigDict, vocab_size: int, *, open_rows: bool) -> Iter
   divides = lambda rows: all(x % (shards * rows) == 0 for x in fixed)
   fewer = (next(filter(divides, range(at_once // factor, 0, -1)), None) for factor in (2, 4, 8, 16))
   yield from (("learner.rows_per_device", rows) for rows in dict.fromkeys(fewer) if rows)
-  policies = ["none", "dots", "full"]
-  if config.model.remat in policies:
-    yield from (("model.remat", name) for name in policies[policies.index(config.model.remat) + 1 :])
+  if config.model.remat in CHEAPEST:
+    yield from (("model.remat", name) for name in CHEAPEST[CHEAPEST.index(config.model.remat) + 1 :])
   chunk = config.model.head_tokens or chunk_tokens(vocab_size, mesh)
   yield from (("model.head_tokens", chunk // part) for part in (2, 4) if chunk // part >= 128)
   if config.model.dtype == "float32":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.sampler import make_filter, make_sampler, seeded
+from jaxrl_llm.kernels.types import KeyValuesByToken
 from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.rollouts.trajectories import trajectories
 from tests.batches import logprobs_of, pack_rows
@@ -47,6 +48,16 @@ def test_logprobs_are_the_learners():
   drawn = np.asarray(batch.mask) > 0
   assert drawn.sum() > 40
   np.testing.assert_allclose(np.asarray(outputs.logprobs)[drawn], batch.sampler_logprobs[drawn], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_gpus_layout_of_the_keys_changes_no_draw(dtype, monkeypatch):
+  expected = rollouts_of(cache_dtype=dtype)
+  for module in ("decoding", "transformer"):
+    monkeypatch.setattr(f"jaxrl_llm.models.{module}.layout_of", lambda mesh: KeyValuesByToken)
+  sampler_of.cache_clear()
+  same_rollouts(sampled(*prompts_of(), cache_dtype=dtype), expected)
+  sampler_of.cache_clear()
 
 
 def test_a_response_ends_with_its_first_stop_token_or_at_the_budget():
