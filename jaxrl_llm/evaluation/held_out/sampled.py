@@ -54,7 +54,7 @@ def evaluate_policy(
   Raises:
     NoRewardError: If the verifier failed on all responses.
   """
-  prompts, responses, batches, begun = [], [], [], time.perf_counter()
+  prompts, responses, batches, known, begun = [], [], [], [], time.perf_counter()
   verifier = verifier._replace(weight=1.0)  # In training it may be 0 if only a reward model counts.
   for start in range(0, len(problems), batch_prompts):
     batch = list(problems[start : start + batch_prompts])
@@ -65,9 +65,9 @@ def evaluate_policy(
     prompts += [tuple(rollouts.prompts[row][rollouts.prompt_mask[row]].tolist()) for row in range(0, len(drawn), size)]
     responses += drawn
     batches.append(grade_shared([verifier], drawn, [problem for problem in batch for _ in range(size)], call=call))
-    graded = mapped(lambda *x: np.concatenate(x), *batches)
+    known += batches[-1].totals[batches[-1].valid].tolist()
     if note is not None:
-      known = graded.totals[graded.valid]
-      so_far = f"{np.mean(known):.1%} right so far" if len(known) else "no reward so far"
+      so_far = f"{np.mean(known):.1%} right so far" if known else "no reward so far"
       note(f"{len(prompts):,} of {len(problems):,} problems | {so_far} | {time.perf_counter() - begun:.1f} s")
+  graded = mapped(lambda *x: np.concatenate(x), *batches)
   return evaluated(problems, prompts, responses, graded, verifier)
