@@ -13,8 +13,16 @@ from experiments.benchmarks.roofline import Machine, datasheet
 from jaxrl_llm.devices import xla_flags
 from jaxrl_llm.messages import did_you_mean
 
-GENERATIONS = {"v5e": ("TPU v5 lite", 2, 256), "v5p": ("TPU v5", 3, 8960), "v6e": ("TPU v6 lite", 2, 256)}
-"""JAX's name of a chip, number of dimensions of its torus, and chips of the largest slice."""
+GENERATIONS = {
+  "v5e": ("TPU v5 lite", 2, 256),
+  "v5p": ("TPU v5", 3, 8960),
+  "v6e": ("TPU v6 lite", 2, 256),
+  "tpu7x": ("TPU7x", 3, 9216),
+}
+"""JAX's name of a device, number of dimensions of its torus, and chips of the largest slice.
+
+A chip of tpu7x is two devices.
+"""
 
 SIZES = {
   2: ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
@@ -77,7 +85,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   valid = [spell(g, shape) for g, (_, dimensions, _) in GENERATIONS.items() for shape in SIZES[dimensions]]
   hint = did_you_mean(name.lower(), valid, "; did you mean {}?", cutoff=0.5)
   if generation not in GENERATIONS:
-    expected = "a generation and a size, such as v5e:4x4, v5p:4x4x4 or v6e:8x16"
+    expected = "a generation and a size, such as v5e:4x4, v5p:4x4x4, v6e:8x16 or tpu7x:4x4x4"
   else:
     sizes = SIZES[GENERATIONS[generation][1]]
     if shape and math.prod(shape):  # Suggest a slice with a similar number of chips.
