@@ -47,8 +47,8 @@ NETWORKS = (
   (r"TPU v5 ?lite|TPU v5e", 50e9, 3.125e9),
   (r"TPU v5p?$", 100e9, 6.25e9),
   (r"TPU v6 ?lite|TPU v6e", 112e9, 12.5e9),
-  # What both devices of a chip need may arrive once, so that each counts the whole wire. The network
-  # carries different data for each.
+  # What both devices of a chip need may arrive once, so that each counts the whole wire. The
+  # network carries different data for each.
   (r"TPU7x", 100e9, 6.25e9),
 )
 

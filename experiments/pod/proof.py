@@ -27,7 +27,7 @@ MOST_OPERATIONS = 1.1
 """Most operations that an update or a scoring may be compiled to, over those that it needs."""
 
 MOST_BYTES = 1.3
-"""Most bytes that a decoding step may be compiled to move, over those that it needs, without a warning."""
+"""Bytes of a compiled decoding step over those that it needs, above which there is a warning."""
 
 _VOCABULARY = 264  # Vocabulary size of presets without a tokenizer of their own.
 _TILE = 128  # Slots that a row on a TPU is a multiple of.
@@ -115,7 +115,7 @@ class Proof(NamedTuple):
     return max(*bounds.values(), bounds["memory"] * self.excess_bytes)
 
   def latencies(self) -> tuple[float, ...]:
-    """Returns the time of the collectives, one after the other, by each latency of `COLLECTIVE_S`."""
+    """Returns the time of the collectives in a row, by each latency of `COLLECTIVE_S`."""
     return tuple(self.num_collectives * each for each in costs.COLLECTIVE_S)
 
   def seconds(self, topology: Topology) -> dict[str, float]:

@@ -49,7 +49,8 @@ _GB = 2.0**30
 def tables(plan: Plan | EnginePlan, proofs: list[Proof]) -> Group:
   """Builds the tables of memory, time and traffic of the programs."""
   kinds = ("arguments", "temporaries", "outputs", "aliased", "code", "beside")
-  memory = _table("program", *kinds, "peak", "of HBM", "fits", title="GiB of each chip")
+  unit = "chip" if plan.topology.devices_per_chip == 1 else "device"
+  memory = _table("program", *kinds, "peak", "of HBM", "fits", title=f"GiB of each {unit}")
   for proof in proofs:
     compiled = proof.compiled
     sizes = (
@@ -93,7 +94,7 @@ def tables(plan: Plan | EnginePlan, proofs: list[Proof]) -> Group:
       f"{proof.utilisation(plan.topology):.0%}",
       f"{proof.compiled.seconds:.0f}",
     )
-  times.title = "work of each chip in one run, and the least time for it"
+  times.title = f"work of each {unit} in one run, and the least time for it"
   steps = [_steps(plan, proof) for proof in proofs if proof.name == "decode" and proof.compiled.operations]
   return Group(memory, times, *steps, _traffic(proofs), *_remarks(plan, proofs))
 
@@ -183,7 +184,9 @@ def _remarks(plan: Plan | EnginePlan, proofs: list[Proof]) -> list[Text | Table]
   lines += [f"{proof.name}: {_of_operations(proof)}" for proof in proofs if proof.compiled.operations]
   if plan.only_planned:
     lines.append("memory, collectives and operations are as the compiler planned them, before it generated machine code")
-  chips = f"{plan.mesh.size} chips of {plan.topology.chip.kind} ({plan.topology.slices} x {plan.topology.name})"
+  per_chip = plan.topology.devices_per_chip
+  chips = f"{plan.mesh.size // per_chip} chips of {plan.topology.chip.kind} ({plan.topology.slices} x {plan.topology.name})"
+  chips += f" of {per_chip} devices each" if per_chip > 1 else ""
   bad = [proof for proof in proofs if not proof.fits(plan.topology)]
   verdict = f"{plan.config.model.preset} fits {chips}" if not bad else f"{plan.config.model.preset} does not fit {chips}"
   remarks: list[Text | Table] = [Text("\n".join(lines))]

@@ -49,7 +49,7 @@ class Topology(NamedTuple):
   Attributes:
     name: Name of one slice in libtpu, such as "v5p:4x4x4".
     slices: Number of slices joined by a network.
-    chip: Peaks of one chip.
+    chip: Peaks of one device, a chip or half of one.
     shape: Number of chips of a slice along each dimension of its torus.
     devices: Devices of JAX to compile for.
     flags: Flags of XLA to compile with, those of a run on these chips.
@@ -61,6 +61,11 @@ class Topology(NamedTuple):
   shape: tuple[int, ...]
   devices: Sequence[Any]
   flags: Mapping[str, str] = MappingProxyType({})
+
+  @property
+  def devices_per_chip(self) -> int:
+    """Number of devices of JAX that a chip is."""
+    return max(len(self.devices) // (math.prod(self.shape) * self.slices), 1)
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:

@@ -68,7 +68,7 @@ def inverse_cdf(
     logits: Logits, as in `draw`.
     uniforms: Numbers in [0, 1]: a point among the blocks of the vocabulary, and one within the
       block.
-    whole_rows: As in `draw`.
+    whole_rows: Gather of sharded rows, as in `draw`.
 
   Example:
     >>> logits = jnp.log(jnp.array([[0.0, 0.25, 0.75]]))  # So small a vocabulary is a single block.

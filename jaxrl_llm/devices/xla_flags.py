@@ -59,10 +59,10 @@ FLAGS: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
 )
 """Flags by chip and name.
 
-No flag has proved itself on v5e, v5p and v6e. libtpu's latency hiding scheduler is on by default, and kernels
-ask for fast memory themselves, so that `xla_tpu_scoped_vmem_limit_kib` changes little. Flags that
-let collectives run inside other fusions show in the compiled text of v6e, but libtpu 0.0.50.1
-refuses them there, because results may be wrong (experiments/log/pods.md).
+No flag has proved itself on v5e, v5p and v6e. libtpu's latency hiding scheduler is on by default,
+and kernels ask for fast memory themselves, so that `xla_tpu_scoped_vmem_limit_kib` changes little.
+Flags that let collectives run inside other fusions show in the compiled text of v6e, but libtpu
+0.0.50.1 refuses them there, because results may be wrong (experiments/log/pods.md).
 """
 
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

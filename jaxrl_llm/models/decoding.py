@@ -71,7 +71,7 @@ def make_steps(
     return jax.lax.with_sharding_constraint(x, NamedSharding(serving.mesh, PartitionSpec(rows)))
 
   def of_head(x: Float[Array, "B D"]) -> Float[Array, "B D"]:
-    # One gather. Without the barrier XLA may pass rows from device to device instead, a product each.
+    # One gather. Without the barrier XLA may pass rows from device to device, a product for each.
     return x if serving is None else jax.lax.optimization_barrier(whole_rows(x))
 
   def reads(ages: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | None, ...]:

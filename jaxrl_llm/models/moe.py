@@ -130,8 +130,9 @@ def over_mesh(
     first = jax.lax.axis_index(axes) * weights.gate.shape[0]
     if is_split:
       gather = partial(jax.lax.all_gather, axis_name=in_order, axis=0, tiled=True)
-      if len(axes) > 1:  # A decoding step has more collectives than bytes to send, and no gradients.
-        # As integers: a TPU may gather by adding to zeros, which flushes ids that are read as floats.
+      if len(axes) > 1:
+        # A decoding step waits for collectives, not for bytes, and has no gradients. The gather is
+        # one of integers: a TPU may add to zeros, which flushes ids that are read as floats to 0.
         bits = jax.lax.bitcast_convert_type(gates, experts.dtype)
         bits, experts = jnp.split(gather(jnp.concatenate([bits, experts], axis=-1)), 2, axis=-1)
         gates = jax.lax.bitcast_convert_type(bits, gates.dtype)
