@@ -2,7 +2,8 @@
 
 Compiles the programs of a run for remote TPUs, with libtpu but no TPU: update, scoring, vision
 tower, prefill and one decoding step, as the run itself compiles them. Prints memory by kind,
-operations and bytes as needed and as compiled, collectives, and what bounds the time.
+operations and bytes as needed and as compiled, collectives, what bounds the time, and an assumed
+latency of a step's collectives.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
