@@ -2,11 +2,12 @@
 
 Compiles the programs of a run for remote TPUs, with libtpu but no TPU: update, scoring, vision
 tower, prefill and one decoding step, as the run itself compiles them. Prints memory by kind,
-operations and bytes as needed and as compiled, collectives, and what bounds the time.
+operations and bytes as needed and as compiled, collectives, what bounds the time, and an assumed
+latency of a step's collectives.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
-  --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16 ...
+  --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16, tpu7x:4x4x4 ...
   --sampler        slice of the samplers, as in v5p:4x4x4, if config.rollout.samplers is above 0:
                    each of its hosts runs `jaxrl_llm.cli.join`. Each has an engine if its chips hold
                    the weights, else they have one together; the time of a move of weights, too

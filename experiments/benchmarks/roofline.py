@@ -38,6 +38,7 @@ DATASHEETS = (
   (r"TPU v5 ?lite|TPU v5e", 0.819e12, 197e12, _TPU),
   (r"TPU v5p?$", 2.765e12, 459e12, _TPU),
   (r"TPU v6 ?lite|TPU v6e", 1.64e12, 918e12, _TPU),
+  (r"TPU7x", 3.69e12, 1153.5e12, _TPU),  # Half a chip, as JAX has it.
 )
 
 # Numbers of TPUs: bytes/s in one direction of each wire to a neighbour, and bytes/s of a chip to
@@ -46,6 +47,9 @@ NETWORKS = (
   (r"TPU v5 ?lite|TPU v5e", 50e9, 3.125e9),
   (r"TPU v5p?$", 100e9, 6.25e9),
   (r"TPU v6 ?lite|TPU v6e", 112e9, 12.5e9),
+  # What both devices of a chip need may arrive once, so that each counts the whole wire. The
+  # network carries different data for each.
+  (r"TPU7x", 100e9, 6.25e9),
 )
 
 MATMULS = ((128, 2048, 8192), (1024, 1024, 4096))

@@ -20,6 +20,24 @@ from experiments.pod.operations import Operations, count
 from experiments.pod.topology import Topology
 
 
+class Traffic(NamedTuple):
+  """Collectives of one kind over the same mesh axes in one run of a program.
+
+  Attributes:
+    seconds: Least time for their bytes, in s.
+    num_bytes: Bytes that they gather, reduce or exchange, as each chip counts them.
+    times: Number of collectives.
+  """
+
+  seconds: float = 0.0
+  num_bytes: float = 0.0
+  times: float = 0.0
+
+  def scaled(self, factor: float) -> "Traffic":
+    """Returns the traffic of a part of the run."""
+    return Traffic(*(x * factor for x in self))
+
+
 class Compiled(NamedTuple):
   """Properties of a compiled program, for one chip, in bytes.
 
@@ -30,7 +48,7 @@ class Compiled(NamedTuple):
     temporaries: Size of the temporaries, with the gaps that the compiler cannot fill.
     code: Size of the machine code; 0 if only the plan was made.
     seconds: Compilation time, in s.
-    traffic: Seconds and bytes of the collectives, by kind and mesh axes.
+    traffic: Collectives, by kind and mesh axes.
     refused: Message of the compiler if the program does not fit; None if it fits.
     text: Text of the optimised program.
     operations: Floating-point operations and memory traffic of the optimised program; None if it
@@ -44,7 +62,7 @@ class Compiled(NamedTuple):
   temporaries: float
   code: float
   seconds: float
-  traffic: dict[tuple[str, str], tuple[float, float]]
+  traffic: dict[tuple[str, str], Traffic]
   refused: str | None = None
   text: str = ""
   operations: Operations | None = None
@@ -185,7 +203,7 @@ def _planned(lowered: Any, flags: Mapping[str, str], *, wait: bool) -> tuple[Rep
     if failed:
       shutil.rmtree(folder, ignore_errors=True)
       raise failed[0]
-    paths = [path for ending in endings for path in folder.glob(f"*after_optimizations{ending}")]
+    paths = [path for ending in endings for path in folder.glob(f"*.jit_*after_optimizations{ending}")]
     if len(paths) == len(endings) and (done or not wait and time.time() - max(x.stat().st_mtime for x in paths) > 2):
       reports = Reports(*(path.read_text() for path in paths))
       # A busy machine may have written only a part so far.
@@ -228,16 +246,16 @@ def _requested_bytes(message: str) -> float:
   return max(sizes, default=0.0)
 
 
-def _traffic(topology: Topology, text: str, mesh: Mesh, unknown_trips: int) -> dict[tuple[str, str], tuple[float, float]]:
+def _traffic(topology: Topology, text: str, mesh: Mesh, unknown_trips: int) -> dict[tuple[str, str], Traffic]:
   devices = list(mesh.devices.flat)
   coords = np.array([device.coords for device in devices])
   slices = np.array(topology.slices_of_devices(devices))
-  chip, total = topology.chip, defaultdict(lambda: (0.0, 0.0))
+  chip, total = topology.chip, defaultdict(Traffic)
   for collective in hlo.collectives(text, num_devices=mesh.size, unknown_trips=unknown_trips):
     once = hlo.seconds(
       collective, coords, slices, topology.shape, wire=chip.wire_bytes_per_s, network=chip.network_bytes_per_s
     )
     key = (collective.kind, hlo.axes_of(collective.groups, dict(mesh.shape)))
-    seconds, num_bytes = total[key]
-    total[key] = (seconds + once * collective.times, num_bytes + float(collective.num_bytes) * collective.times)
+    more = Traffic(once, float(collective.num_bytes), 1.0).scaled(collective.times)
+    total[key] = Traffic(*map(sum, zip(total[key], more)))
   return dict(total)

@@ -20,6 +20,14 @@ _AGAIN = {"none": (0, 0), "dots": (0, 0), "offload": (0, 0), "attention": (1, 0)
 """Further forward passes of the layers' products, and of attention, by `model.remat`."""
 
 
+COLLECTIVE_S = (5e-6, 10e-6, 15e-6)
+"""Least, assumed and largest latency of a collective, in s: an assumption, not measured.
+
+It supposes about 1 µs for each hop between neighbours, and that a torus of 4 x 4 x 4 chips takes 6
+hops to gather and 12 to sum.
+"""
+
+
 class Work(NamedTuple):
   """Work of one chip in one run of a program.
 

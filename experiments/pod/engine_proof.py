@@ -148,7 +148,7 @@ def decode(plan: EnginePlan) -> Proof:
   def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
     programs = _programs(plan, num_layers)
     compiled = _compiled(plan, programs.stretches[plan.rows], only_planned, load=_load(plan, plan.rows), unknown_trips=steps)
-    traffic = {key: (seconds / steps, num_bytes / steps) for key, (seconds, num_bytes) in compiled.traffic.items()}
+    traffic = {key: x.scaled(1 / steps) for key, x in compiled.traffic.items()}
     operations = compiled.operations and compiled.operations.scaled(1 / steps)
     copied = copied_bytes(compiled.text, programs.weights_and_cache[1])
     return compiled._replace(traffic=traffic, operations=operations), _parts(programs) | {"copied": copied}

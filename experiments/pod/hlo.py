@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,11 @@ _SHAPE = re.compile(r"\b(\w+)\[([\d,]*)\]")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\(")
 CALLED = re.compile(
   r"(?:calls|to_apply|body|condition|async_computation|true_computation|false_computation)=%?([\w.\-]+)"
-  r"|branch_computations=\{([^}]*)\}"
+  r"|(?:branch|called)_computations=\{([^}]*)\}"
 )
 """Names of the computations that an instruction runs, one by one or as a list of branches."""
+
+_OFTEN = 1_000_003  # Iterations by which loops of an unknown number are recognised.
 
 
 class Collective(NamedTuple):
@@ -56,35 +59,50 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
     >>> collectives(text, num_devices=2)
     [Collective(kind='all-gather', num_bytes=32, groups=((0, 1),), times=48)]
   """
-  bodies, entry = computations(text)
   all_collectives: list[Collective] = []
   chains: set[tuple[str, ...]] = set()
+  for line, times, (*loops, name) in instructions(text, unknown_trips=unknown_trips):
+    shape, operation = _OPERATION.match(line).groups()
+    kind = operation.removesuffix("-start")
+    # A collective that overlaps with other work appears in each fusion of that work, from its start
+    # to its end, and the work between may be a loop. Several may share a channel.
+    chain = re.search(r'(channel_id=\d+).*(chain_id="\d+)', line)
+    if chain and any((*chain.groups(), loop) in chains for loop in loops):
+      continue
+    if chain:
+      chains.add((*chain.groups(), loops[-1]))
+    if kind in KINDS:
+      all_collectives.append(_collective(line, kind, shape, operation, times, num_devices, name))
+    elif operation == "send" and (between := _between_slices(line, shape, times, num_devices)):
+      all_collectives.append(between)
+  return [x for x in all_collectives if len(x.groups[0]) > 1]
 
-  def visit(name: str, times: int, loops: tuple[str, ...]) -> None:
+
+def instructions(text: str, *, unknown_trips: int = 1) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+  """Lists what a program runs, computations that an instruction calls included.
+
+  Args:
+    text: Text of the program, `compiled.as_text()`.
+    unknown_trips: Number of iterations of loops whose number is not in the program.
+
+  Returns:
+    Each instruction's line, the number of times that it runs, and the names of the entry and of the
+    bodies of the loops around it, followed by that of its own computation.
+  """
+  bodies, entry = computations(text)
+
+  def visit(name: str, times: int, loops: tuple[str, ...]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     for line in bodies.get(name, ()):
-      match = _OPERATION.match(line)
-      if not match:
+      if not (match := _OPERATION.match(line)):
         continue
-      shape, operation = match.groups()
-      kind = operation.removesuffix("-start")
-      # A collective that overlaps with other work appears in each fusion of that work, from its
-      # start to its end, and the work between may be a loop. Several may share a channel.
-      chain = re.search(r'(channel_id=\d+).*(chain_id="\d+)', line)
-      if chain and any((*chain.groups(), loop) in chains for loop in loops):
-        continue
-      if chain:
-        chains.add((*chain.groups(), loops[-1]))
-      if kind in KINDS:
-        all_collectives.append(_collective(line, kind, shape, operation, times, num_devices, name))
-      elif operation == "send" and (between := _between_slices(line, shape, times, num_devices)):
-        all_collectives.append(between)
-      turns = times * trips(line, bodies, unknown_trips) if operation == "while" else times
+      yield line, times, (*loops, name)
+      is_loop = match.group(2) == "while"
+      turns = times * trips(line, bodies, unknown_trips) if is_loop else times
       for called, branches in CALLED.findall(line):
         for each in [called] if called else [x.strip().lstrip("%") for x in branches.split(",")]:
-          visit(each, turns, (*loops, each) if operation == "while" else loops)
+          yield from visit(each, turns, (*loops, each) if is_loop else loops)
 
-  visit(entry, 1, (entry,))
-  return [x for x in all_collectives if len(x.groups[0]) > 1]
+  return visit(entry, 1, (entry,))
 
 
 def largest_in_loops(text: str, *, num_devices: int, depth: int = 1) -> int:
@@ -95,11 +113,11 @@ def largest_in_loops(text: str, *, num_devices: int, depth: int = 1) -> int:
     num_devices: Number of devices of the program.
     depth: Number of such loops, one inside the other, that are around the collective.
   """
-  often = 1_000_003
-  inside = [x for x in collectives(text, num_devices=num_devices, unknown_trips=often) if x.times >= often**depth]
+  inside = [x for x in collectives(text, num_devices=num_devices, unknown_trips=_OFTEN) if x.times >= _OFTEN**depth]
   return max((x.num_bytes for x in inside), default=0)
 
 
+_COPY = re.compile(r"= (\w+\[[\d,]*\])\S* (?:copy|transpose)\(")
 SHORT = {"bfloat16": "bf16", "float32": "f32", "int8": "s8"}
 """Names of dtypes in the text of a program."""
 
@@ -115,8 +133,7 @@ def copies(text: str, shapes: Collection[str]) -> list[str]:
     >>> copies("%c = bf16[4,128]{1,0} copy(%x)\\n%d = bf16[4,64]{1,0} copy(%y)", ["bf16[4,128]"])
     ['%c = bf16[4,128]{1,0} copy(%x)']
   """
-  is_copy = re.compile(r"= (\w+\[[\d,]*\])\S* (?:copy|transpose)\(")
-  matches = ((line, is_copy.search(line)) for line in text.splitlines())
+  matches = ((line, _COPY.search(line)) for line in text.splitlines())
   return [line.strip() for line, match in matches if match and match.group(1) in shapes]
 
 
@@ -183,6 +200,25 @@ def stored_together(text: str, shapes: Collection[str]) -> int:
           break
       runs.append(run)
   return min(runs, default=0)
+
+
+def copies_by_depth(text: str, shapes: Collection[str]) -> dict[int, int]:
+  """Counts the copies of arrays of some shapes by the loops of unknown length around them.
+
+  Args:
+    text: Text of the program, `compiled.as_text()`.
+    shapes: Shapes with their dtypes, as in `copies`.
+
+  Returns:
+    Number of copies in one iteration of the innermost loop, by the number of loops; 0 is outside of
+    all of them.
+  """
+  counts: Counter[int] = Counter()
+  for line, times, _ in instructions(text, unknown_trips=_OFTEN):
+    if copies(line, shapes):
+      depth = int(math.log(times, _OFTEN) + 1e-9)
+      counts[depth] += round(times / _OFTEN**depth)
+  return dict(sorted(counts.items()))
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -350,6 +386,8 @@ def seconds(
     inside = size // num
     # The slices reduce inside first; only the part that a chip is left with crosses the network.
     return moved / wire / 2 * (inside > 1) + collective.num_bytes / max(inside, 1) * 2 * (num - 1) / num / network
+  if not shape:
+    return moved / wire  # A switch joins all.
   wires, hops = 0, 0.0
   for dimension, length in enumerate(shape):
     places = len(set(coords[group, dimension].tolist()))
@@ -357,7 +395,8 @@ def seconds(
       wraps = places == length and length > 2
       wires += 2 if wraps else 1
       hops += places / (4 if wraps else 3)
+  if wires == 0:
+    return 0.0  # Devices of one chip, whose link is unknown.
   if collective.kind in ("all-to-all", "ragged-all-to-all"):
-    # Without a switch, data for a distant chip passes the chips in between.
-    moved *= max(hops, 1)
-  return moved / (wire * max(wires, 1))
+    moved *= hops  # Data for a distant chip passes the chips in between.
+  return moved / (wire * wires)

@@ -26,6 +26,9 @@ from jaxrl_llm.types import TrainBatch
 MOST_OPERATIONS = 1.1
 """Most operations that an update or a scoring may be compiled to, over those that it needs."""
 
+MOST_BYTES = 1.3
+"""Bytes of a compiled decoding step over those that it needs, above which there is a warning."""
+
 _VOCABULARY = 264  # Vocabulary size of presets without a tokenizer of their own.
 _TILE = 128  # Slots that a row on a TPU is a multiple of.
 
@@ -95,13 +98,33 @@ class Proof(NamedTuple):
     """Whether an update or a scoring is compiled to more than `MOST_OPERATIONS`."""
     return self.name in ("update", "score") and self.excess > MOST_OPERATIONS
 
+  @property
+  def num_collectives(self) -> float:
+    """Number of collectives of one run."""
+    return sum(x.times for x in self.compiled.traffic.values())
+
+  @property
+  def excess_bytes(self) -> float:
+    """Bytes that the compiled program moves over those that it needs; 0 if unknown, or none are."""
+    operations, needed = self.compiled.operations, self.work.num_bytes
+    return operations.num_bytes / needed if operations and needed else 0.0
+
+  def compiled_seconds(self, topology: Topology) -> float:
+    """Returns the bound on the time with the bytes of the compiled program, if that moves more."""
+    bounds = self.seconds(topology)
+    return max(*bounds.values(), bounds["memory"] * self.excess_bytes)
+
+  def latencies(self) -> tuple[float, ...]:
+    """Returns the time of the collectives in a row, by each latency of `COLLECTIVE_S`."""
+    return tuple(self.num_collectives * each for each in costs.COLLECTIVE_S)
+
   def seconds(self, topology: Topology) -> dict[str, float]:
     """Returns lower bounds on the time of one run: its compute, memory traffic and collectives.
 
     The compute is that of the compiled program, if that is more than what the program needs.
     """
     chip, operations = topology.chip, self.compiled.operations
-    network = sum(seconds for seconds, _ in self.compiled.traffic.values())
+    network = sum(x.seconds for x in self.compiled.traffic.values())
     return {
       "compute": max(self.work.flops, operations.flops if operations else 0.0) / chip.flops_per_s,
       "memory": self.work.num_bytes / chip.bytes_per_s,

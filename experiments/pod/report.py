@@ -7,7 +7,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from experiments.pod import packed
+from experiments.pod import costs, packed
 from experiments.pod import proof as limits
 from experiments.pod.engine_proof import EnginePlan
 from experiments.pod.proof import Plan, Proof
@@ -49,7 +49,8 @@ _GB = 2.0**30
 def tables(plan: Plan | EnginePlan, proofs: list[Proof]) -> Group:
   """Builds the tables of memory, time and traffic of the programs."""
   kinds = ("arguments", "temporaries", "outputs", "aliased", "code", "beside")
-  memory = _table("program", *kinds, "peak", "of HBM", "fits", title="GiB of each chip")
+  unit = "chip" if plan.topology.devices_per_chip == 1 else "device"
+  memory = _table("program", *kinds, "peak", "of HBM", "fits", title=f"GiB of each {unit}")
   for proof in proofs:
     compiled = proof.compiled
     sizes = (
@@ -78,7 +79,7 @@ def tables(plan: Plan | EnginePlan, proofs: list[Proof]) -> Group:
       continue
     seconds = proof.seconds(plan.topology)
     worst = max(seconds, key=seconds.get)
-    sent = sum(num_bytes for _, num_bytes in proof.compiled.traffic.values())
+    sent = sum(x.num_bytes for x in proof.compiled.traffic.values())
     times.add_row(
       proof.name,
       f"{(proof.work.flops + proof.work.repeated_flops) / 1e12:,.1f}",
@@ -93,8 +94,22 @@ def tables(plan: Plan | EnginePlan, proofs: list[Proof]) -> Group:
       f"{proof.utilisation(plan.topology):.0%}",
       f"{proof.compiled.seconds:.0f}",
     )
-  times.title = "work of each chip in one run, and the least time for it"
-  return Group(memory, times, _traffic(proofs), *_remarks(plan, proofs))
+  times.title = f"work of each {unit} in one run, and the least time for it"
+  steps = [_steps(plan, proof) for proof in proofs if proof.name == "decode" and proof.compiled.operations]
+  return Group(memory, times, *steps, _traffic(proofs), *_remarks(plan, proofs))
+
+
+def _steps(plan: Plan | EnginePlan, proof: Proof) -> Table:
+  """Builds a table of the time of a decoding step: its bounds, and its bound with latencies."""
+  least, assumed, most = (each * 1e6 for each in costs.COLLECTIVE_S)
+  table = _table(
+    "bound by needed bytes", "by compiled bytes", "collectives", "their latency", "bound + latency",
+    title=f"ms of a decoding step; {assumed:.0f} µs of latency per collective are an assumption ({least:.0f} to {most:.0f}), not measured",
+  )  # fmt: skip
+  bound, latencies = max(proof.seconds(plan.topology).values()), proof.latencies()
+  ranges = (f"{x[1] * 1e3:.2f} ({x[0] * 1e3:.2f} to {x[2] * 1e3:.2f})" for x in (latencies, [bound + each for each in latencies]))
+  table.add_row(f"{bound * 1e3:.2f}", f"{proof.compiled_seconds(plan.topology) * 1e3:.2f}", f"{proof.num_collectives:.0f}", *ranges)
+  return table
 
 
 def rl_steps(plan: Plan, estimates: Sequence[Estimate]) -> Table:
@@ -154,11 +169,11 @@ def _table(*columns: str, title: str = "") -> Table:
 
 
 def _traffic(proofs: list[Proof]) -> Table:
-  table = _table("program", "kind", "mesh axes", "GB a chip", "seconds", title="collectives, loops included")
+  table = _table("program", "kind", "mesh axes", "times", "GB a chip", "seconds", title="collectives, loops included")
   for proof in proofs:
-    for (kind, axes), (seconds, num_bytes) in sorted(proof.compiled.traffic.items(), key=lambda item: -item[1][0]):
-      if num_bytes >= 1e6:
-        table.add_row(proof.name, kind, axes, f"{num_bytes / 1e9:,.3f}", f"{seconds:.4g}")
+    for (kind, axes), x in sorted(proof.compiled.traffic.items(), key=lambda item: -item[1].seconds):
+      if x.num_bytes >= 1e6:
+        table.add_row(proof.name, kind, axes, f"{x.times:,.0f}", f"{x.num_bytes / 1e9:,.3f}", f"{x.seconds:.4g}")
   return table
 
 
@@ -169,7 +184,9 @@ def _remarks(plan: Plan | EnginePlan, proofs: list[Proof]) -> list[Text | Table]
   lines += [f"{proof.name}: {_of_operations(proof)}" for proof in proofs if proof.compiled.operations]
   if plan.only_planned:
     lines.append("memory, collectives and operations are as the compiler planned them, before it generated machine code")
-  chips = f"{plan.mesh.size} chips of {plan.topology.chip.kind} ({plan.topology.slices} x {plan.topology.name})"
+  per_chip = plan.topology.devices_per_chip
+  chips = f"{plan.mesh.size // per_chip} chips of {plan.topology.chip.kind} ({plan.topology.slices} x {plan.topology.name})"
+  chips += f" of {per_chip} devices each" if per_chip > 1 else ""
   bad = [proof for proof in proofs if not proof.fits(plan.topology)]
   verdict = f"{plan.config.model.preset} fits {chips}" if not bad else f"{plan.config.model.preset} does not fit {chips}"
   remarks: list[Text | Table] = [Text("\n".join(lines))]
@@ -179,6 +196,8 @@ def _remarks(plan: Plan | EnginePlan, proofs: list[Proof]) -> list[Text | Table]
       remarks.append(memory_parts(plan, proof))
       settings = SETTINGS if proof.name in ("update", "score", "snapshot") else SAMPLING_SETTINGS
     remarks.append(Text(f"{proof.name}: to lower it, {', or '.join(settings)}"))
+  heavy = [proof for proof in proofs if proof.name == "decode" and proof.excess_bytes > limits.MOST_BYTES]
+  remarks += [Text(f"{proof.name}: {_traffic_waste(proof)}", style="bold red") for proof in heavy]
   remarks.append(Text(verdict, style="bold green" if not bad else "bold red"))
   return [*remarks, *(Text(f"{proof.name}: {_waste(proof)}", style="bold red") for proof in proofs if proof.is_wasteful)]
 
@@ -194,6 +213,11 @@ def _of_operations(proof: Proof) -> str:
 def _waste(proof: Proof) -> str:
   """Says that a program is compiled to more operations than it needs."""
   return f"compiled to {proof.excess:.2f} times the operations that it needs, expected at most {limits.MOST_OPERATIONS}"
+
+
+def _traffic_waste(proof: Proof) -> str:
+  """Says that a decoding step is compiled to move more bytes than it needs."""
+  return f"compiled to move {proof.excess_bytes:.2f} times the bytes that it needs, which is above {limits.MOST_BYTES}"
 
 
 def memory_parts(plan: Plan, proof: Proof) -> Table:
@@ -249,7 +273,8 @@ def proofs_as_json(plan: Plan | EnginePlan, proofs: Sequence[Proof]) -> dict[str
       for name in ("arguments", "temporaries", "outputs", "aliased", "code", "seconds", "refused")
     }
     traffic = {
-      f"{kind} over {axes}": {"seconds": s, "bytes": b} for (kind, axes), (s, b) in compiled.traffic.items()
+      f"{kind} over {axes}": {"seconds": x.seconds, "bytes": x.num_bytes, "times": x.times}
+      for (kind, axes), x in compiled.traffic.items()
     }
     numbers[proof.name] = {
       **sizes,
@@ -261,6 +286,9 @@ def proofs_as_json(plan: Plan | EnginePlan, proofs: Sequence[Proof]) -> dict[str
       "operations": compiled.operations and compiled.operations._asdict(),
       "excess": proof.excess,
       "bounds": proof.seconds(plan.topology),
+      "compiled_bound": proof.compiled_seconds(plan.topology),
+      "latencies": proof.latencies(),
+      "num_collectives": proof.num_collectives,
       "mfu_ceiling": proof.utilisation(plan.topology),
       "collectives": traffic,
       "note": proof.note,

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from experiments.pod import costs, hlo
-from experiments.pod.compiled import Compiled, compile_for
+from experiments.pod.compiled import Compiled, Traffic, compile_for
 from experiments.pod.kernels import Load
 from experiments.pod.proof import Plan, Proof
 from jaxrl_llm.decoding.sampler import exchange
@@ -224,7 +224,7 @@ def decode(plan: Plan) -> Proof:
     # The loop of the steps is inside that of the exchanges.
     loops = 2 if exchanges(loop) else 1
     per_step = lambda x: x / _STEPS_PER_EXCHANGE**loops
-    traffic = {key: tuple(map(per_step, value)) for key, value in compiled.traffic.items()}
+    traffic = {key: x.scaled(per_step(1)) for key, x in compiled.traffic.items()}
     operations = compiled.operations and compiled.operations.scaled(per_step(1))
     compiled = compiled._replace(traffic=traffic, operations=operations)
     depths.add(loops)
@@ -246,7 +246,7 @@ def decode(plan: Plan) -> Proof:
     )
   # If the compiler leaves the weights in place and sends the rows' few activations instead, a chip
   # reads only what it holds.
-  gathered = sum(num_bytes for (kind, _), (_, num_bytes) in compiled.traffic.items() if kind == "all-gather")
+  gathered = sum(x.num_bytes for (kind, _), x in compiled.traffic.items() if kind == "all-gather")
   num_bytes = parts["weights"] + parts["cache"] + gathered
   work = costs.decode_step(plan.config, _shape(plan), plan.sampler_mesh, rows=rows, num_bytes=num_bytes)
   remarks = _loop_remarks(plan, compiled, shapes, rows, depth=max(depths))
@@ -272,12 +272,15 @@ def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str], rows: int, *
     return []
   # The steps are the innermost loop.
   outer, largest = (hlo.largest_in_loops(compiled.text, num_devices=plan.sampler_mesh.size, depth=x) for x in (1, depth))
-  copied = len(hlo.copies(compiled.text, shapes))
+  copied = hlo.copies_by_depth(compiled.text, shapes)
+  places = {0: "outside of the loops", depth: "in each step"}
   states = rows * plan.model.d_model * jnp.dtype(_shape(plan).dtype).itemsize
   return [
     f"largest collective of a step {largest / 1e6:.1f} MB, where the rows' states are {states / 1e6:.1f}",
     *([f"largest of an exchange {outer / 1e6:.1f} MB with {FEW_LAYERS[1]} layers"] if depth > 1 else []),
-    "the cache is not copied" if not copied else f"{copied} copies of parts of the cache, most of them once per loop",
+    "the cache is not copied"
+    if not copied
+    else "copies of parts of the cache: " + ", ".join(f"{count} {places.get(at, 'in each exchange')}" for at, count in copied.items()),
   ]
 
 
@@ -303,8 +306,7 @@ def extrapolated(model: ModelConfig, of_layers: Callable[[int], tuple[Compiled, 
     name: line(getattr(few, name), getattr(more, name))
     for name in ("arguments", "outputs", "aliased", "temporaries", "code")
   }
-  nothing = (0.0, 0.0)
-  traffic = {k: tuple(map(line, few.traffic.get(k, nothing), more.traffic[k])) for k in more.traffic}
+  traffic = {k: Traffic(*map(line, few.traffic.get(k, Traffic()), more.traffic[k])) for k in more.traffic}
   parts = {name: line(few_parts[name], more_parts[name]) for name in more_parts}
   operations = more.operations._replace(
     flops=line(few.operations.flops, more.operations.flops),

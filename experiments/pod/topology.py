@@ -14,8 +14,16 @@ from experiments.benchmarks.roofline import Machine, datasheet
 from jaxrl_llm.devices import xla_flags
 from jaxrl_llm.messages import did_you_mean
 
-GENERATIONS = {"v5e": ("TPU v5 lite", 2, 256), "v5p": ("TPU v5", 3, 8960), "v6e": ("TPU v6 lite", 2, 256)}
-"""JAX's name of a chip, number of dimensions of its torus, and chips of the largest slice."""
+GENERATIONS = {
+  "v5e": ("TPU v5 lite", 2, 256),
+  "v5p": ("TPU v5", 3, 8960),
+  "v6e": ("TPU v6 lite", 2, 256),
+  "tpu7x": ("TPU7x", 3, 9216),
+}
+"""JAX's name of a device, number of dimensions of its torus, and chips of the largest slice.
+
+A chip of tpu7x is two devices.
+"""
 
 SIZES = {
   2: ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
@@ -42,7 +50,7 @@ class Topology(NamedTuple):
   Attributes:
     name: Name of one slice in libtpu, such as "v5p:4x4x4", or a GPU and a number, as in "h200:8".
     slices: Number of slices joined by a network; of GPUs, the hosts.
-    chip: Peaks of one chip.
+    chip: Peaks of one device, a chip or half of one.
     shape: Number of chips of a slice along each dimension of its torus; empty for GPUs, which a
       switch joins.
     devices: Devices of JAX to compile for.
@@ -73,6 +81,11 @@ class Topology(NamedTuple):
     device = jax.sharding.AbstractDevice(device_kind=self.chip.kind, num_cores=None, platform="gpu")
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
 
+  @property
+  def devices_per_chip(self) -> int:
+    """Number of devices of JAX that a chip is."""
+    return max(len(self.devices) // (math.prod(self.shape) * self.slices), 1)
+
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
   """Parses the generation and the shape of a slice.
@@ -96,7 +109,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   valid = [spell(g, shape) for g, (_, dimensions, _) in GENERATIONS.items() for shape in SIZES[dimensions]]
   hint = did_you_mean(name.lower(), valid, "; did you mean {}?", cutoff=0.5)
   if generation not in GENERATIONS:
-    expected = "a generation and a size, such as v5e:4x4, v5p:4x4x4 or v6e:8x16"
+    expected = "a generation and a size, such as v5e:4x4, v5p:4x4x4, v6e:8x16 or tpu7x:4x4x4"
   else:
     sizes = SIZES[GENERATIONS[generation][1]]
     if shape and math.prod(shape):  # Suggest a slice with a similar number of chips.

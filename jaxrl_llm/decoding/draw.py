@@ -1,6 +1,7 @@
 """Token drawing with two random numbers per row, regardless of the size of the vocabulary."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,9 @@ _MAX_BLOCK = 256
 _NO_MASS = -87.3
 
 
-def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+def draw(
+  logits: Float[Array, "N V"], keys: Key[Array, " N"], *, whole_rows: Callable[[Array], Array] = lambda x: x
+) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
   """Draws tokens from softmax(logits) and returns them with their log-probabilities in nats.
 
   Two-level inverse transform sampling: u₁ chooses a block of the vocabulary by the blocks' masses,
@@ -28,6 +31,8 @@ def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array
   Args:
     logits: Logits, filtered or not. Those at or near `REMOVED` and -inf are never drawn.
     keys: One key per row. A row's token depends only on its own logits and key.
+    whole_rows: Function that gathers sharded rows of numbers [N n]; see `Model.whole_rows`. One
+      device needs none.
 
   Example:
     >>> tokens, logprobs = draw(jnp.log(jnp.array([[0.0, 1.0, 0.0]])), jax.random.split(jax.random.key(0), 1))
@@ -37,7 +42,7 @@ def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array
   Note:
     Tokens less likely than exp(-87.3) times the likeliest are never drawn and count as 0.
   """
-  return inverse_cdf(logits, jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys))
+  return inverse_cdf(logits, jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys), whole_rows=whole_rows)
 
 
 def sequence_keys(seeds: UInt32[Array, "N 2"]) -> Key[Array, " N"]:
@@ -52,7 +57,9 @@ def sequence_keys(seeds: UInt32[Array, "N 2"]) -> Key[Array, " N"]:
   return jax.vmap(lambda seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1]))(seeds)
 
 
-def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+def inverse_cdf(
+  logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"], *, whole_rows: Callable[[Array], Array] = lambda x: x
+) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
   """Returns the tokens at given points of softmax(logits), with their log-probabilities in nats.
 
   Every returned token has a probability above 0.
@@ -61,6 +68,7 @@ def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> t
     logits: Logits, as in `draw`.
     uniforms: Numbers in [0, 1]: a point among the blocks of the vocabulary, and one within the
       block.
+    whole_rows: Gather of sharded rows, as in `draw`.
 
   Example:
     >>> logits = jnp.log(jnp.array([[0.0, 0.25, 0.75]]))  # So small a vocabulary is a single block.
@@ -71,6 +79,8 @@ def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> t
   highest = jnp.max(blocks, axis=(1, 2))
   # Without the barrier, XLA on GPUs sums the blocks' masses for the total from the logits again.
   block_masses = jax.lax.optimization_barrier(jnp.sum(_masses(blocks - highest[:, None, None]), axis=-1))
+  # Of a sharded vocabulary, each shifted addition of the cumulative sum would be a collective.
+  block_masses = whole_rows(block_masses)
   block = _first_above(block_masses, uniforms[:, 0])
   # Recompute the masses of one block: keeping all of them would write and read the vocabulary once
   # more.

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 
 _GIB = 2**30
 
-_CHIPS = ((r"TPU v5 ?lite|TPU v5e", 15.75), (r"TPU v5p?$", 95.74), (r"TPU v6 ?lite|TPU v6e", 31.25))
-"""Kinds of chips, and the GiB that a program may use according to the TPU compiler."""
+_CHIPS = ((r"TPU v5 ?lite|TPU v5e", 15.75), (r"TPU v5p?$", 95.74), (r"TPU v6 ?lite|TPU v6e", 31.25), (r"TPU7x", 94.74))
+"""Kinds of devices, and the GiB that a program may use according to the TPU compiler."""
 
 
 def chip_memory(kind: str) -> int | None:

@@ -39,6 +39,15 @@ FLAGS: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
     "v5e": MappingProxyType({}),
     "v5p": MappingProxyType({}),
     "v6e": MappingProxyType({}),
+    "tpu7x": MappingProxyType(
+      {
+        "xla_tpu_control_large_2nd_minor_layout_for_x16": Flag(
+          "0",
+          "The cache's keys keep the tiles that attention reads, where by default each decoding step copies all of them. Seen in "
+          "compiled programs (docs/pod_plans.md); how fast other products are with these tiles is not measured.",
+        ),
+      }
+    ),
     "gpu": MappingProxyType(
       {
         "xla_gpu_enable_latency_hiding_scheduler": Flag(
@@ -50,15 +59,15 @@ FLAGS: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
 )
 """Flags by chip and name.
 
-No flag has proved itself on TPUs. libtpu's latency hiding scheduler is on by default, and kernels
-ask for fast memory themselves, so that `xla_tpu_scoped_vmem_limit_kib` changes little. Flags that
-let collectives run inside other fusions show in the compiled text of v6e, but libtpu 0.0.50.1
-refuses them there, because results may be wrong (experiments/log/pods.md).
+No flag has proved itself on v5e, v5p and v6e. libtpu's latency hiding scheduler is on by default,
+and kernels ask for fast memory themselves, so that `xla_tpu_scoped_vmem_limit_kib` changes little.
+Flags that let collectives run inside other fusions show in the compiled text of v6e, but libtpu
+0.0.50.1 refuses them there, because results may be wrong (experiments/log/pods.md).
 """
 
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _GOOGLE = "0x1ae0"
-_TPUS = MappingProxyType({"0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"})
+_TPUS = MappingProxyType({"0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"})
 _NVIDIA = ("nvidia0", "nvidiactl", "dxg")
 
 

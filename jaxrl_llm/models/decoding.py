@@ -1,14 +1,15 @@
 """Decoding with a model: prefill, growth of the cache, layout of the weights, and a step."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
+from jaxrl_llm.devices.mesh import BATCH_AXES, Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.kernels.types import Visits
 from jaxrl_llm.models import ragged
 from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, layout_of, map_prompts, split_rows
@@ -61,6 +62,19 @@ def make_steps(
     shardings = param_shardings(serving.mesh, logical_axes, params, rules=serving.rules)
     return jax.lax.with_sharding_constraint(weights, unstacked_shardings(config, weights, shardings))
 
+  def whole_rows(x: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
+    if mesh is None or mesh.size == 1:
+      return x
+    if serving is None:  # XLA chooses whether rows or weights move to the head.
+      return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(PartitionSpec.UNCONSTRAINED)))
+    axes = tuple(axis for axis in BATCH_AXES if axis not in (serving.rules["vocab"] or ()))
+    rows = axes if len(x) % math.prod(serving.mesh.shape[axis] for axis in axes) == 0 else None
+    return jax.lax.with_sharding_constraint(x, NamedSharding(serving.mesh, PartitionSpec(rows)))
+
+  def of_head(x: Float[Array, "B D"]) -> Float[Array, "B D"]:
+    # One gather. Without the barrier XLA may pass rows from device to device, a product for each.
+    return x if serving is None else jax.lax.optimization_barrier(whole_rows(x))
+
   def reads(ages: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | None, ...]:
     shards = 1 if mesh is None else num_row_shards(mesh)
     local_rows = len(lengths) // shards if len(lengths) % shards == 0 else len(lengths)
@@ -104,7 +118,7 @@ def make_steps(
     of_prompts = prompt_reads(prompts_seen, num_sequences)
     view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences, of_prompts)
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
-    return model.unembed(x), cache, routes
+    return model.unembed(of_head(x)), cache, routes
 
   def extend(
     weights: DecodingWeights,
@@ -127,13 +141,13 @@ def make_steps(
       lengths = jnp.where(counts > 0, starts, 0) + 1
       view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None)
       x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts if positions is None else positions[:, 0], cache, view)
-      return model.unembed(x), cache, None if routes is None else routes[:, None]
+      return model.unembed(of_head(x)), cache, None if routes is None else routes[:, None]
     spans = Spans(rows, columns)
     x, cache, routes = model.extend(weights.blocks, tokens, here if positions is None else positions, cache, spans, images)
     if scores_all:
       return model.unembed(x), cache, routes
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
-    return model.unembed(last), cache, routes
+    return model.unembed(of_head(last)), cache, routes
 
   def reads_of_rows(columns: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | Bool[Array, ""] | None, ...]:
     by_kernel = reads(columns, lengths)
@@ -144,5 +158,6 @@ def make_steps(
     return tuple(longest > x[0] if read is None and i else read for i, (x, read) in enumerate(zip(columns, by_kernel, strict=True)))
 
   return dict(
-    prefill=prefill, grow=grow, resume=resume, map_prompts=map_prompts, decoding_weights=decoding_weights, decode=decode, extend=extend
-  )
+    prefill=prefill, grow=grow, resume=resume, map_prompts=map_prompts, decoding_weights=decoding_weights, decode=decode, extend=extend,
+    whole_rows=whole_rows,
+  )  # fmt: skip

@@ -65,6 +65,8 @@ class Model(NamedTuple):
       Rows are 0 to N - 1 if not given; a mesh that splits them counts them in pieces, see
       `cache.Spans`. Positions are the columns if not given; with images they are [N T 3]. Spans of
       one row may follow each other in one call.
+    whole_rows: Function `(x [B ...]) -> x` that leaves rows where decoding has those of the logits,
+      and keeps each of them whole on all devices that share its vocabulary.
     logical_axes: Params tree with a tuple of logical axis names in place of each array. The axes of
       stacked blocks begin with `layers`.
     num_params: Number of weights.
@@ -87,6 +89,7 @@ class Model(NamedTuple):
   decoding_weights: Callable[[Params], DecodingWeights]
   decode: Callable[..., tuple[Float[Array, "B V"], Cache, Int[Array, "B L K"] | None]]
   extend: Callable[..., tuple[Float[Array, "N *tokens V"], Cache, Int[Array, "N T L K"] | None]]
+  whole_rows: Callable[[Array], Array]
   logical_axes: PyTree
   num_params: int
   mesh: Mesh | None = None

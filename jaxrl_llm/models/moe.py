@@ -129,7 +129,16 @@ def over_mesh(
   def sharded(x, gates, experts, weights):
     first = jax.lax.axis_index(axes) * weights.gate.shape[0]
     if is_split:
-      x, gates, experts = (jax.lax.all_gather(a, in_order, axis=0, tiled=True) for a in (x, gates, experts))
+      gather = partial(jax.lax.all_gather, axis_name=in_order, axis=0, tiled=True)
+      if len(axes) > 1:
+        # A decoding step waits for collectives, not for bytes, and has no gradients. The gather is
+        # one of integers: a TPU may add to zeros, which flushes ids that are read as floats to 0.
+        bits = jax.lax.bitcast_convert_type(gates, experts.dtype)
+        bits, experts = jnp.split(gather(jnp.concatenate([bits, experts], axis=-1)), 2, axis=-1)
+        gates = jax.lax.bitcast_convert_type(bits, gates.dtype)
+      else:
+        gates, experts = gather(gates), gather(experts)
+      x = gather(x)
     y = flat(x, gates, experts, weights, first)
     y = jax.lax.psum_scatter(y, "tensor", scatter_dimension=2, tiled=True) if scatters else jax.lax.psum(y, "tensor")
     return jax.lax.psum_scatter(y, in_order, scatter_dimension=0, tiled=True) if is_split else jax.lax.psum(y, in_order)

@@ -43,7 +43,7 @@ def test_a_change_replaces_adds_or_leaves_out():
 @pytest.mark.parametrize(
   ("environment", "message"),
   [
-    ({CHIP: "v6", VARIABLE: ""}, "JAXRL_LLM_CHIP: found 'v6', expected one of cpu, v5e, v5p, v6e, gpu; did you mean 'v6e'?"),
+    ({CHIP: "v6", VARIABLE: ""}, "JAXRL_LLM_CHIP: found 'v6', expected one of cpu, v5e, v5p, v6e, tpu7x, gpu; did you mean 'v6e'?"),
     ({CHIP: "gpu", VARIABLE: "-xla_gpu_latency_hiding_scheduler"}, f"found '-xla_gpu_latency.*', .*; did you mean -{SCHEDULER}"),
     ({CHIP: "v6e", VARIABLE: "-xla_a"}, "found '-xla_a', expected a flag of v6e's table, which is empty"),
     ({CHIP: "v6e", VARIABLE: "async=1"}, "JAXRL_LLM_XLA_FLAGS: found 'async=1', expected xla_NAME=VALUE to set a flag"),
@@ -60,6 +60,7 @@ def test_a_change_without_effect_is_refused_in_one_line(environment, message):
   ("files", "chip"),
   [
     ({"sys/bus/pci/devices/0/vendor": "0x1ae0\n", "sys/bus/pci/devices/0/device": "0x006f\n"}, "v6e"),
+    ({"sys/bus/pci/devices/0/vendor": "0x1ae0\n", "sys/bus/pci/devices/0/device": "0x0076\n"}, "tpu7x"),
     ({"sys/bus/pci/devices/0/vendor": "0x1ae0\n", "sys/bus/pci/devices/0/device": "0x0027\n"}, None),
     ({"sys/bus/pci/devices/0/vendor": "0x8086\n", "sys/bus/pci/devices/0/device": "0x006f\n"}, None),
     ({"dev/nvidiactl": ""}, "gpu"),
@@ -73,7 +74,9 @@ def test_the_devices_of_a_machine_tell_the_chip(tmp_path, files, chip):
   assert chip_here({}, root=tmp_path) == chip
 
 
-@pytest.mark.parametrize(("kind", "chip"), [("v5litepod-256", "v5e"), ("v5p-128", "v5p"), ("v6e-8", "v6e"), ("v4-8", None)])
+@pytest.mark.parametrize(
+  ("kind", "chip"), [("v5litepod-256", "v5e"), ("v5p-128", "v5p"), ("v6e-8", "v6e"), ("tpu7x-8", "tpu7x"), ("v4-8", None)]
+)
 def test_a_launcher_tells_the_chip(kind, chip):
   assert chip_here({"TPU_ACCELERATOR_TYPE": kind}) == chip
 

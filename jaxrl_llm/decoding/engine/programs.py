@@ -470,7 +470,8 @@ def _stretch(
       logits = _without_stops(logits, rows.stops.ids, rows.ordinals + state.step < rows.leasts)
     allowed = logits if masks is None else jnp.where(_bits(masks, logits.shape[-1]), logits, -jnp.inf)
     filtered = filter_logits(allowed, temperature=rows.temperatures, top_k=rows.top_ks, top_p=rows.top_ps)
-    tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step))
+    keys_of_step = jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step)
+    tokens, logprobs = draw(filtered, keys_of_step, whole_rows=model.whole_rows)
     lengths = jnp.broadcast_to(state.step + 1, tokens.shape)
     stops = advance_stops(table, state.matching, state.reasons, tokens, lengths=lengths, limits=rows.budgets)
     drawn = StretchTokens(

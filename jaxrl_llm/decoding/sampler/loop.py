@@ -84,7 +84,7 @@ def advance(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> L
     prompts_seen=inputs.prompts_seen,
     **lookup,
   )
-  results = _draw(settings, inputs, loop, logits)
+  results = _draw(model, settings, inputs, loop, logits)
   if routes is not None and loop.outputs.routing is not None:
     results["routing"] = routes.astype(jnp.int16)
   results = {name: x.reshape(*loop.sequences.shape, *x.shape[1:]) for name, x in results.items()}
@@ -102,7 +102,7 @@ def advance(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> L
   return refill(settings, inputs, loop, reasons != RUNNING) if refills(loop) else loop
 
 
-def _draw(settings: Settings, inputs: Inputs, loop: Loop, logits: Float[Array, "B V"]) -> dict[str, Array]:
+def _draw(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop, logits: Float[Array, "B V"]) -> dict[str, Array]:
   """Draws a token for each row, with its log-probabilities and whatever else is recorded."""
   here, length, requests, raw = loop.sequences, loop.lengths.reshape(-1), inputs.requests, logits
   if requests.min_new_tokens is not None and settings.stop_ids:
@@ -113,7 +113,7 @@ def _draw(settings: Settings, inputs: Inputs, loop: Loop, logits: Float[Array, "
   temperatures = None if requests.temperatures is None else gather(requests.temperatures, here).reshape(-1)
   filtered = filter_logits(logits, temperatures=temperatures)
   keys = jax.random.wrap_key_data(gather(inputs.keys, here).reshape(len(length), -1))
-  tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, length))
+  tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, length), whole_rows=model.whole_rows)
   results = {"tokens": tokens, "logprobs": logprobs}
   if loop.outputs.raw_logprobs is not None:
     of_drawn = jnp.take_along_axis(raw, tokens[:, None], axis=1)[:, 0]

@@ -26,6 +26,7 @@ class Decoder(Protocol):
   resume: Callable[..., PyTree]
   map_prompts: Callable[..., PyTree]
   decode: Callable[..., tuple[Float[Array, "B V"], PyTree, Any]]
+  whole_rows: Callable[[Array], Array]
 
 
 class Settings(NamedTuple):

@@ -31,6 +31,7 @@ class Chain(NamedTuple):
   resume: Callable = lambda table, tokens, mask, cache: cache
   map_prompts: Callable = lambda function, cache: cache
   decoding_weights: Callable = lambda table: table
+  whole_rows: Callable = lambda x: x
 
 
 def weights_of(model, scale=0.2):
