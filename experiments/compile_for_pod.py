@@ -7,7 +7,8 @@ latency of a step's collectives.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
-  --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16, tpu7x:4x4x4 ...
+  --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16, tpu7x:4x4x4 ...; or GPUs: h100:1,
+                   h200:8, h200:64 (see compile_for_gpu.py for their compiler and its limits)
   --sampler        slice of the samplers, as in v5p:4x4x4, if config.rollout.samplers is above 0:
                    each of its hosts runs `jaxrl_llm.cli.join`. Each has an engine if its chips hold
                    the weights, else they have one together; the time of a move of weights, too
@@ -40,6 +41,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.pod import gpus
 from experiments.pod import topology as topologies
 from jaxrl_llm.config import check, command_line, sizes
 from jaxrl_llm.config.command_line import UsageError
@@ -56,6 +58,8 @@ DRAIN = "drain"
 
 FLAGS = {"topology": "", "slices": "1", "sampler": ""}
 FLAGS |= dict.fromkeys(("programs", "only_plan", "sweep", "lengths", "prompt_tokens", "json"), "")
+OF_TPUS = ("slices", "sampler", "only_plan", "sweep", "lengths")
+"""Flags that have no effect with GPUs."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
   try:
     config, flags = parse(argv)
-    topologies.prepare()
+    (gpus if gpus.are_named(flags["topology"]) else topologies).prepare()
     return run(config, flags)
   except (UsageError, ValueError) as error:
     for line in str(error).splitlines():
@@ -96,7 +100,11 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
         f"--{name} is missing, expected one as in --config=configs/gspo.py:qwen3-30b-a3b --topology=v5p:4x4x4"
       )
   flags["topology"] = flags["topology"].lower()
-  if not (flags["sweep"] and flags["topology"] in topologies.GENERATIONS):
+  if gpus.are_named(flags["topology"]):
+    gpus.parse(flags["topology"])
+    if given := [name for name in OF_TPUS if flags[name] != FLAGS[name]]:
+      raise UsageError(f"--{given[0]}: found {flags[given[0]]!r} with GPUs, expected none: it is about slices of TPUs")
+  elif not (flags["sweep"] and flags["topology"] in topologies.GENERATIONS):
     topologies.parse(flags["topology"])
   if not flags["slices"].isdigit() or int(flags["slices"]) < 1:
     raise UsageError(f"--slices: found {flags['slices']!r}, expected 1 or more")
@@ -175,7 +183,8 @@ def run(config, flags: dict[str, Any]) -> int:
 
   if flags["sweep"]:
     return sweep.run(config, flags["topology"], flags["of_sweep"], slices=flags["slices"], write_to=flags["json"])
-  topology = topologies.describe(flags["topology"], slices=flags["slices"])
+  name = flags["topology"]
+  topology = gpus.describe(name) if gpus.are_named(name) else topologies.describe(name, slices=flags["slices"])
   plan = proof.make_plan(config, topology, only_planned=bool(flags["only_plan"]))
   print(
     f"{plan.model.num_layers} layers, {plan.programs.model.num_params:,} parameters; mesh {dict(plan.mesh.shape)}",

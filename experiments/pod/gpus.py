@@ -73,6 +73,16 @@ device_description_str: "{gpu.kind}"
 _OFFLINE = {"xla_gpu_autotune_level": "0"}
 
 
+def are_named(topology: str) -> bool:
+  """Returns whether a topology is one of GPUs, whatever their number.
+
+  Example:
+    >>> are_named("h200:8"), are_named("v5p:4x4x4")
+    (True, False)
+  """
+  return topology.lower().partition(":")[0] in GPUS
+
+
 def parse(name: str) -> tuple[str, int]:
   """Parses a GPU and the number of them.
 

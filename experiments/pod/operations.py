@@ -242,7 +242,9 @@ def _is_kernel(each: _Instruction) -> bool:
 
 
 def _kernel(each: _Instruction, arrays: Mapping[str, tuple[Array, ...]], load: Load) -> tuple[str, float | None] | None:
-  """Returns the kind of a kernel and its operations, None if they are not known."""
+  """Returns the kind of a kernel and its operations, None if they are not known, as on GPUs."""
+  if each.operation == "custom-call" and "xla.gpu.triton" in each.line:
+    return each.name, None
   if not _is_kernel(each):
     return None
   operands = [array for shape in _operands(each, arrays) for array in shape[:1]]

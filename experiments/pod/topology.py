@@ -84,7 +84,7 @@ class Topology(NamedTuple):
   @property
   def devices_per_chip(self) -> int:
     """Number of devices of JAX that a chip is."""
-    return max(len(self.devices) // (math.prod(self.shape) * self.slices), 1)
+    return max(len(self.devices) // (math.prod(self.shape) * self.slices), 1) if self.shape else 1
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
@@ -109,7 +109,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   valid = [spell(g, shape) for g, (_, dimensions, _) in GENERATIONS.items() for shape in SIZES[dimensions]]
   hint = did_you_mean(name.lower(), valid, "; did you mean {}?", cutoff=0.5)
   if generation not in GENERATIONS:
-    expected = "a generation and a size, such as v5e:4x4, v5p:4x4x4, v6e:8x16 or tpu7x:4x4x4"
+    expected = "a generation and a size, such as v5e:4x4, v5p:4x4x4, v6e:8x16 or tpu7x:4x4x4, or GPUs, such as h200:8"
   else:
     sizes = SIZES[GENERATIONS[generation][1]]
     if shape and math.prod(shape):  # Suggest a slice with a similar number of chips.

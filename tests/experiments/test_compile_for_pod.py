@@ -336,8 +336,7 @@ def test_a_pods_buckets_of_rows_suit_its_mesh(shards, buckets):
     (
       "v5x:4x4",
       "--topology: found no slice 'v5x:4x4', expected a generation and a size, such as v5e:4x4, v5p:4x4x4, v6e:8x16 or "
-      "tpu7x:4x4x4; "
-      "did you mean",
+      "tpu7x:4x4x4, or GPUs, such as h200:8; did you mean",
     ),
     ("v5e", "--topology: found no slice 'v5e', expected one such as v5e:4x4, v5e:2x2 to v5e:16x16"),
     (
@@ -374,6 +373,8 @@ def test_an_unknown_topology_is_one_line(topology_name, message, capsys):
     ([APART, "--topology=v5p:4x4x4", "--sampler=v5p:4x4x4", "--sweep"], "error: --sweep: found it together with --sampler, expected none"),
     ([CONFIG, "--topology=v5p:4x4x4", "--programs=drain"], "error: --programs: found 'drain', expected some of update,score,tower"),
     ([CONFIG, "--topology=v5p:4x4x4", "--programs=take"], "error: --programs: found 'take', expected some of update,score,tower"),
+    ([CONFIG, "--topology=h200:12"], "error: found 'h200:12', expected 1 to 8 GPUs, or a multiple of 8, as in h200:16"),
+    ([CONFIG, "--topology=h200:8", "--sweep"], "error: --sweep: found 'true' with GPUs, expected none: it is about slices of TPUs"),
     ([CONFIG, "--topology=v5e:4x4", "--config.learner.row_tokens=None"], "error: config.learner.row_tokens: found None, expected a size"),
   ],
 )
