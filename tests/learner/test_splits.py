@@ -67,7 +67,7 @@ def laid_out(layout, bucket=ROWS):
   trajectories, refs = sequences()
   if layout == "padded":
     slots = [np.arange(len(x.tokens)) for x in trajectories]
-    places = packing.Layout((bucket, ROW_TOKENS), list(range(ROWS)), slots, [(1, 0, 0)] * ROWS, shares=False)
+    places = packing.Layout((bucket, ROW_TOKENS), list(range(ROWS)), slots, [(1, 0, 0)] * ROWS, shares=False, held=np.arange(bucket))
   else:
     places = packing.arrange(
       trajectories, row_tokens=ROW_TOKENS, row_buckets=(bucket,), share_prompts=layout == "shared"
