@@ -184,7 +184,8 @@ def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[T
   if alone:
     rows = range(len(sequences))
     places = [np.arange(len(sequence.tokens)) for sequence in sequences]
-    return sequences, Layout((len(rows), job.row_tokens), list(rows), places, [(1, 0, 0)] * len(rows), shares=False, held=np.arange(len(rows))), None
+    segments, held = [(1, 0, 0)] * len(rows), np.arange(len(rows))
+    return sequences, Layout((len(rows), job.row_tokens), list(rows), places, segments, shares=False, held=held), None
   num_micro_batches = len(batch.advantages) // job.microbatch if job.microbatch else 1
   buckets = [num_micro_batches * rows for rows in range(1, len(sequences) + 1)]
   lay = lambda row_tokens: packing.arrange(
