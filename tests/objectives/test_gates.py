@@ -240,7 +240,8 @@ def test_prefixes_need_no_quadratic_array(name):
   num_rows, num_tokens = 2, 256
   x, ids = jnp.zeros((num_rows, num_tokens)), jnp.ones((num_rows, num_tokens), int)
   jaxpr = jax.make_jaxpr(jax.grad(lambda lp: value(make(name), lp, x, x, ids, segments=ids, sampler_logprobs=x)[0]))(x)
-  assert largest_array(jaxpr.jaxpr) <= 4 * num_rows * (num_tokens + 1)
+  # The quantiles of all metrics share a loop, so that it holds several arrays of tokens at once.
+  assert largest_array(jaxpr.jaxpr) <= 8 * num_rows * (num_tokens + 1)
 
 
 # Gates.
