@@ -17,6 +17,9 @@ IMAGE_SIZES = ("model.image_tokens", "rollout.prompt_images", "learner.row_image
 TEACHER_SIZES = ("teacher.row_tokens", "teacher.row_buckets")
 """Fields that `choose_sizes` fills in for a teacher with a prompt of its own if they are None."""
 
+BY_MEMORY = ("rollout.slots", "model.remat")
+"""Fields that `learner.memory.fitted` chooses, by the memory of the devices."""
+
 _SLOTS_STEP = 8
 CHEAP = 128  # Slots of a row whose attention costs little in any model.
 _STRETCH = 1.25  # Factor by which a row may exceed its cheap length if it then holds a whole group.
@@ -184,18 +187,21 @@ def open_sizes(config: ConfigDict) -> list[str]:
 
 
 def describe_sizes(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> list[str]:
-  """Describes the sizes that were chosen, one per line, as overrides of the command line.
+  """Describes what was chosen, one per line, as overrides of the command line.
 
   Args:
-    asked: Config before `choose_sizes`.
+    asked: Config before `choose_sizes`, and before a choice by the memory of the devices.
     config: Config after it.
     lengths: Lengths of the task's texts.
   """
   before, after = flatten(asked), flatten(config)
-  chosen = [path for path in (*SIZES, *IMAGE_SIZES, *TEACHER_SIZES) if before[path] != after[path]]
-  lines = [f"  --config.{path}={str(after[path]).replace(' ', '')}" for path in chosen]
+  changed = lambda paths: [
+    f"  --config.{path}={str(after[path]).replace(' ', '')}" for path in paths if before.get(path) != after.get(path)
+  ]
+  of_memory, lines = changed(BY_MEMORY), changed((*SIZES, *IMAGE_SIZES, *TEACHER_SIZES))
+  of_memory = ["chosen for the memory of the devices:", *of_memory] if of_memory else []
   if not lines:
-    return []
+    return of_memory
   prompts = np.concatenate([lengths.prompts, lengths.held_out])
   facts = f"prompts have {int(prompts.min())} to {int(prompts.max())} tokens, responses up to {config.rollout.max_new_tokens}"
   lines = [f"sizes chosen from the data ({facts}):", *lines]
@@ -214,7 +220,7 @@ def describe_sizes(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> l
         f"  at most 5 % of the prompts show more than {usual} picture(s): --config.rollout.prompt_images={usual} leaves "
         "those out and saves memory"
       )
-  return lines
+  return lines + of_memory
 
 
 def prompt_buckets(lengths: Lengths, config: ConfigDict, bounds: Bounds) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 
 from jaxrl_llm.config.check import row_problems, size_problems
 from jaxrl_llm.config.fields import base
@@ -197,3 +198,6 @@ def test_the_lines_are_overrides():
   assert "1 % of the prompts are longer than 10 tokens" in lines[-1] and "'(16,)'" in lines[-1]
   every = choose_sizes(asked, lengths, Bounds())
   assert describe_sizes(every, every, lengths) == []
+  # So is what follows from the memory of the devices.
+  asked = ConfigDict(every.to_dict() | {"model": every.model.to_dict() | {"remat": "auto"}})
+  assert describe_sizes(asked, every, lengths) == ["chosen for the memory of the devices:", "  --config.model.remat=none"]
