@@ -31,8 +31,6 @@ from experiments.pod.launches import Loop, parse
 from experiments.pod.proof import Plan
 from jaxrl_llm.config import check, command_line
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.learner.memory import footprint
-from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models.remat import CHEAPEST
 
 CONFIG = "configs/gspo.py:qwen3-0.6b"
@@ -53,9 +51,6 @@ SIZES = {
 
 USAGE_ERROR = 2
 PROGRAMS = ("decode", "update", "memory")
-FEW = 2, 4
-"""Numbers of layers with which a decoding step is compiled: its layers are not scanned."""
-
 
 class Gate(NamedTuple):
   """A number of a compiled program and the bound that it has to keep.
@@ -82,17 +77,18 @@ class Gate(NamedTuple):
 
 def decode(plan: Plan) -> list[Gate]:
   """Returns the gates of a decoding step."""
-  samplers = [sampler_proof.make_sampler(plan, layers) for layers in FEW]
+  few_layers, more_layers = sampler_proof.FEW_LAYERS
+  samplers = [sampler_proof.make_sampler(plan, layers) for layers in sampler_proof.FEW_LAYERS]
   few, more = (sampler_proof.loop_of_steps(plan, sampler, only_planned=False) for sampler in samplers)
   counts = [len(parse(each.launches).deepest().launches) for each in (few, more)]
-  of_layer = (counts[1] - counts[0]) / (FEW[1] - FEW[0])
+  of_layer = (counts[1] - counts[0]) / (more_layers - few_layers)
   alone = sum(not launch.in_graph for launch in parse(few.launches).deepest().launches)
   rows = sampler_proof.rows_of(plan) // mesh_lib.num_row_shards(plan.sampler_mesh)
   vocabulary = plan.model.vocab_size // plan.sampler_mesh.shape["tensor"]
   keys = sampler_proof.local_shapes([block.k for block in samplers[0].loop.cache.blocks[0]])
   return [
     Gate("decode: kernels of a layer", of_layer, 19, is_of_one=True),
-    Gate("decode: kernels of a step outside of the layers", counts[0] - FEW[0] * of_layer, 34, is_of_one=True),
+    Gate("decode: kernels of a step outside of the layers", counts[0] - few_layers * of_layer, 35, is_of_one=True),
     Gate("decode: launches of a step that are in no command buffer", alone, 2, is_of_one=True),
     Gate("decode: reads of all logits", len(operations.readers(few.text, rows * vocabulary)), 2),
     Gate("decode: neighbouring bytes of a stored key", hlo.stored_together(few.text, keys), 64, is_least=True),
@@ -117,16 +113,13 @@ def update(plan: Plan) -> list[Gate]:
 
 def memory(plan: Plan) -> list[Gate]:
   """Returns the memory of an update with each remat policy over what the run predicts."""
-  from jaxrl_llm.config.policy import make_objective
-
-  objective = make_objective(plan.config)
-  options, gates = dict(needs=fields_needed(plan.config, objective)), []
+  gates = []
   for name in CHEAPEST:
     config = plan.config.copy_and_resolve_references()
     config.model.remat = name
     of_policy = proof.make_plan(config, plan.topology)
     compiled = proof.update(of_policy).compiled
-    estimate = footprint(config, of_policy.model, plan.mesh, plan.sampler_mesh, objective, **options)
+    estimate = proof.estimate(of_policy)
     predicted = sum(estimate.held.values()) + sum(estimate.programs["update"].values())
     needed = compiled.arguments + compiled.outputs - compiled.aliased + compiled.temporaries
     gib = f"{needed / 2**30:.1f} GiB"

@@ -1,9 +1,9 @@
 """`python -m experiments.compile_for_pod --config=FILE[:ARGUMENT] --topology=v5p:4x4x4 ...`
 
-Compiles the programs of a run for remote TPUs, with libtpu but no TPU: update, scoring, vision
-tower, prefill and one decoding step, as the run itself compiles them. Prints memory by kind,
-operations and bytes as needed and as compiled, collectives, what bounds the time, and an assumed
-latency of a step's collectives.
+Compiles the programs of a run for remote TPUs or GPUs, with their compilers but none of them:
+update, scoring, vision tower, prefill and one decoding step, as the run itself compiles them.
+Prints memory by kind, operations and bytes as needed and as compiled, collectives, what bounds the
+time, and an assumed latency of a step's collectives.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8

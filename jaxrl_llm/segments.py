@@ -323,10 +323,11 @@ def reduce_metrics(metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Fl
   """
   counted = mask > 0
   # Quantiles take 32 reductions one after the other, which all metrics share.
-  names = [name for name in metrics if name.endswith("/p99")]
-  tails = jnp.stack([metrics[name] for name in names]) if names else jnp.zeros((0, *mask.shape))
-  of_names = jax.vmap(partial(quantile, q=0.99))(tails, counted & ~jnp.isnan(tails)) if names else ()
-  quantiles = dict(zip(names, of_names, strict=True))
+  names, quantiles = [name for name in metrics if name.endswith("/p99")], {}
+  if names:
+    tails = jnp.stack([metrics[name] for name in names])
+    of_names = jax.vmap(partial(quantile, q=0.99))(tails, counted & ~jnp.isnan(tails))
+    quantiles = dict(zip(names, of_names, strict=True))
   reduced = {}
   for name, x in metrics.items():
     if name.endswith("_loss"):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.benchmarks.random_batch import lengths
+from experiments.benchmarks.random_batch import add_flags, lengths
 from experiments.benchmarks.reporting import at_least_one, lines, report
 from jaxrl_llm.advantages.estimators import make_credit
 from jaxrl_llm.devices.mesh import make_mesh
@@ -45,6 +45,7 @@ class Shape(NamedTuple):
     group_size: Number of responses per prompt (G).
     prompt_tokens: Length of each prompt (P).
     median: Median of the log-normal response lengths.
+    sigma: Standard deviation of their logarithm.
     cap: Maximum length of a response (R).
     row_tokens: Number of slots of a packed row (T).
   """
@@ -52,6 +53,7 @@ class Shape(NamedTuple):
   group_size: int
   prompt_tokens: int
   median: float
+  sigma: float
   cap: int
   row_tokens: int
 
@@ -78,10 +80,10 @@ class Finished(NamedTuple):
 
 def drawn(size: int, shape: Shape, rng: np.random.Generator) -> Rollouts:
   """Makes the output of a sampler: N responses of letters, to prompts of letters."""
-  tokenizer, (_, prompt_tokens, median, cap, _) = ByteTokenizer(), shape
+  tokenizer, (_, prompt_tokens, median, sigma, cap, _) = ByteTokenizer(), shape
   prompts = np.repeat(rng.integers(*_LETTERS, (size // shape.group_size, prompt_tokens), dtype=np.int32), shape.group_size, axis=0)
   prompts[:, 0] = tokenizer.bos_id
-  counts = lengths(size, median=median, sigma=1.0, cap=cap, rng=rng)[:, None]
+  counts = lengths(size, median=median, sigma=sigma, cap=cap, rng=rng)[:, None]
   mask = np.arange(cap) < counts
   tokens = np.where(mask, rng.integers(*_LETTERS, mask.shape, dtype=np.int32), tokenizer.pad_id).astype(np.int32)
   stopped = counts[:, 0] < cap
@@ -226,13 +228,9 @@ def main(argv: list[str] | None = None) -> int:
   """Runs the command and returns its exit status."""
   parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.host_growth", description=__doc__.splitlines()[0])
   parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="numbers of responses, ascending")
-  parser.add_argument("--group_size", type=int, default=8, help="number of responses to each prompt")
-  parser.add_argument("--prompt_tokens", type=int, default=32)
-  parser.add_argument("--median", type=float, default=36, help="median of the log-normal response lengths, σ = 1")
-  parser.add_argument("--cap", type=int, default=128, help="maximum length of a response")
+  add_flags(parser, prompt_tokens=32)
   parser.add_argument("--row_tokens", type=int, default=1024, help="slots of a packed row")
   parser.add_argument("--repeats", type=int, default=2, help="timed calls of each part, of which the fastest counts")
-  parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--json", type=pathlib.Path, help="file for the results")
   args = parser.parse_args(argv)
 

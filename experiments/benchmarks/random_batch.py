@@ -106,6 +106,16 @@ def make(
   )
 
 
+def add_flags(parser: argparse.ArgumentParser, *, prompt_tokens: int) -> None:
+  """Adds the flags of a random batch; `prompt_tokens` is a default."""
+  parser.add_argument("--group_size", type=int, default=8, help="number of responses to each prompt")
+  parser.add_argument("--prompt_tokens", type=int, default=prompt_tokens)
+  parser.add_argument("--median", type=float, default=36, help="median of the log-normal response lengths")
+  parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of their logarithm")
+  parser.add_argument("--cap", type=int, default=128, help="maximum length of a response")
+  parser.add_argument("--seed", type=int, default=0)
+
+
 def main(argv: list[str] | None = None) -> int:
   """Runs the command and returns its exit status."""
   parser = argparse.ArgumentParser(
@@ -114,13 +124,8 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("file", type=pathlib.Path)
   parser.add_argument("--checkpoint", required=True, help="a folder that transformers saved, or a .gguf file")
   parser.add_argument("--rows", type=int, default=128, help="number of responses")
-  parser.add_argument("--group_size", type=int, default=8, help="number of responses to each prompt")
-  parser.add_argument("--prompt_tokens", type=int, default=64)
-  parser.add_argument("--median", type=float, default=36, help="median of the log-normal response lengths")
-  parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of their logarithm")
-  parser.add_argument("--cap", type=int, default=128, help="maximum length of a response")
+  add_flags(parser, prompt_tokens=64)
   parser.add_argument("--noise", type=float, default=0.02, help="noise of the old log-probabilities, in nats")
-  parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args(argv)
   try:
     path = resolve(args.checkpoint)

@@ -145,22 +145,9 @@ def casts_in_loops(text: str, shape: str, *, depth: int = 1) -> list[str]:
     shape: Shape of the result, such as "bf16[4,128]".
     depth: Least number of loops, one inside the other, around the line.
   """
-  bodies, entry = computations(text)
-  depths: dict[str, int] = {}
-
-  def visit(name: str, around: int) -> None:
-    if depths.get(name, -1) >= around:
-      return
-    depths[name] = around
-    for line in bodies.get(name, ()):
-      deeper = around + bool(re.search(r" while\(", line))
-      for one, many in CALLED.findall(line):
-        for called in [one] if one else many.split(","):
-          visit(called.strip().lstrip("%"), deeper)
-
-  visit(entry, 0)
   is_cast = re.compile(rf"= {re.escape(shape)}\S* convert\(")
-  return [line.strip() for name in bodies if depths.get(name, 0) >= depth for line in bodies[name] if is_cast.search(line)]
+  # The entry and the computation itself are listed besides the loops.
+  return [line.strip() for line, _, around in instructions(text) if len(around) - 2 >= depth and is_cast.search(line)]
 
 
 def stored_together(text: str, shapes: Collection[str]) -> int:

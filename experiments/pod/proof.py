@@ -16,7 +16,7 @@ from jaxrl_llm.config.check import row_problems
 from jaxrl_llm.config.policy import make_objective
 from jaxrl_llm.decoding.apart.weights import copies_and_sums
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.learner.memory import fitted
+from jaxrl_llm.learner.memory import Footprint, fitted, footprint
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, rows_at_once
 from jaxrl_llm.models import ModelConfig, lower_precision
@@ -137,6 +137,13 @@ class Proof(NamedTuple):
     It follows from the slowest of the three bounds on the time.
     """
     return self.work.model_flops / topology.chip.flops_per_s / max(*self.seconds(topology).values(), 1e-12)
+
+
+def estimate(plan: Plan) -> Footprint:
+  """Returns the memory of each chip by formula, as a run predicts it."""
+  objective = make_objective(plan.config)
+  needs = fields_needed(plan.config, objective)
+  return footprint(plan.config, plan.model, plan.mesh, plan.sampler_mesh, objective, needs=needs)
 
 
 def make_plan(config: ConfigDict, topology: Topology, *, only_planned: bool = False) -> Plan:

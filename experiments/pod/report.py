@@ -222,13 +222,7 @@ def _traffic_waste(proof: Proof) -> str:
 
 def memory_parts(plan: Plan, proof: Proof) -> Table:
   """Builds a table of the estimated parts of a program's memory."""
-  from jaxrl_llm.config.policy import make_objective
-  from jaxrl_llm.learner.memory import footprint
-  from jaxrl_llm.learner.needs import fields_needed
-
-  objective = make_objective(plan.config)
-  needs = fields_needed(plan.config, objective)
-  estimate = footprint(plan.config, plan.model, plan.mesh, plan.sampler_mesh, objective, needs=needs)
+  estimate = limits.estimate(plan)
   of_program = {"update": "update", "score": "logprobs"}.get(proof.name, "sampling")
   table = _table("what", "GiB", title=f"{proof.name}: parts of the memory (estimated)")
   for name, size in {**estimate.held, **estimate.programs.get(of_program, {})}.items():

@@ -60,8 +60,8 @@ def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, prompt_tokens:
   decode = by_name["decode"]
   num_prompts = section.num_prompts + section.spare_prompts
   rows = num_rows(mesh, num_prompts * section.group_size, section.slots)
+  blocks = tuple(section.cache_blocks or default_blocks(section.max_new_tokens, plan.model, mesh))
   platform = mesh_lib.platform_of(mesh)
-  blocks = tuple(section.cache_blocks or default_blocks(section.max_new_tokens, platform))
   reads_tokens = all(ragged.is_used(plan.config.serving.attention, platform, plan.model.head_dim, size) for size in blocks)
   drawn = lengths.draw(
     np.random.default_rng(seed), mean, num_prompts=num_prompts, group_size=section.group_size, budget=section.max_new_tokens

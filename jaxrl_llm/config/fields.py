@@ -239,7 +239,8 @@ FIELDS: dict[str, Field] = {
   "rollout.slots": Field(None, COUNT,
     "Sequences decoded at once; the others wait. None: a number that suits the devices, and fits an accelerator's memory."),
   "rollout.cache_dtype": Field(None, one_of("float32", "bfloat16", "int8"), "Type of the cache. None: the sampler's."),
-  "rollout.cache_blocks": Field(None, COUNTS, "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget; on a GPU all of it."),
+  "rollout.cache_blocks": Field(None, COUNTS,
+    "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget, or all of it if a GPU's kernel reads it."),
   "rollout.staleness": Field(0, NATURAL,
     "RL steps by which the weights that draw a token may lag; above 0, the next rollouts are drawn while this step "
     "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),

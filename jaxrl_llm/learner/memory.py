@@ -338,7 +338,7 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool, teacher
   }
   is_split = mesh.shape["fsdp"] > 1
   weights = vocab * shape.d_model * jnp.dtype(shape.param_dtype).itemsize if is_split else 0
-  rounded = vocab * shape.d_model * jnp.dtype(shape.dtype).itemsize if shape.dtype != "float32" else 0
+  rounded = vocab * shape.d_model * jnp.dtype(shape.dtype).itemsize if shape.dtype != shape.param_dtype else 0
   parts |= {"output head": weights + rounded + (vocab * shape.d_model * 4 if learns else 0)}
   if teacher is None:
     return parts

@@ -198,7 +198,7 @@ def _chunked(
 
 def _rounded(head: Any, dtype: Any) -> Any:
   """Casts the head for the products of all chunks; a compiler may repeat the cast for each."""
-  return head if dtype == jnp.float32 else jax.lax.optimization_barrier(jax.tree.map(lambda a: a.astype(dtype), head))
+  return jax.tree.map(lambda a: a if a.dtype == dtype else jax.lax.optimization_barrier(a.astype(dtype)), head)
 
 
 def _padded(piece: VocabularyPiece, x: Array) -> Array:

@@ -156,7 +156,7 @@ def check_attention(config: ConfigDict, model: Model) -> None:
     ValueError: If it cannot. One line, with the fix.
   """
   platform, shape = mesh_lib.platform_of(model.mesh), model.config
-  for columns in config.rollout.cache_blocks or default_blocks(config.rollout.max_new_tokens, platform):
+  for columns in config.rollout.cache_blocks or default_blocks(config.rollout.max_new_tokens, shape, model.mesh):
     ragged.is_used(shape.decode_attention, platform, shape.head_dim, columns)
 
 

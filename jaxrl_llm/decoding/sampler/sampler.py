@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm.decoding.filters import check_filter
@@ -15,6 +16,7 @@ from jaxrl_llm.decoding.sampler.requests import Requests, check_requests
 from jaxrl_llm.decoding.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, num_blocks
 from jaxrl_llm.decoding.stops import StopTable
 from jaxrl_llm.devices.mesh import platform_of
+from jaxrl_llm.models import ragged
 from jaxrl_llm.types import Params, Rollouts, Shown
 
 SampleFn = Callable[..., Rollouts]
@@ -107,7 +109,7 @@ def make_settings(model: Decoder, *, record_routing: bool = False, **settings: A
   route_shape = (model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None
   given = Settings(**settings, route_shape=route_shape)
   check_filter(given.temperature, given.top_k, given.top_p, section="rollout.")
-  blocks = default_blocks(given.max_new_tokens, platform_of(model.mesh)) if given.cache_blocks is None else tuple(given.cache_blocks)
+  blocks = default_blocks(given.max_new_tokens, model.config, model.mesh) if given.cache_blocks is None else tuple(given.cache_blocks)
   for name in ("group_size", "max_new_tokens"):
     if getattr(given, name) < 1:
       raise ValueError(f"rollout.{name}: found {getattr(given, name)}, expected 1 or more")
@@ -122,18 +124,25 @@ def make_settings(model: Decoder, *, record_routing: bool = False, **settings: A
   return given._replace(stop_ids=tuple(given.stop_ids), stop_table=table, cache_dtype=dtype, cache_blocks=blocks)
 
 
-def default_blocks(max_new_tokens: int, platform: str) -> tuple[int, ...]:
+def default_blocks(max_new_tokens: int, config: Any, mesh: Mesh | None) -> tuple[int, ...]:
   """Returns blocks of a quarter, a quarter and a half of the budget.
 
   A budget of at most 64 tokens is one block, because each block costs the compilation of a loop. So
-  is every budget on a GPU: its kernel skips columns that no row sees, and each block takes two more
-  writes and one more launch of the kernel in every layer and step.
+  is a budget whose columns the kernel of a GPU reads: it skips those that no row sees, and each
+  block takes two more writes and one more launch of the kernel in every layer and step.
+
+  Args:
+    max_new_tokens: Budget of a response.
+    config: Shape of the model, such as a `ModelConfig`; read for GPUs alone.
+    mesh: Device mesh; None is the default device.
 
   Example:
-    >>> default_blocks(1024, "cpu"), default_blocks(48, "cpu"), default_blocks(1024, "gpu")
-    ((256, 256, 512), (48,), (1024,))
+    >>> from jaxrl_llm.models import preset
+    >>> [default_blocks(budget, preset("qwen3-0.6b"), None) for budget in (1024, 48)]
+    [(256, 256, 512), (48,)]
   """
-  if max_new_tokens <= 64 or platform == "gpu":
+  by_kernel = lambda: ragged.is_used(config.decode_attention, "gpu", config.head_dim, max_new_tokens)
+  if max_new_tokens <= 64 or platform_of(mesh) == "gpu" and by_kernel():
     return (max_new_tokens,)
   quarter = max_new_tokens // 4
   return (quarter, quarter, max_new_tokens - 2 * quarter)

@@ -153,6 +153,7 @@ PROBLEMS = {
   ),
   "column of a file": ({"task.margin_column": None, "task.chosen_column": "best"}, ["it is read only if task.name is 'file'"]),
   "preset": ({"model.preset": "nan"}, ["'nan'", "did you mean 'nano'?"]),
+  "open policy": ({"model.remat": "auto"}, ["config.model.remat: found 'auto', expected a policy by name"]),
   "missing folder": ({"model.path": "no/such"}, ["config.model.path: found 'no/such', which does not exist"]),
   "tokenizer alone": ({"model.tokenizer": "bytes"}, ["config.model.tokenizer: found 'bytes', expected None"]),
   "chat of bytes": ({"task.chat": True}, ["config.task.chat: found True, expected None"]),

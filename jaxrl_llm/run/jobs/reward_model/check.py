@@ -12,7 +12,7 @@ from jaxrl_llm.config.trackers import tracker_problems
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of
 from jaxrl_llm.models import ModelConfig, preset, read_config, read_reward_config
 from jaxrl_llm.models.attention import check_backend
-from jaxrl_llm.models.remat import check_policy
+from jaxrl_llm.models.remat import AUTO, check_policy
 from jaxrl_llm.models.reward_model import is_classifier, trunk_config
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -113,6 +113,10 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   try:
     check_backend(config.model.attention)
     check_policy(config.model.remat)
+    if config.model.remat == AUTO:
+      names = "a policy by name, such as 'none' or 'full', because the memory of this training is not predicted"
+      yield Problem("config.model.remat", repr(AUTO), names)
+      return
     rows, ids = shape_of(config).vocab_size, tokenizer_of(config).vocab_size
     if ids > rows:
       text = f"{tokenizer!r}, which has {ids} ids, more than the {rows} rows of the model's embedding"
