@@ -3,6 +3,7 @@
 import itertools
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -390,14 +391,17 @@ def test_pieces_are_the_completion(engine_of):
 
 
 def test_an_aborted_request_leaves_its_row_to_others(engine_of):
-  engine, handles, started = engine_of(slots=2), [], threading.Event()
+  engine, handles, submitted = engine_of(slots=2), [], threading.Event()
+
+  def on_piece(piece):  # In the engine's thread, so that what is aborted is still open.
+    submitted.wait(WAIT)
+    for handle in (waits[0], handles[0], handles[0]):
+      handle.abort()
+
   for i in range(2):
-    handles.append(engine.submit(Request(prompt(i, 9), 200), lambda piece: started.set()))
+    handles.append(engine.submit(Request(prompt(i, 9), 200), on_piece))
   waits = [engine.submit(Request(prompt(i, 9), 5, seed=i)) for i in range(2, 5)]
-  assert started.wait(WAIT)
-  waits[0].abort()
-  handles[0].abort()
-  handles[0].abort()
+  submitted.set()
   results = [handle.completion.result(WAIT) for handle in (*handles, *waits)]
   assert [x.reason for x in results] == ["aborted", "length", "aborted", "length", "length"]
   assert 0 < len(results[0].tokens) < 200 and results[2].tokens == [] and results[2].computed_tokens == 0
@@ -471,7 +475,12 @@ def test_a_caller_that_raises_harms_no_other(engine_of):
 
 def test_closing_aborts_what_is_open(engine_of):
   engine, started = engine_of(slots=2), threading.Event()
-  handles = [engine.submit(Request([1, 2], 200), lambda piece: started.set()) for _ in range(4)]
+
+  def on_piece(piece):  # All would take 10 s, so that much is open when the engine is closed.
+    started.set()
+    time.sleep(0.05)
+
+  handles = [engine.submit(Request([1, 2], 200), on_piece) for _ in range(4)]
   assert started.wait(WAIT)
   engine.close()
   engine.close()

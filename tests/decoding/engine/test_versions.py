@@ -83,10 +83,19 @@ def test_recomputed_keys_and_values_are_those_of_the_new_weights(engine_of, kind
   """Every token has the log-probability of its own weights, given all tokens before it."""
   engine = engine_of(kind, in_flight="recompute")
   requests = [Request(prompt(i, 9), 24, seed=i) for i in range(3)]
-  now = threading.Event()
-  handles = [engine.submit(request, lambda piece: now.set()) for request in requests]
-  assert now.wait(WAIT)
-  engine.update(built(kind)[2], 1)
+  submitted, begun = threading.Event(), set()
+
+  def noting(i):
+    def note(piece):  # In the engine's thread, so that no request ends before it.
+      submitted.wait(WAIT)
+      was, _ = len(begun), begun.add(i)
+      if was < len(begun) == len(requests):
+        engine.update(built(kind)[2], 1)
+
+    return note
+
+  handles = [engine.submit(request, noting(i)) for i, request in enumerate(requests)]
+  submitted.set()
   for request, handle in zip(requests, handles, strict=True):
     result = handle.completion.result(WAIT)
     assert [version for version, _ in result.parts] == [0, 1]
