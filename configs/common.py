@@ -39,6 +39,8 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
     smollm2(config, arg)
   elif arg in PUBLISHED:
     published(config, arg)
+  elif arg in ONE_DEVICE:
+    one_device(config, arg)
   return config
 
 
@@ -271,5 +273,62 @@ def draw_apart(config: ConfigDict) -> None:
   config.learner.old_logprobs = "sampler"
 
 
-MODELS = ("moe", *SMOLLM2, *PUBLISHED)
+# Checkpoint on the hub, task, budget of a response in tokens, rank of the adapters.
+ONE_DEVICE = {
+  "qwen3-0.6b-gsm8k": ("Qwen/Qwen3-0.6B", "gsm8k", 768, None),
+  "qwen2.5-1.5b-math": ("Qwen/Qwen2.5-1.5B-Instruct", "math", 2048, None),
+  "qwen3-8b-lora": ("Qwen/Qwen3-8B", "math", 2048, 32),
+}
+"""Arguments for a published model and set of problems on one GPU or a TPU of one host."""
+
+
+def one_device(config: ConfigDict, name: str) -> None:
+  """Sets up a published model and a published set of problems for one GPU or a TPU of one host.
+
+  A rollout batch has 64 prompts of 8 samples, and four updates. The first run downloads the
+  checkpoint and the problems. Weights that are trained are float32, frozen ones bfloat16, as all
+  matrix products. Qwen3 answers without thinking first, which would take many times the tokens.
+  Compiled for the devices that `docs/install.md` names, and not yet trained.
+
+  Args:
+    config: Config to change in place.
+    name: Key of `ONE_DEVICE`.
+  """
+  checkpoint, task, budget, rank = ONE_DEVICE[name]
+  config.num_steps = 200
+  config.model.path = f"hub:{checkpoint}"
+  config.model.dtype = "bfloat16"
+  config.model.remat = "auto"
+  if rank is not None:
+    # As the files hold them. Adapters are always float32.
+    config.model.lora_rank, config.model.param_dtype = rank, "bfloat16"
+  config.task.name, config.task.levels = task, None
+  if checkpoint.startswith("Qwen/Qwen3-"):
+    config.task.chat_options = ("enable_thinking=False",)
+  config.warm_start.num_steps = 0
+  config.warm_start.row_buckets = (64,)
+  config.rollout.num_prompts = 64
+  config.rollout.group_size = 8
+  config.rollout.prompt_buckets = (256,) if task == "gsm8k" else (512,)
+  config.rollout.max_new_tokens = budget
+  config.learner.updates_per_rollout = 4
+  config.learner.row_tokens = 4096
+  config.learner.row_buckets = None
+  config.learner.rows_per_device = 1
+  config.learner.old_logprobs = "learner"
+  config.learner.schedule = "constant"
+  config.learner.warmup_steps = 10
+  # Adapters begin at zero, and take rates of ten to a hundred times those of all weights.
+  config.learner.learning_rate = 1e-6 if rank is None else 5e-5
+  config.learner.weight_decay = 0.1 if rank is None else 0.0
+  config.eval.num_prompts = 500
+  config.eval.batch_prompts = 128
+  config.eval.samples = 1
+  config.eval.every = 25
+  config.checkpoint.every = 25
+  config.mesh.data = 1
+  config.mesh.fsdp = -1
+
+
+MODELS = ("moe", *SMOLLM2, *PUBLISHED, *ONE_DEVICE)
 """Arguments that replace the laptop job's model: with experts, a real model, or one for a pod."""

@@ -139,7 +139,7 @@ def _only(loops) -> Loop:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line and returns the exit code."""
   parser = argparse.ArgumentParser(prog="python -m experiments.compile_for_gpu", description=__doc__.splitlines()[0])
-  parser.add_argument("--target", choices=gpus.GPUS, default="h200")
+  parser.add_argument("--target", choices=("h100", "h200"), default="h200")
   parser.add_argument("--devices", type=int, default=1)
   parser.add_argument("--programs", default=",".join(PROGRAMS), help=f"some of {','.join(PROGRAMS)}")
   parser.add_argument("--json", type=Path, help="file for the numbers")

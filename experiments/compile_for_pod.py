@@ -58,7 +58,7 @@ DRAIN = "drain"
 
 FLAGS = {"topology": "", "slices": "1", "sampler": ""}
 FLAGS |= dict.fromkeys(("programs", "only_plan", "sweep", "lengths", "prompt_tokens", "json"), "")
-OF_TPUS = ("slices", "sampler", "only_plan", "sweep", "lengths")
+OF_TPUS = ("slices", "sampler", "only_plan", "sweep")
 """Flags that have no effect with GPUs."""
 
 

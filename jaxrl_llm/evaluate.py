@@ -1,8 +1,8 @@
 """Evaluation: `python -m jaxrl_llm.evaluate [--config=FILE[:ARGUMENT]] [--checkpoint=WHERE] [...]`
 
   --checkpoint      the weights: workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in
-                    Hugging Face's format, a .gguf file, or package:NAME. A workdir may be in a
-                    bucket. Default: the weights that the config begins with
+                    Hugging Face's format, a .gguf file, package:NAME or hub:OWNER/NAME. A workdir
+                    may be in a bucket. Default: the weights that the config begins with
   --config          the experiment; optional for a run, which has its own
   --metrics         metrics by lighteval's names, as in avg@n:n=16,pass@k:k=1&n=16,maj@n:n=8 (quote
                     the &). Default: avg, pass and maj of config.eval.samples, and those of

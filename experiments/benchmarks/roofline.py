@@ -33,6 +33,7 @@ DATASHEETS = (
   (r"H100 PCIe", 2.0e12, 756e12, _NVIDIA),
   (r"H100 NVL", 3.9e12, 835e12, _NVIDIA),
   (r"H100", 3.35e12, 989e12, _NVIDIA),
+  (r"RTX 4090", 1.008e12, 165e12, _NVIDIA),
   (r"A100.*80GB", 2.04e12, 312e12, _NVIDIA),
   (r"A100", 1.555e12, 312e12, _NVIDIA),
   (r"TPU v5 ?lite|TPU v5e", 0.819e12, 197e12, _TPU),

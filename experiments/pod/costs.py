@@ -104,13 +104,15 @@ def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, 
   passes, repeated = 1, in_blocks - attention
   flops = model_flops = layers + head + attention
   if backward:
-    model_flops *= 3
+    # Frozen weights have no gradient. The products of adapters are few, and count nothing.
+    learned = 2 if model.lora else 3
+    model_flops = learned * (layers + head) + 3 * attention
     again, attention_again = _AGAIN[model.remat]
     # No policy keeps the products of experts.
     again = again or int(model.experts is not None and model.remat != "none")
     # The head's logits and the attention scores are recomputed under every policy.
     flops = model_flops + head + again * layers + (0.5 + attention_again) * attention
-    passes = 3 + again
+    passes = learned + again
     repeated *= 3.5 + attention_again
   # Activations: the inputs and outputs of each matrix product of a layer.
   d, heads = model.d_model, model.head_dim * (model.num_heads + 2 * model.num_kv_heads)

@@ -113,7 +113,7 @@ FIELDS: dict[str, Field] = {
     "Keys of `objectives.corrections.CORRECTIONS`, or MODULE:FUNCTION, with settings."),
 
   "teacher.path": Field(None, TEXT,
-    "A checkpoint: the workdir of a run, WORKDIR@STEP, a Hugging Face folder, a .gguf file, or package:NAME; or 'self', the policy."),
+    "A checkpoint: the workdir of a run, WORKDIR@STEP, a folder or what else model.path takes; or 'self', the policy."),
   "teacher.paths": Field(None, texts("one or more NAME=PATH, as in ('math=runs/a', 'code=runs/b')", least=1, accepts=names_path),
     "Several teachers instead of one, as NAME=PATH; each scores the samples of problems that have its name in teacher.column."),
   "teacher.column": Field(None, COLUMN, "Column of the problems with the name of their teacher.", TEACHERS),
@@ -135,7 +135,8 @@ FIELDS: dict[str, Field] = {
   "teacher.dtype": Field(None, DTYPE, "Type of the teacher's weights and products. None: model.dtype.", CHECKPOINT_TEACHER),
 
   "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights.", PRESET),
-  "model.path": Field(None, TEXT, "A checkpoint: a folder in Hugging Face's format, a .gguf file, or package:NAME."),
+  "model.path": Field(None, TEXT,
+    "A checkpoint: a folder in Hugging Face's format, a .gguf file, package:NAME, or hub:OWNER/NAME[@REVISION]."),
   "model.dtype": Field("float32", DTYPE, "Type of activations and matrix products in the learner."),
   "model.param_dtype": Field("float32", DTYPE,
     "Type of the weights as they are held and trained; updates in bfloat16 are rounded at random, so that small ones are not lost."),

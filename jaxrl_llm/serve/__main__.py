@@ -81,7 +81,7 @@ def _serve(args: argparse.Namespace, key: str | None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.serve", description=__doc__, allow_abbrev=False)
-  where = "workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in Hugging Face's format, a .gguf file, or package:NAME"
+  where = "workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in Hugging Face's format, or another model.path"
   parser.add_argument("--checkpoint", required=True, help=where)
   host = "address to listen on; any but this machine's own needs a key; default: %(default)s"
   parser.add_argument("--host", default="127.0.0.1", help=host)

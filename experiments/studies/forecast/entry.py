@@ -47,6 +47,9 @@ from jaxrl_llm.settings.values import holds
 from jaxrl_llm.types import Objective
 
 OF_PACKAGE = frozenset(objectives.OBJECTIVES)
+NO_CODE = hash_of(b"")[:12]
+"""Hash of an entry that the package defines."""
+
 READS = frozenset({"old_logprobs", "sampler_logprobs"})
 """Optional fields of a batch that the bed has."""
 

@@ -12,12 +12,13 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config.fields import FIELDS
 from jaxrl_llm.config.recorded import saved_config
 from jaxrl_llm.messages import MissingPackageError, UsageError, did_you_mean
+from jaxrl_llm.pretrained import where
 from jaxrl_llm.rewards.rubric import path_of
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.bucket import address
 from jaxrl_llm.workdir.bucket.copies import localize
 
-_EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format or a .gguf file"
+_EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format, a .gguf file or hub:OWNER/NAME"
 # Fields of `config.model` that the weights of a checkpoint depend on.
 _SHAPE = ("preset", "path", "lora_rank", "lora_alpha", "lora_targets")
 
@@ -45,7 +46,7 @@ def find(text: str | None) -> Source:
   """
   if text is None:
     return Source("initial")
-  if text.startswith("package:") or text.endswith(".gguf"):
+  if text.startswith(where.PREFIXES) or text.endswith(".gguf"):
     return Source("files", text)
   if address.is_address(text):
     return _find_in_bucket(text)

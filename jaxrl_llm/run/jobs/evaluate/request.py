@@ -151,5 +151,5 @@ def _folder(config: ConfigDict, source: Source, path: str, overrides: dict[str, 
   tail = f"n{config.eval.samples}{command_line.suffix(settings)}"
   if source.kind == "run":
     return source.path / "evaluations" / f"{task}-checkpoint-{source.step}-{tail}"
-  weights = Path(str(source.path).removeprefix("package:")).name if source.path else Path(path.split(":")[0]).stem
+  weights = Path(str(source.path).rpartition(":")[2]).name if source.path else Path(path.split(":")[0]).stem
   return Path("evaluations") / f"{task}-{weights}-{tail}"
