@@ -1,6 +1,7 @@
-"""The tables of docs/objectives.md: every objective, estimator and correction, made from the code.
+"""Tables of pages that are made from code and results, so that they cannot go stale.
 
-`python -m experiments.entries` writes them between the marks of the page. What an entry does is the
+`python -m experiments.entries` writes them between the marks of docs/objectives.md (every
+objective, estimator and correction) and of README.md (what is measured; `measured.py`). What an entry does is the
 first line of its docstring, its settings are those of its signature, and its papers are those of
 its section "References".
 """
@@ -8,9 +9,10 @@ its section "References".
 import inspect
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from experiments import measured
 from jaxrl_llm import advantages
 from jaxrl_llm.advantages import estimators
 from jaxrl_llm.objectives import OBJECTIVES, make
@@ -20,7 +22,7 @@ from jaxrl_llm.objectives.gates import unclipped
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.settings.signature import in_words, settings_of
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "objectives.md"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- {}: written by `python -m experiments.entries` -->\n", "<!-- end of {} -->"
 
 
@@ -34,7 +36,7 @@ SHARED = settings_of(bare)
 
 
 def tables() -> dict[str, str]:
-  """Returns the tables of the page in Markdown, by what their rows are."""
+  """Returns the tables of entries in Markdown, by what their rows are."""
   return {
     "objectives": _table(("objective", "method and gate", "settings", "log-ratio", "weights", "paper"), map(_objective, OBJECTIVES)),
     "estimators": _table(("estimator", "what it does", "settings", "paper"), map(_estimator, estimators.ESTIMATORS)),
@@ -98,13 +100,13 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n" for cells in lines)
 
 
-def page_with_tables(page: str) -> str:
-  """Returns a page with the tables of today between its marks.
+def page_with_tables(page: str, tables: Mapping[str, str]) -> str:
+  """Returns a page with tables between its marks, by name.
 
   Raises:
     ValueError: If the page does not have exactly one place for each table.
   """
-  for name, table in tables().items():
+  for name, table in tables.items():
     begin, end = BEGIN.format(name), END.format(name)
     if page.count(begin) != 1 or page.count(end) != 1:
       raise ValueError(f"found no place for the table of {name}, expected one between {begin.strip()!r} and {end!r}")
@@ -113,5 +115,14 @@ def page_with_tables(page: str) -> str:
   return page
 
 
+PAGES: dict[str, Callable[[], dict[str, str]]] = {
+  "README.md": lambda: {"measured": _table(measured.HEAD, measured.rows())},
+  "docs/objectives.md": tables,
+}
+"""Function that makes the tables of each page."""
+
+
 if __name__ == "__main__":
-  PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+  for name, make_tables in PAGES.items():
+    page = ROOT / name
+    page.write_text(page_with_tables(page.read_text(encoding="utf-8"), make_tables()), encoding="utf-8")

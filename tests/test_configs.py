@@ -12,6 +12,7 @@ from jaxrl_llm.config import check, command_line, fields
 from jaxrl_llm.objectives import OBJECTIVES
 from jaxrl_llm.pretrained import where
 from tests.runs import ROOT, rows, run_here, tiny_config
+from tests.test_agents import assert_files_follow_their_schemas
 
 # A reward model's config has fields of its own: tests/run/reward_model/test_training.py.
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "reward_model"))
@@ -161,6 +162,7 @@ def test_smoke_run(name, tmp_path):
     assert row["eval/accuracy_low"] <= row["eval/accuracy"] <= row["eval/accuracy_high"]
   losses = [row["actor/loss"] for row in rows(tmp_path, "warm_start")]
   assert losses[-1] < losses[0]
+  assert_files_follow_their_schemas(tmp_path)
 
 
 @pytest.mark.slow
