@@ -170,8 +170,8 @@ mixture.measured("training")
 # result shows that the machinery is exact and that the divergence falls as it should. A negative
 # result at small scale is a statement about the scale. [A second
 # study](../claims/moe_stability/README.md) went to 64 updates per batch at the rate of panel *c*:
-# GRPO did not collapse there without replay, nor did replay narrow its ratios, so what the claim is
-# about was [not engaged](../claims/README.md).
+# GRPO did not collapse there without replay, and replay is not shown to narrow its ratios, so the
+# mechanism of the claim was [not engaged](../claims/README.md).
 
 # %% [markdown]
 # ## Exercises
