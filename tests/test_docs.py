@@ -34,6 +34,12 @@ LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=Tr
 ALL = {path: (ROOT / path).read_text(encoding="utf-8") for path in LISTED if not path.startswith(("jaxrl_llm/cli/template", "tests/"))}
 PAGES = {path: text for path, text in ALL.items() if not path.startswith(("experiments/log/", "experiments/LOG"))}
 
+LECTURES = {
+  path.relative_to(ROOT).as_posix(): re.sub(r"^# ?", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+  for path in sorted((ROOT / "experiments" / "notebooks").glob("0*.py"))
+}
+"""Texts of the lectures. Their links are checked with the notebooks."""
+
 NEW_FILES = {*FILES.values(), "configs/drpo.py"}
 """Files that a reader makes: those of a new project, and the config of a new objective."""
 
@@ -113,9 +119,9 @@ def test_every_file_that_a_page_names_exists(page):
 # Fields and their values.
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES | LECTURES)
 def test_every_field_that_a_page_names_exists(page):
-  assert not wrong_fields(PAGES[page])
+  assert not wrong_fields((PAGES | LECTURES)[page])
 
 
 def wrong_fields(text):
@@ -201,9 +207,9 @@ def test_a_wrong_default_is_seen():
 # Commands.
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES | LECTURES)
 def test_every_command_of_a_page_is_understood(page):
-  problems = [f"{shlex.join(command)}: {problem}" for command in commands(PAGES[page]) if (problem := refusal(*command))]
+  problems = [f"{shlex.join(command)}: {problem}" for command in commands((PAGES | LECTURES)[page]) if (problem := refusal(*command))]
   assert not problems
 
 
