@@ -1,5 +1,6 @@
-"""The code, links, names and defaults in README.md and the guides of docs/."""
+"""The code and the tables of README.md and the guides of docs/."""
 
+import json
 import pathlib
 import re
 
@@ -8,7 +9,6 @@ import pytest
 from experiments import entries
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages.estimators import ESTIMATORS
-from jaxrl_llm.cli.new import FILES
 from jaxrl_llm.models.presets import LOCAL, PRESETS
 from jaxrl_llm.objectives.corrected import CORRECTIONS
 from jaxrl_llm.text_types import Completion
@@ -17,7 +17,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATHS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
 README = PAGES["README.md"]
-NEW_PROJECT = FILES.values()
 
 
 def code_of(page):
@@ -27,7 +26,7 @@ def code_of(page):
 
 
 def test_every_block_of_python_is_run_here():
-  guides = {f"docs/{name}.md" for name in ("conversations", "models", "sampler", "serving")}
+  guides = {f"docs/{name}.md" for name in ("conversations", "differences", "models", "sampler", "serving")}
   assert {page for page, text in PAGES.items() if "```python" in text} == {"README.md", *guides}
 
 
@@ -67,6 +66,21 @@ def test_the_game_of_conversations_is_won_by_the_later_letter():
   assert [game.step(state, Completion(text, (), 1, True))[1].reward for text in "abc"] == [-1, 0, 1]
 
 
+def test_the_code_of_differences_finds_the_first_one(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  row = {"step": 1, "phase": "rl", "actor/loss": 0.5, "timing_s/step": 1.0}
+  for name, loss in (("a", 0.25), ("b", 0.125)):
+    folder = tmp_path / "runs" / name
+    folder.mkdir(parents=True)
+    rows = [row | {"timing_s/step": loss}, row | {"step": 2, "actor/loss": loss}]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+  exec(code_of("docs/differences.md"), {})
+  assert capsys.readouterr().out == "rl 2 ['actor/loss']\n"
+  (tmp_path / "runs/b/metrics.jsonl").write_text((tmp_path / "runs/a/metrics.jsonl").read_text())
+  exec(code_of("docs/differences.md"), {})
+  assert capsys.readouterr().out == "no difference in 2 rows\n"
+
+
 @pytest.mark.slow
 def test_the_code_of_objectives_runs():
   scope: dict = {}
@@ -78,30 +92,6 @@ def test_the_code_of_objectives_runs():
 def test_the_setting_that_the_readme_calls_an_error_is_one():
   with pytest.raises(ValueError, match="tau_pos"):
     objectives.make("gspo", tau_pos=1.0)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_of_a_page_exists(page):
-  links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]) if not link.startswith(("http://", "https://"))]
-  missing = [path for path, _, _ in links if path and not ((ROOT / page).parent / path).exists()]
-  assert not missing
-  for path, _, heading in links:
-    if heading:
-      text = ((ROOT / page).parent / path).read_text() if path else PAGES[page]
-      anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)}
-      assert heading in anchors, (path, heading)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_file_and_module_that_a_page_names_exists(page):
-  flags, names = r"--(?:config|sweep)=((?:configs|experiments)/[\w/]+\.py)", r"`((?:jaxrl_llm|configs|experiments|tests)/[\w./]*)`"
-  named = re.findall(f"{flags}|{names}", PAGES[page])
-  # A new project has files of its own, which stand in its template.
-  missing = [path for path in map("".join, named) if not (ROOT / path).exists() and path not in NEW_PROJECT]
-  assert not missing
-  modules = re.findall(r"python3? -m ((?:jaxrl_llm|experiments)[\w.]*)", PAGES[page])
-  files = [ROOT / name.replace(".", "/") for name in modules]
-  assert not [str(file) for file in files if not (file.with_suffix(".py").exists() or (file / "__main__.py").exists())]
 
 
 def test_every_guide_is_named():

@@ -166,10 +166,11 @@ show.draw(runs, ["no_signal", "learning_rate"])
 show.alarm_lines(collapsed)
 
 # %% [markdown]
-# The policy has moved too far in its first steps, which no curve shows earlier. The fall of the
-# reward raises no alarm: a rule that compares with the past needs sixteen steps of it, and this run
-# was lost after three. A limit on silent groups, which is off by default, would have raised an
-# alarm as well:
+# The alarm comes at step 2: one step after panel *a* of figure 2 separates the runs, and one before
+# the reward falls. That fall raises no alarm: a rule that compares with the past needs sixteen
+# steps of it, and this run was lost after three. [A study](../studies/alarms/README.md) measured
+# how often each rule warns, and how often in vain. A limit on silent groups, which is off by
+# default, would have raised an alarm as well:
 
 # %%
 show.alarm_lines(collapsed, no_signal_above=0.6)

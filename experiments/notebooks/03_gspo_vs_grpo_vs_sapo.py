@@ -125,7 +125,10 @@ show.compare(workdirs, ["gate_pos", "gate_neg", "length"])
 #   responses and thousands of steps, and none of these is present here. "No difference found" is a
 #   statement about this job. To test a claim about stability, a method must be brought close to
 #   where it breaks: stale data, high learning rates, many updates per rollout batch. That is the
-#   purpose of [the ablations](../README.md).
+#   purpose of [the claims](../claims/README.md). With 64 updates of each batch and all objectives
+#   tuned equally, neither GSPO nor SAPO is shown to differ from GRPO
+#   ([E20](../claims/staleness/README.md)); what was reproduced and what was not is in [the
+#   results](../../docs/results.md).
 #
 # The same comparison is also available as a page for the browser, with every metric, every seed,
 # and axes in steps, tokens or seconds:

@@ -64,8 +64,8 @@ mixture.route_map(stale)
 # %% [markdown]
 # **Figure 1. Experts of one response, before and after four updates.** A column is a token, and a
 # mark is an expert that it visits. What to notice: most routes stay (blue). Changes come in pairs,
-# one expert dropped (orange) and one added (green). The second layer changes more than the first,
-# because its input has already been changed by the first.
+# one expert dropped (orange) and one added (green). Both layers change. In the second there are two
+# reasons: its own router has moved, and so has its input, which the first layer produces.
 
 # %% [markdown]
 # ## Mismatch: the same weights, another precision
@@ -80,9 +80,10 @@ mixture.sampler_table(stale)
 
 # %% [markdown]
 # Only a few tokens in a thousand are sent to other experts, and yet they carry most of the
-# divergence: with the sampler's routes the KL falls by an order of magnitude. The remainder is
-# bfloat16's rounding. Replaying the learner's own routes must leave every bit unchanged, and it
-# does:
+# divergence: with the sampler's routes the KL falls several times over. The remainder is bfloat16's
+# rounding. (The training amplifies rounding, so another machine has other numbers, and other
+# responses, in this table and the next.) Replaying the learner's own routes must leave every bit
+# unchanged, and it does:
 
 # %%
 mixture.replay_is_exact(stale)
@@ -112,9 +113,10 @@ mixture.replay_is_exact(stale)
 mixture.ratio_table(stale)
 
 # %% [markdown]
-# With live routing, about one activated expert in fifteen differs after four updates. With replay
-# none does, by construction. But the *spread of the ratios* hardly shrinks, and the largest ratio
-# does not shrink at all. To see why, compare the tokens whose experts changed with all others:
+# With live routing, between one activated expert in ten and one in twenty differs after four
+# updates. With replay none does, by construction. But the *spread of the ratios* hardly shrinks,
+# and the largest ratio does not shrink at all. To see why, compare the tokens whose experts changed
+# with all others:
 
 # %%
 mixture.gate_drift(stale)
@@ -122,10 +124,10 @@ mixture.gate_drift(stale)
 # %% [markdown]
 # **Figure 2. The effect of a changed route on a token.** Change of $\log \pi$ over the four
 # updates; each dot is a token, and bars are medians. On the left are the tokens predicted from a
-# state whose experts changed, and on the right all others. What to notice: replay (blue) brings the
-# changed tokens down to the level of the others, by about a fifth here. It cannot go below that
-# level: the weights themselves have moved, and at this learning rate that movement is the larger
-# part.
+# state whose experts changed, and on the right all others. What to notice: replay (blue) lowers the
+# change of the tokens on the left, here by a third, and leaves those on the right as they are. It
+# does not bring the change to zero: the weights themselves have moved, and at this learning rate
+# that movement is the larger part.
 
 # %% [markdown]
 # ## The measurement
@@ -166,7 +168,10 @@ mixture.measured("training")
 # arms coincide *(a)*, and at 2e-3 all fall, with and without replay *(c)*. It does *not* follow
 # that replay is useless: here an update changes 0.2 % of the experts, and in the papers 10 %. The
 # result shows that the machinery is exact and that the divergence falls as it should. A negative
-# result at small scale is a statement about the scale.
+# result at small scale is a statement about the scale. [A second
+# study](../claims/moe_stability/README.md) went to 64 updates per batch at the rate of panel *c*:
+# GRPO did not collapse there without replay, and replay is not shown to narrow its ratios, so the
+# mechanism of the claim was [not engaged](../claims/README.md).
 
 # %% [markdown]
 # ## Exercises

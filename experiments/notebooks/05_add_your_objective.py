@@ -185,3 +185,5 @@ print(small_training.refusal("custom", gate="soft", clip_low=0.1))
 # [2511.20347](https://arxiv.org/abs/2511.20347). DPPO:
 # [2602.04879](https://arxiv.org/abs/2602.04879). MASPO:
 # [2602.17550](https://arxiv.org/abs/2602.17550).
+#
+# Next: [learning from a teacher](06_learning_from_a_teacher.ipynb).

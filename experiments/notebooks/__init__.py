@@ -1,4 +1,4 @@
-"""Five lectures as notebooks.
+"""Seven lectures as notebooks.
 
 Each is a jupytext pair: a script (`.py`, the source) and a notebook with its outputs (`.ipynb`, for
 reading).

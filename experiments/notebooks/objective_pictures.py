@@ -6,6 +6,7 @@ Tables come from the objectives' docstrings, curves and maps of the coefficient 
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -169,9 +170,9 @@ def _curves(figure: Any, coefficients: Mapping[str, Mapping], limits: tuple[floa
       axes.set_xlim(0, 3)
       axes.set_ylim(*limits)
       axes.text(0.05, 0.9, f"A {sign} 0", transform=axes.transAxes, fontsize=7, color=GREY)
-    column[0].set_title(title)
+    column[0].set_title(textwrap.fill(title, 14))
     column[1].set_xlabel("ratio")
-    column[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), handlelength=1.2, labelspacing=0.25)
+    column[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), handlelength=0.8, labelspacing=0.25, fontsize=6)
   figure.supylabel("coefficient C", fontsize=8)
 
 

@@ -11,15 +11,18 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 NAMES = (
-  "01_objectives", "02_read_a_run", "03_gspo_vs_grpo_vs_sapo", "04_moe_routing_replay", "05_add_your_objective",
-  "06_learning_from_a_teacher",
+  "00_grpo_in_one_page", "01_objectives", "02_read_a_run", "03_gspo_vs_grpo_vs_sapo", "04_moe_routing_replay",
+  "05_add_your_objective", "06_learning_from_a_teacher",
 )  # fmt: skip
 """All notebooks, in reading order."""
 
 LIVE_NAMES = ("03_gspo_vs_grpo_vs_sapo",)
 """Notebooks that read checked-in logs, or train with `--live`."""
 
-OWN_FUNCTIONS = {"05_add_your_objective": {"quadratic_pull"}}
+OWN_FUNCTIONS = {
+  "00_grpo_in_one_page": {"reinforce", "logprobs", "rollout", "loss"},
+  "05_add_your_objective": {"quadratic_pull"},
+}
 """Functions that a notebook may define, because it teaches how to write them.
 
 Their bodies must be free of branches and loops.

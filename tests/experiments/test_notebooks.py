@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import nbformat
 import pytest
 
 from experiments.notebooks import __main__ as command
-from experiments.notebooks import execution, keep_log, pages, pictures, run_pictures, sources
+from experiments.notebooks import execution, keep_log, pages, pictures, run_pictures, small_policy, sources
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages.estimators import ESTIMATORS
 from tests.marks import few
@@ -31,7 +33,7 @@ def outputs_of(notebook):
 
 # Half a minute each, mostly compilation.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", few(sources.NAMES, 0, 1, 2))
+@pytest.mark.parametrize("name", few(sources.NAMES, 0, 1, 2, 3))
 def test_a_notebook_runs_from_the_first_cell_to_the_last(name):
   notebook = execution.execute(name)
   numbers = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
@@ -271,3 +273,10 @@ def test_cells_do_not_use_private_names():
     for code in code_of(execution.read_source(name)):
       for node in ast.walk(ast.parse(code)):
         assert not (isinstance(node, ast.Attribute) and node.attr.startswith("_")), f"{name}: {node.attr}"
+
+
+def test_the_small_policy_draws_what_its_table_says():
+  tokens = small_policy.draw(50 * jnp.eye(small_policy.NUM_IDS), jax.random.key(0))
+  assert jnp.all(tokens == small_policy.PROMPTS[:, None]) and small_policy.is_ascending(tokens).all()
+  down = small_policy.draw(50 * jnp.eye(small_policy.NUM_IDS, k=-1), jax.random.key(0))
+  assert down[-1].tolist() == [5, 4, 3, 2, 1] and not small_policy.is_ascending(down)[-1]
