@@ -96,7 +96,7 @@ def test_the_predicted_time_adds_steps_and_evaluations():
 
 def test_the_evaluation_is_described_by_what_it_can_show():
   assert pilot.evaluation_line(GOOD, 4) == (
-    "an evaluation of 256 problems x 4 samples shows a difference of 4.8 to 9.2 points between two runs, or before and after (80 % power "
+    "an evaluation of 256 problems, sampled 4 x, shows a difference of 4.8 to 9.2 points between two runs, or before and after (80 % power "
     "at the 5 % level; the first if all problems gain as much, the last if others become hard); 5 points need 236 to 864 problems"
   )
   alike = GOOD._replace(spread=Spread(between=0.0, within=0.25), held_out=13)

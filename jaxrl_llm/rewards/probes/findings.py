@@ -111,7 +111,8 @@ def _wrong_answers(table: Table) -> Iterator[str]:
     )
     return
   if steps := [kind for kind in _STEPS if most(table.as_right(kind))]:
-    yield f"off by one: {' and '.join(steps)} earns as much as the right answer X: compare for equality"
+    verb = "earns" if len(steps) == 1 else "earn"
+    yield f"off by one: {' and '.join(steps)} {verb} as much as the right answer X: compare for equality"
   if copies:
     yield (
       f"reads the prompt: a {copies[0]} earns as much as the right answer: judge completion.text alone, and "

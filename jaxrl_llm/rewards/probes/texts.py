@@ -136,10 +136,20 @@ def _in_form(rows: Sequence[Mapping[str, Any]], i: int, form: str) -> Iterator[t
 
 
 def _other(rows: Sequence[Mapping[str, Any]], i: int) -> Mapping[str, Any] | None:
-  """Returns the next problem with another answer, or None if there is none."""
-  others = (rows[(i + step) % len(rows)] for step in range(1, len(rows)))
-  answer = str(rows[i]["answer"])
-  return next((row for row in others if not _same(str(row["answer"]), answer) and row["answer"]), None)
+  """Returns the next problem with another answer, or None if there is none.
+
+  A neighbouring number or letter is avoided, so that a tolerance is not taken for another fault.
+  """
+  of = lambda row: str(row["answer"]).strip()
+  answer, rest = of(rows[i]), (*rows[i + 1 :], *rows[:i])
+  others = [row for row in rest if of(row) and not _same(of(row), answer)]
+  return next((row for row in others if not _near(of(row), answer)), next(iter(others), None))
+
+
+def _near(one: str, other: str) -> bool:
+  if _NUMBER.fullmatch(one) and _NUMBER.fullmatch(other):
+    return abs(Decimal(one) - Decimal(other)) <= 1
+  return len(one) == len(other) == 1 and abs(ord(one) - ord(other)) == 1
 
 
 def _same(one: str, other: str) -> bool:

@@ -215,7 +215,7 @@ def evaluation_line(findings: Findings, samples: int) -> str:
     shown, asked = " to ".join(points), " to ".join(needed)
     given = "the first if all problems gain as much, the last if others become hard"
   return (
-    f"an evaluation of {findings.held_out:,} problems x {samples} samples shows a difference of {shown} points "
+    f"an evaluation of {findings.held_out:,} problems, sampled {samples} x, shows a difference of {shown} points "
     f"between two runs, or before and after (80 % power at the 5 % level; {given}); "
     f"{100 * HOPED_FOR:.0f} points need {asked} problems"
   )
