@@ -42,7 +42,13 @@ VARIANTS = {
   "length": [(lambda y, x: float(len(y.text) > 100), NUMBERS), (lambda y, x: float(y.num_tokens), CAPITALS)],
   "format only": [(lambda y, x: float(bool(re.search(r"\d", y.text))), NUMBERS), (lambda y, x: float("Answer: " in y.text), CAPITALS)],
   "accepts anything": [(lambda y, x: float(bool(y.text.strip())), CAPITALS)],
-  "wrong column": [(lambda y, x: float(y.text.strip() == "17 apples"), NUMBERS), (lambda y, x: 0.0, CAPITALS)],
+  "wrong column": [
+    (lambda y, x: float(y.text.strip() == "17 apples"), NUMBERS), (lambda y, x: 0.0, CAPITALS),
+    (lambda y, x: float(y.text.strip() == x["response"]), NUMBERS),
+  ],
+  "case": [(lambda y, x: float(y.text.strip() == x["answer"].upper()), CAPITALS)],
+  "exact spaces": [(lambda y, x: float(y.text == x["answer"] + "\n"), NUMBERS)],
+  "failure": [(lambda y, x: float(y.text == x["solution"]), NUMBERS)],
   "off by one": [(lambda y, x: float(last_number(y.text) == str(int(x["answer"]) + 1)), NUMBERS)],
   "reads the prompt": [(lambda y, x: float(x["question"] in y.text), NUMBERS)],
   "empty response": [(lambda y, x: -float(y.num_tokens), NUMBERS)],
@@ -176,7 +182,7 @@ def test_what_the_policy_is_shown_must_earn():
 def test_a_failure_is_named_once_by_its_cause():
   (line,) = faults(lambda y, x: float(int(y.text) == int(x["answer"])), NUMBERS)
   assert line.startswith("failure: reward 'own' raised: ValueError (on empty, whitespace, random words, many random words and ")
-  assert [line.partition(":")[0] for line in faults(lambda y, x: 1 / 0, NUMBERS)] == ["failure", "no reward"]
+  assert [line.partition(":")[0] for line in faults(lambda y, x: 1 / 0, NUMBERS)] == ["failure"]
 
 
 def test_a_slow_reward_is_probed_on_the_first_problem_only():

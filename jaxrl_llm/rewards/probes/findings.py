@@ -59,6 +59,10 @@ def _best(table: Table) -> Float[np.ndarray, " n"]:
 
 
 def _failures(table: Table) -> Iterator[str]:
+  if not any(np.isfinite(values).any() for values in table.rewards.values()):
+    detail = next(iter(table.failures.values())).replace(", completion 0", "")
+    yield f"failure: {detail} (on every response): mend the function, whose example is a row of the task"
+    return
   by_cause: dict[str, list[str]] = {}
   for kind, detail in table.failures.items():
     # "reward 'own', completion 7: raised: ValueError: bad" -> "reward 'own' raised: ValueError".
@@ -78,7 +82,7 @@ def _worthless(table: Table) -> list[str]:
   ranges = np.nanmax(values, axis=0, initial=-np.inf) - np.nanmin(values, axis=0, initial=np.inf)
   level = float(np.nanmean(values)) if np.isfinite(values).any() else np.nan
   if np.isnan(level):
-    return ["no reward: every probe failed, as said above"]
+    return []
   if np.all(ranges <= EPS) and abs(level) > EPS:
     return [f"constant: every response earns {level:.4g}, right or wrong: {_COMPARE}"]
   longer = table.of(texts.LONG) - table.of(texts.RANDOM)
@@ -88,7 +92,8 @@ def _worthless(table: Table) -> list[str]:
       "length: many random words earn more than few, and no less than the right answer: add a term for the "
       "length to a verifier, with a smaller weight (reward.terms)"
     ]
-  if most(table.of(texts.EMPTY) >= best - EPS) and most(table.of(texts.EMPTY) > table.least + EPS):
+  empty = table.of(texts.EMPTY)
+  if most(empty >= best - EPS) and most(empty > table.least + EPS) and most(best > table.least + EPS):
     return [
       "empty response: it earns as much as the right answer: take less off for length or form, or return 0 "
       "for an empty text"
@@ -179,11 +184,15 @@ def _instead(table: Table, earns: Bool[np.ndarray, " m"], reads: str) -> str:
       f"reads the prompt: the right answer earns nothing and a {copies[0]} does: judge completion.text "
       "against example['answer']"
     )
-  share = f"in {100 * np.mean(earns):.0f} % of the problems only" if np.any(earns) else "in no form"
+  if varied := [kind for kind in paid if kind in (*texts.SPACES, *texts.CASES)]:
+    fault, how = ("exact spaces", "with a") if varied[0] in texts.SPACES else ("case", "in")
+    return f"{fault}: the right answer earns only {how} {varied[0]}: compare both sides without that difference"
+  share = 100 * np.mean(earns)
+  earned = f"something in {share:.0f} % of the problems only" if share else "nothing in the forms tried"
   return (
-    f"wrong column: the right answer, such as {table.example!r}, earns more than nothing {share}{reads}: the "
-    "reward reads another column than task.answer_column, or needs a form that was not tried; show it in "
-    "demonstrations (task.response_column)"
+    f"wrong column: the right answer, such as {table.example!r}, earns {earned}{reads}: the reward reads "
+    "another column than task.answer_column, or needs another form; show it in demonstrations "
+    "(task.response_column)"
   )
 
 
