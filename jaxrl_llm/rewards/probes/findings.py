@@ -186,7 +186,7 @@ def _instead(table: Table, earns: Bool[np.ndarray, " m"], reads: str) -> str:
     )
   if varied := [kind for kind in paid if kind in (*texts.SPACES, *texts.CASES)]:
     fault, how = ("exact spaces", "with a") if varied[0] in texts.SPACES else ("case", "in")
-    return f"{fault}: the right answer earns only {how} {varied[0]}: compare both sides without that difference"
+    return f"{fault}: the right answer earns only {how} {varied[0]}: compare both sides without it"
   share = 100 * np.mean(earns)
   earned = f"something in {share:.0f} % of the problems only" if share else "nothing in the forms tried"
   return (
