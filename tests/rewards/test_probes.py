@@ -88,6 +88,16 @@ def test_so_are_others(fault, planted):
   assert [line.partition(":")[0] for line in faults(*planted)] == [fault]
 
 
+def test_the_column_that_earns_is_named():
+  assert "the right answer earns nothing and the column total does" in faults(*BROKEN["wrong column"])[0]
+
+
+def test_a_neighbouring_letter_is_told_from_another_answer():
+  rows = answers(*"ABCDBACADCBA")
+  near = lambda y, x: float(len(y.text.strip()) == 1 and abs(ord(y.text.strip()) - ord(x["answer"])) <= 1)
+  assert [line.partition(":")[0] for line in faults(near, rows)] == ["off by one", "case"]
+
+
 def test_a_reward_without_a_fault_has_none():
   assert faults(lambda y, x: float(last_number(y.text) == x["answer"]), NUMBERS) == []
 

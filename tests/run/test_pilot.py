@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.evaluation import Spread
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import RewardSpec, WeightedReward, call_here, weighted
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
@@ -132,10 +133,12 @@ def probed(tmp_path, monkeypatch):
     True: [{"question": f"{i}: {', '.join(words)}?", "answer": words[i % 6], "total": i} for i in range(20)],
   }
 
-  def probe(terms, grader=call_here, *, words=False, has_turns=False, **changes):
+  def probe(terms, grader=call_here, *, words=False, has_turns=False, demonstrated=False, **changes):
     path = tmp_path / f"{words}.jsonl"
     path.write_text("\n".join(map(json.dumps, problems[words])))
     task = tasks.make("file", path=path, prompt_template="{question} {total}", data_dir=tmp_path)
+    if demonstrated:
+      task = task._replace(demonstrations=[row | {"response": f"It is {row['answer']}"} for row in task.train])
     return probe_lines(tiny_config("sapo", changes), task, terms, call=grader, has_turns=has_turns)
 
   return probe
@@ -164,6 +167,15 @@ def test_a_reward_that_cannot_be_probed_is_left_out(probed):
   lines = probed([right, judge])
   assert lines[0].startswith("what earns what, by the run's own reward (final_number)")
   assert lines[-1] == "left out of the probe: judge, whose calls may cost money or time"
+
+
+def test_a_reward_sees_the_rows_of_a_run(probed):
+  """Demonstrations are probed, and are not in the rows of the problems, as when the run draws."""
+  seen = set()
+  right = lambda y, x: seen.add((y.text, x["response"], y.token_ids[-1:])) or float(y.text.endswith(x["answer"]))
+  table = "\n".join(probed([WeightedReward("right", right)], demonstrated=True))
+  assert {response for _, response, _ in seen} == {""} and "1.00  It is X  X" in table and "demonstration" in table
+  assert ("It is 90", "", (ByteTokenizer().eos_id,)) in seen and ("It is 9", "", (ord("9"),)) in seen
 
 
 def test_a_further_term_is_described_by_itself(probed):
