@@ -7,9 +7,10 @@
   --config.FIELD    new value of one field, as in --config.learner.learning_rate=1e-4
   --dry_run         print the resolved config, mesh, sizes, memory and every problem, and train
                     nothing
-  --pilot           try the untouched model on the run's problems for a minute or two: pass rate,
-                    share of groups that RL can learn from, time of a step and of the run, and what
-                    to change first; keeps nothing
+  --pilot           grade prepared responses to see what the reward pays for, and try the untouched
+                    model on the run's problems for a minute or two: pass rate, share of groups that
+                    RL can learn from, time of a step and of the run, and what to change first;
+                    keeps nothing
   --replay          workdir of a run with config.rollout.update_in_flight, to repeat to the last
                     bit: the same command with another --workdir, on the same devices
   --branch          WORKDIR@STEP: continue from the state of that run after an RL step, in another

@@ -45,9 +45,10 @@ MOST_AT_THE_TOP = 8
 SERVICES = (
   "cli", "serve", "decoding.apart", "run.setup.sampler_processes",
   "models.files.gguf", "report.comparison", "report.live",
-  "rewards.model", "rewards.rubric", "rewards.sandbox", "rewards.workers",
+  "rewards.model", "rewards.probes", "rewards.rubric", "rewards.sandbox", "rewards.workers",
   "rollouts.environments.hub", "rollouts.environments.openenv", "rollouts.environments.python_tool", "rollouts.environments.verifiers",
-  "run.jobs.pilot", "run.jobs.publish", "run.jobs.reward_model", "run.jobs.serving", "run.observe.trackers", "workdir.bucket",
+  "run.jobs.pilot", "run.jobs.publish", "run.jobs.reward_model", "run.jobs.reward_probe", "run.jobs.serving", "run.observe.trackers",
+  "workdir.bucket",
 )  # fmt: skip
 
 # Its doors: commands and the start of a run open services; elsewhere one file names them for its

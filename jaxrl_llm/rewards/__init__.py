@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.rewards.answer_form import answer_form
-from jaxrl_llm.rewards.choice import choice, chosen_letter
+from jaxrl_llm.rewards.choice import choice, chosen_letter, right_letter
 from jaxrl_llm.rewards.exact_match import ending, exact_match, final_text
 from jaxrl_llm.rewards.extraction import answer_at, question_of, stated_answers
 from jaxrl_llm.rewards.final_answer import final_answer, hashed_answer
@@ -64,6 +64,8 @@ class Reward(NamedTuple):
       `question`, if it reads the row's question, and settings of the reward, by name. None for a
       reward that does not judge an answer.
     vote: Function `(answer) -> key`. Answers with the same key are votes for the same answer.
+    states: Function `(answer) -> text` that returns a right answer of the data as a response states
+      it. None if it is stated as it is.
     is_safe: Whether a call can neither hang nor crash on any response. All other rewards are called
       in processes that may be killed.
     imports: Modules that a worker loads before its first call, so that their import time does not
@@ -77,6 +79,7 @@ class Reward(NamedTuple):
   is_factory: bool = True
   extract: Callable[..., str | None] | None = None
   vote: Callable[[str], str] = answer_key
+  states: Callable[[str], str] | None = None
   is_safe: bool = False
   imports: tuple[str, ...] = ()
   deadline_s: Callable[[Mapping[str, Any]], float] | None = None
@@ -85,7 +88,7 @@ class Reward(NamedTuple):
 
 REWARDS: dict[str, Reward] = {
   "answer_form": Reward(answer_form, is_factory=False, is_safe=True),
-  "choice": Reward(choice, extract=chosen_letter),
+  "choice": Reward(choice, extract=chosen_letter, states=right_letter),
   "code_tests": Reward(code_tests, deadline_s=code_deadline_s, section="sandbox", imports=("markdown_it",)),
   "cosine_length": Reward(cosine_length),
   "exact_match": Reward(exact_match, extract=answer_at),

@@ -80,7 +80,7 @@ def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: 
     raise ValueError(f"choice: found {letters=}, expected two or more different upper-case letters")
 
   def choice_reward(completion: Completion, example: Mapping[str, Any]) -> float:
-    gold = _gold(text_of(example, field, "choice"), letters)
+    gold = right_letter(text_of(example, field, "choice"), letters)
     if require_stop and not completion.stopped:
       return 0.0
     return float(chosen_letter(completion.text, letters, question_of(example)) == gold)
@@ -185,7 +185,16 @@ def _patterns(letters: str) -> tuple[re.Pattern, ...]:
   return tuple(map(re.compile, (label, bracketed, several, hedge)))
 
 
-def _gold(text: str, letters: str) -> str:
+def right_letter(text: str, letters: str = "ABCDEFGHIJ") -> str:
+  """Returns the letter of the right option from a row's answer: a letter, or its number from 0.
+
+  Raises:
+    ValueError: If the answer is neither.
+
+  Example:
+    >>> right_letter("(b)"), right_letter("2")
+    ('B', 'C')
+  """
   answer = text.strip().strip("()[].: ").upper()
   if answer.isdecimal() and int(answer) < len(letters):
     return letters[int(answer)]

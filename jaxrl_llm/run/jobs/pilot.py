@@ -1,4 +1,4 @@
-"""The pilot of a run: the untouched model's pass rate, the cost of a step, and advice."""
+"""The pilot of a run: its reward probed, the untouched model's pass rate, the cost, and advice."""
 
 import tempfile
 import time
@@ -10,18 +10,22 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm.evaluation import answer_reader, estimate
+from jaxrl_llm.evaluation.power import WIDEST, Spread, problems_needed, smallest_difference, spread_of
 from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.run.jobs.reward_probe import probe_lines
 from jaxrl_llm.run.observe.progress import duration, visible
 from jaxrl_llm.run.setup.out_of_memory import explained
 from jaxrl_llm.run.setup.start import Run, start_run
 from jaxrl_llm.run.steps.grading import assess, with_signal
 from jaxrl_llm.run.steps.learn import end_imitation, learn_from
 from jaxrl_llm.run.steps.sample import launch, move_weights, wait
+from jaxrl_llm.tasks.files.report import CAREFUL
 from jaxrl_llm.workdir.summary import peak_memory_gb
 
 NUM_GROUPS = 64  # The share of mixed groups is then known to within 12 points.
 MAX_SECONDS = 120.0
 NUM_SHOWN = 4
+HOPED_FOR = 0.05  # Difference in held-out accuracy for which the problems are counted.
 
 
 class Findings(NamedTuple):
@@ -42,6 +46,9 @@ class Findings(NamedTuple):
     compiling: Seconds that the first step takes longer.
     decoding: Sampled tokens per second.
     memory_gb: Peak memory of the process or the device.
+    spread: Spread of the verifier's rewards.
+    held_out: Number of problems of an evaluation.
+    faults: Number of faults that the probe of the reward names.
   """
 
   passed: tuple[float, float, float]
@@ -58,13 +65,17 @@ class Findings(NamedTuple):
   compiling: float
   decoding: float
   memory_gb: float
+  spread: Spread
+  held_out: int
+  faults: int = 0
 
 
 def describe_pilot(config: ConfigDict) -> str:
   """Runs a pilot and describes it, for `--pilot`; nothing of it is kept.
 
-  It draws rollouts with the untouched weights, at least two batches and up to `NUM_GROUPS` groups,
-  and then updates twice to measure a step. A warm start is left out.
+  It first prints what prepared responses earn (`reward_probe`). Then it draws rollouts with the
+  untouched weights, at least two batches and up to `NUM_GROUPS` groups, and updates twice to
+  measure a step. A warm start is left out.
 
   Args:
     config: Checked config.
@@ -81,7 +92,13 @@ def describe_pilot(config: ConfigDict) -> str:
     run = start_run(pilot, Path(folder), command="pilot")
     explaining, engine = explained(run.config, lambda: run.phases.now), run.experiment.drawing.queue
     with explaining, run.phases, engine, run.grader, run.progress, run.writer, run.samples:
+      rewards, rules = run.experiment.rewards, run.experiment.drawing.rules
+      asked = dict(call=run.grader, has_turns=rules is not None)
+      probed = probe_lines(run.config, run.experiment.task, rewards, **asked)
+      for line in probed:
+        run.progress.note(line)
       findings, batch = measure(run)
+  findings = findings._replace(faults=sum(line.startswith(CAREFUL) for line in probed))
   return "\n".join([*_examples(batch), *findings_lines(findings, run.config)])
 
 
@@ -145,6 +162,8 @@ def compute_findings(
     compiling=compiling,
     decoding=float(lengths.sum() / len(batches) / sampling),
     memory_gb=peak_memory_gb(),
+    spread=spread_of(verdicts),
+    held_out=min(run.config.eval.num_prompts, len(run.experiment.task.test)),
   )
 
 
@@ -177,15 +196,38 @@ def findings_lines(findings: Findings, config: ConfigDict) -> list[str]:
     f"{findings.learning:.1f} s to learn; peak memory {findings.memory_gb:.1f} GB",
     f"the run: {duration(predicted_seconds(findings, config))} for {config.num_steps} steps with their "
     f"evaluations{kept}",
+    evaluation_line(findings, config.eval.samples),
   ]
   todo = [f"  {line}" for line in advice(findings, config)]
   return [*results, *(["what to change first:", *todo] if todo else ["nothing stands in the way of learning"])]
+
+
+def evaluation_line(findings: Findings, samples: int) -> str:
+  """Describes which differences in held-out accuracy an evaluation can show; see `power`."""
+  sizes = dict(problems=findings.held_out, samples=samples)
+  points = [f"{100 * smallest_difference(findings.spread, **sizes, kept=kept):.1f}" for kept in (1.0, 0.0)]
+  hoped = dict(difference=HOPED_FOR, samples=samples)
+  needed = [f"{problems_needed(findings.spread, **hoped, kept=kept):,}" for kept in (1.0, 0.0)]
+  if findings.spread == WIDEST:
+    shown, asked = points[0], needed[0]
+    given = "if half of each problem's samples are right, because the pilot's are all alike"
+  else:
+    shown, asked = " to ".join(points), " to ".join(needed)
+    given = "the first if all problems gain as much, the last if others become hard"
+  return (
+    f"an evaluation of {findings.held_out:,} problems, sampled {samples} x, shows a difference of {shown} points "
+    f"between two runs, or before and after (80 % power at the 5 % level; {given}); "
+    f"{100 * HOPED_FOR:.0f} points need {asked} problems"
+  )
 
 
 def advice(findings: Findings, config: ConfigDict) -> Iterator[str]:
   """Yields changes that give a run more to learn from; the most important comes first."""
   rollout, mean = config.rollout, findings.passed[0]
   percent = lambda x: f"{100 * x:.0f} %"
+  if findings.faults:
+    lines = f"{findings.faults} line(s) above that begin with {CAREFUL.strip()!r}"
+    yield f"the reward does not reward the right thing: see the {lines}"
   if findings.failed > 0.05:
     yield (
       f"{percent(findings.failed)} of the responses have no reward: the verifier fails or is too slow "
