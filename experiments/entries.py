@@ -1,9 +1,9 @@
 """Tables of pages that are made from code and results, so that they cannot go stale.
 
 `python -m experiments.entries` writes them between the marks of docs/objectives.md (every
-objective, estimator and correction) and of README.md (what is measured; `measured.py`). What an entry does is the
-first line of its docstring, its settings are those of its signature, and its papers are those of
-its section "References".
+objective, estimator and correction) and of README.md (what is measured; `measured.py`). What an
+entry does is the first line of its docstring, its settings are those of its signature, and its
+papers are those of its section "References".
 """
 
 import inspect

@@ -56,7 +56,7 @@ def test_another_row_does_not_follow_its_schema(name, row):
 
 
 def assert_files_follow_their_schemas(workdir):
-  """Asserts that the files of a run follow the schemas, which describe nothing that is never there."""
+  """Asserts that the files of a run follow the schemas, and that these name nothing else."""
   for name in ("metrics", "samples"):
     rows = [json.loads(line) for line in (workdir / f"{name}.jsonl").read_text().splitlines()]
     for row in rows:

@@ -31,7 +31,7 @@ CELL = protocol.Cell(8, 64)
 """Responses of eight tokens and 64 updates of each rollout batch, where objectives differ most."""
 
 RIVALS = {"grpo": (5.37e-4, 2.25), "dppo_tv": (6.45e-4, 0.401)}
-"""GRPO and the first row of the leaderboard: learning rate and factor of the width, as tuned there."""
+"""Learning rate and factor of the width, as tuned for the leaderboard: GRPO and its first row."""
 
 PRACTICE = tuple(range(500, 506))
 NUM_SEEDS, NUM_SPARE = 24, 12

@@ -240,7 +240,7 @@ RELATIONS = {
 MODELS = {
   "no such folder": (
     {"model.path": "no/such"},
-    ["config.model.path: found 'no/such', which does not exist", "hf download no/such"],
+    ["config.model.path: found 'no/such', which does not exist", "expected hub:no/such"],
   ),
   "no such package": (
     {"model.path": "package:llm-smollm3"},
