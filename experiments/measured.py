@@ -30,7 +30,7 @@ def _laptop_job() -> tuple[str, str, str]:
   logs = [HERE / "notebooks" / "logs" / f"gspo-{seed}" for seed in (0, 1)]
   summaries = [json.loads((log / "summary.json").read_text()) for log in logs]
   before, after = (_percents(run[f"accuracy_{end}"] for run in summaries) for end in ("start", "final"))
-  result = f"held-out accuracy {before} after imitation, {after} after RL, two seeds"
+  result = f"held-out accuracy {before} after imitation, {after} after RL, seeds 0 and 1"
   return "[laptop job](docs/results.md#the-laptop-job), `configs/gspo.py`", result, "one CPU core of two, 2026-11-22"
 
 
@@ -45,16 +45,21 @@ def _real_model() -> tuple[str, str, str]:
 
 def _claims() -> tuple[str, str, str]:
   number, counts = re.search(r"\*\*Of (\d+) claims: (.*)\.\*\*", page.text()).groups()
+  counts = counts.replace("mechanism not engaged", "not testable there (mechanism not engaged)")
+  counts = counts.replace("identity verified", "algebraic identities, verified")
   return f"[{number} claims of the papers](experiments/claims/README.md), small models", counts, "CPU, 2026-11-21 to -29"
 
 
 def _noise() -> tuple[str, str, str]:
   verdicts = from_json((HERE / "studies" / "noise" / "results.json").read_text())["verdicts"]
-  names = {"product ratio": "slope: product ratio", "GRPO over GSPO": "slope: GRPO's noise over GSPO's grows with length"}
+  names = {
+    "the product of all token ratios": "slope: product ratio",
+    "GRPO's relative to GSPO's": "slope: GRPO's noise over GSPO's grows with length",
+  }
   slopes = {name: verdicts[rule]["interval"] for name, rule in names.items()}
-  laws = ", ".join(f"{name} T^{x['mean']:.2f} [{x['low']:.2f}, {x['high']:.2f}]" for name, x in slopes.items())
-  what = "[noise of the gradient](docs/results.md#does-noise-grow-with-the-length-of-a-response) by length T"
-  return what, f"{laws}; 12 seeds", "CPU, 2026-11-29"
+  laws = ", ".join(f"as T^{x['mean']:.2f} [{x['low']:.2f}, {x['high']:.2f}] for {name}" for name, x in slopes.items())
+  what = "[variance of the gradient](docs/results.md#does-noise-grow-with-the-length-of-a-response) by length T"
+  return what, f"it grows {laws} (95 % intervals, 12 seeds)", "CPU, 2026-11-29"
 
 
 def _kills() -> tuple[str, str, str]:
