@@ -7,8 +7,8 @@ time, and an assumed latency of a step's collectives.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
-  --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16, tpu7x:4x4x4 ...; or GPUs: h100:1,
-                   h200:8, h200:64 (see compile_for_gpu.py for their compiler and its limits)
+  --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16, tpu7x:4x4x4 ...; or GPUs: rtx4090:1,
+                   a100:1, h100:1, h200:8, h200:64 (docs/pod_plans.md has their compiler and limits)
   --sampler        slice of the samplers, as in v5p:4x4x4, if config.rollout.samplers is above 0:
                    each of its hosts runs `jaxrl_llm.cli.join`. Each has an engine if its chips hold
                    the weights, else they have one together; the time of a move of weights, too
