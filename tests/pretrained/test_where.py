@@ -143,6 +143,7 @@ def test_a_repository_is_downloaded_once(tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     hub = f"http://127.0.0.1:{server.server_port}"
     folder = pathlib.Path(resolved("hub:lab/model", hub, tmp_path))
+    assert where.name_of(folder) == "lab/model"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {x: y for x, y in FILES.items() if not x.endswith(".bin")}
     absent = resolved("hub:lab/other", hub, tmp_path)
     server.shutdown()

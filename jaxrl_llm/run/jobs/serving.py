@@ -68,7 +68,7 @@ def open_checkpoint(text: str, *, dtype: str | None = None, tensor: int = 1) -> 
     model, params = load(path, dtype=dtype or "float32", mesh=mesh)
   except ValueError as error:
     raise ValueError(str(error).replace("mesh.tensor", "--tensor")) from error
-  return Opened(model, params, _tokenizer(path, model.config.vocab_size), path.stem if path.is_file() else path.resolve().name, 0)
+  return Opened(model, params, _tokenizer(path, model.config.vocab_size), where.name_of(path), 0)
 
 
 def _mesh(tensor: int) -> Mesh | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm import __version__, report
 from jaxrl_llm.config.fields import FIELDS, flatten
 from jaxrl_llm.messages import MissingPackageError
+from jaxrl_llm.pretrained import where
 from jaxrl_llm.report.data import is_number, read_object
 from jaxrl_llm.workdir.metrics import read_rows
 
@@ -95,7 +96,7 @@ def licence_of(base: Path | None) -> str | None:
 
 def _opening(config: Mapping[str, Any], exported: Exported) -> str:
   what = "Low-rank adapters" if exported.is_adapter else "A language model"
-  begun = f"of `{exported.base.name}`" if exported.is_adapter and exported.base else f"that began as {_base(config, exported)}"
+  begun = f"of `{where.name_of(exported.base)}`" if exported.is_adapter and exported.base else f"that began as {_base(config, exported)}"
   return (
     f"{what} {begun}, trained by reinforcement learning on `{config.get('task.name')}` with `{config.get('objective.name')}` "
     "in jaxrl_llm."
@@ -103,7 +104,7 @@ def _opening(config: Mapping[str, Any], exported: Exported) -> str:
 
 
 def _base(config: Mapping[str, Any], exported: Exported) -> str:
-  return f"`{exported.base.name}`" if exported.base else f"a `{config.get('model.preset')}` with random weights"
+  return f"`{where.name_of(exported.base)}`" if exported.base else f"a `{config.get('model.preset')}` with random weights"
 
 
 def _training(config: Mapping[str, Any], summary: Mapping[str, Any], exported: Exported) -> list[str]:
