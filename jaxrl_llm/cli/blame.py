@@ -1,6 +1,7 @@
 """Who did it: `python -m jaxrl_llm.cli.blame WORKDIR@STEP`
 
-Takes the first update of an RL step apart. The loss and the gradient of the update are split over its groups, responses or tokens, exactly.
+Takes the first update of an RL step apart. Its loss and its gradient are split over groups,
+responses or tokens, exactly.
 """
 
 import argparse

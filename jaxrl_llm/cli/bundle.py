@@ -1,4 +1,4 @@
-"""A step in a box: `python -m jaxrl_llm.cli.bundle WORKDIR@STEP --out=FILE.zip`, `... FILE.zip --run`
+"""A step in a box: `python -m jaxrl_llm.cli.bundle WORKDIR@STEP --out=FILE.zip`
 
 Writes all that the updates of one RL step read, and what came of them, to one file; or takes the
 updates of such a file once more, anywhere.

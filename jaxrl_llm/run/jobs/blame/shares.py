@@ -9,6 +9,7 @@ The weights are those that the tokens have among all of the batch, so nothing is
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -92,7 +93,6 @@ def decompose(
   prepared, _, weights = jax.device_get(jax.jit(losses.weigh)(place(batch)))
   trained, frozen = partition(params, trainable)
   gradients, of_tokens = jax.jit(losses.gradients), jax.jit(losses.of_tokens)
-  add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
 
   def of_part(part: Part) -> tuple[float, Params]:
     """Returns the loss of a part, and its gradient."""
@@ -107,13 +107,13 @@ def decompose(
       own = [np.where(chosen[now], x[padded[now]], 0) for x in weights]
       arguments = place((jax.tree.map(lambda x: x[padded[now]], prepared), own))  # noqa: B023 (called at once)
       (part_loss, _), gradient = gradients(trained, frozen, *arguments)
-      loss, total = loss + float(part_loss), gradient if total is None else add(total, gradient)
+      loss, total = loss + float(part_loss), gradient if total is None else _add(total, gradient)
     return loss, total
 
   whole = None
   for part in parts:
     _, gradient = of_part(part)
-    whole = gradient if whole is None else add(whole, gradient)
+    whole = gradient if whole is None else _add(whole, gradient)
   of_parts = [(loss, _dot(gradient, whole), _dot(gradient, gradient)) for loss, gradient in map(of_part, parts)]
   each = []
   for begin in range(0, len(batch.mask), at_once):
@@ -121,6 +121,11 @@ def decompose(
     rows = jax.tree.map(lambda x: x[now], (prepared, list(weights)))  # noqa: B023 (called at once)
     each.append(np.asarray(of_tokens(combine(trained, frozen), *place(rows))))
   return Shares(*np.array(of_parts, np.float64).T, total=_dot(whole, whole), tokens=np.concatenate(each))
+
+
+@partial(jax.jit, donate_argnums=0)
+def _add(one: Params, other: Params) -> Params:
+  return jax.tree.map(jnp.add, one, other)
 
 
 @jax.jit

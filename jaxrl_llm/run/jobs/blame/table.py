@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -62,7 +63,7 @@ def blame(opened: OpenBundle, *, by: str, order: str) -> Blamed:
     programs.losses, opened.state.params, opened.batches[0], [[tuple(x["place"][1:]) for x in part] for part in parts.values()],
     trainable=programs.trainable,
     at_once=rows_at_once(opened.config, mesh) or num_row_shards(mesh),
-    place=lambda tree: placed(opened, tree),
+    place=partial(placed, opened),
   )  # fmt: skip
   keys = ORDERS[order](shares)
   ordered = sorted(range(len(keys)), key=lambda i: (math.isnan(keys[i]), keys[i]))

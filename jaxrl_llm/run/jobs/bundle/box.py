@@ -15,7 +15,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def _digest_before_seal(path: Path) -> str:
 class _Hashed:
   """A file to write to, which counts and hashes its bytes."""
 
-  def __init__(self, file: IO[bytes]):
+  def __init__(self, file: Any):
     self.file, self.digest, self.size = file, hashlib.sha256(), 0
 
   def write(self, data: bytes) -> int:

@@ -93,8 +93,8 @@ def _check(text: str, *, reference: bool) -> tuple[Fork, ConfigDict]:
   except WorkdirError as error:
     begins = f"WORKDIR@STEP: step {asked.step} begins with the state after step {fork.step}"
     raise UsageError("\n".join(line.replace("--branch", begins, 1) for line in str(error).splitlines())) from error
-  number = branch.checkpoint_of(fork, config)
-  if reference and number != num_warm_steps(config) + fork.step:
+  number = branch.checkpoint_of(fork, config.to_dict())
+  if reference and number != num_warm_steps(config.to_dict()) + fork.step:
     what = f"no checkpoint of the state before step {asked.step}, which alone holds its weights"
     raise UsageError(f"--weights: found {what}, expected a step after a checkpoint, or no --weights=reference")
   if config.teacher.gkd_coef and not teaches_itself(config):
@@ -142,7 +142,7 @@ def _write(out: Path, fork: Fork, run: Run, recorder: _Recorder, *, reference: b
     "format": FORMAT, "run": Path(fork.workdir).name, "step": fork.step + 1, "config": config.to_dict(),
     "model": to_json(run.experiment.learner.model.config),
     "keys": {"seed": config.seed, "folded_in": fork.step}, "rows": [len(batch.mask) for batch in recorder.batches],
-    "weights": {"sha256": before} | ({"workdir": fork.workdir, "checkpoint": num_warm_steps(config) + fork.step} if reference else {}),
+    "weights": {"sha256": before} | ({"workdir": fork.workdir, "checkpoint": num_warm_steps(config.to_dict()) + fork.step} if reference else {}),
     "updates": learned.updates, "weights_after": after, "stack": stack(),
   }  # fmt: skip
   responses = list(_responses(learned, run.experiment.task.tokenizer.decode))

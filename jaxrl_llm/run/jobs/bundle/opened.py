@@ -105,8 +105,8 @@ def open_bundle(path: Path, overrides: Mapping[str, list[str]] | None = None) ->
   return OpenBundle(about, config, changed, mesh, programs, state, batches, responses)
 
 
-def placed(opened: OpenBundle, batch: TrainBatch) -> TrainBatch:
-  """Places a batch on the learner's devices."""
+def placed(opened: OpenBundle, batch: Any) -> Any:
+  """Places a batch, or arrays of some of its rows, on the learner's devices."""
   return place_tokens(opened.mesh, batch)
 
 

@@ -27,7 +27,9 @@ def kept(opened: OpenBundle, number: int, responses: Collection[int]) -> np.ndar
   return own
 
 
-def chosen(opened: OpenBundle, *, drop: Collection[int] = (), groups: Collection[int] = (), responses: Collection[int] = ()) -> set[int] | None:
+def chosen(
+  opened: OpenBundle, *, drop: Collection[int] = (), groups: Collection[int] = (), responses: Collection[int] = ()
+) -> set[int] | None:
   """Returns the responses whose loss counts; None if all do.
 
   Args:
@@ -55,7 +57,9 @@ def _ranges(numbers: Collection[int]) -> str:
   return ", ".join(map(str, numbers)) if len(numbers) <= 10 else f"{len(numbers)} from {numbers[0]} to {numbers[-1]}"
 
 
-def update(opened: OpenBundle, state: TrainState, number: int, responses: Collection[int] | None = None) -> tuple[TrainState, dict[str, float]]:
+def update(
+  opened: OpenBundle, state: TrainState, number: int, responses: Collection[int] | None = None
+) -> tuple[TrainState, dict[str, float]]:
   """Takes one update; the state is donated.
 
   Args:
