@@ -1,5 +1,6 @@
-"""Bundles of a step: equal in every bit elsewhere, changed, damaged; and blame's command on them."""
+"""Bundles of a step: equal in every bit elsewhere, changed, damaged, and taken apart."""
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -46,10 +47,23 @@ def boxed(tmp_path_factory):
     (name, changes), folder = RUNS[case], tmp_path_factory.mktemp(case)
     run, path = folder / "run", folder / "step.zip"
     assert call(main, f"--config=configs/{name}.py:tiny", *flags(SHORT | changes), f"--workdir={run}") == 0
-    assert call(bundle, f"{run}@2", f"--out={path}") == 0
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+      assert call(bundle, f"{run}@2", f"--out={path}") == 0
+    assert "the repeated step equals the run's own row in each of its" in said.getvalue()
     return run, path
 
   return make
+
+
+# Another number of simulated devices has other threads, and adds up in another order.
+ELSEWHERE = """
+import sys
+from unittest import mock
+import jax
+from jaxrl_llm.cli.bundle import main
+with mock.patch.object(jax, "device_count", lambda: 1):
+  sys.exit(main(["bundle", "step.zip", "--run"]))
+"""
 
 
 @pytest.mark.parametrize("case", few(list(RUNS), "gspo", rest="slow"))
@@ -57,56 +71,54 @@ def test_it_runs_to_the_same_bits_in_another_process(case, boxed, tmp_path):
   """Without the run's folder, in a folder with nothing but the bundle."""
   run, path = boxed(case)
   shutil.copyfile(path, tmp_path / "step.zip")
-  gone = run.rename(run.with_name("gone"))
-  command = [sys.executable, "-m", "jaxrl_llm.cli.bundle", "step.zip", "--run"]
+  gone, settings = run.rename(run.with_name("gone")), environment(jax.local_device_count()) | {"PYTHONPATH": str(ROOT)}
   try:
-    result = subprocess.run(command, cwd=tmp_path, env=environment() | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", ELSEWHERE], cwd=tmp_path, env=settings, capture_output=True, text=True)
   finally:
     gone.rename(run)
   assert result.returncode == 0 and "equal in every bit" in result.stdout, result.stdout + result.stderr
 
 
-def test_the_repeated_step_is_that_of_the_run(boxed, tmp_path, capsys):
-  run, path = boxed("gspo")
-  capsys.readouterr()
-  assert call(bundle, f"{run}@2", f"--out={tmp_path / 'again.zip'}") == 0
-  assert "the repeated step equals the run's own row in each of its" in capsys.readouterr().out
-  assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
-
-
-def test_another_objective_has_the_loss_of_its_formula(boxed, capsys):
-  """SAPO's, by a loop in float64 over the arrays of the bundle."""
-  _, path = boxed("gspo")
-  capsys.readouterr()
-  assert call(bundle, path, "--run", "--config.objective.name=sapo") == 0
-  assert "config.objective.name: 'gspo' -> 'sapo'" in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def as_sapo(boxed):
+  """A bundle of GSPO with SAPO in its place, whose loss is not 0 on-policy, and its losses."""
   with quick():
-    opened = open_bundle(path, {"objective.name": ["sapo"]})
-    batch = opened.batches[0]
-    logprobs = np.float64(opened.programs.logprobs(opened.state.params, jax.device_put(batch)).logprobs)
-    _, metrics = repeat.update(opened, opened.state, 0)
-  losses = []
+    opened = open_bundle(boxed("gspo")[1], {"objective.name": ["sapo"]})
+    yield opened, lambda **of: update(opened, **of)
+
+
+def update(opened, **of) -> float:
+  """Returns the loss of the first update, or of a part of it."""
+  state = jax.tree.map(np.array, opened.state)  # It is donated.
+  return repeat.update(opened, state, 0, repeat.chosen(opened, **of))[1]["actor/loss"]
+
+
+def test_another_objective_has_the_loss_of_its_formula(as_sapo):
+  """SAPO's, by a loop in float64 over the arrays of the bundle."""
+  opened, loss = as_sapo
+  assert opened.changed["objective.name"] == ("gspo", "sapo")
+  batch, losses = opened.batches[0], []
+  logprobs = np.float64(opened.programs.logprobs(opened.state.params, jax.device_put(batch)).logprobs)
   for row, segment in sorted({(row, int(batch.segments[row, slot])) for row, slot in np.argwhere(batch.mask > 0)}):
     own = (batch.segments[row] == segment) & (batch.mask[row] > 0)
     ratio, advantages = np.exp(logprobs[row] - batch.old_logprobs[row])[own], np.float64(batch.advantages[row])[own]
     tau = np.where(advantages > 0, 1.0, 1.05)
     losses.append(np.mean(-4 / tau / (1 + np.exp(-tau * (ratio - 1))) * advantages))
-  assert abs(np.mean(losses) - metrics["actor/loss"]) < 1e-6
-  assert abs(metrics["actor/loss"]) > 1e-5, "a loss of 0 would prove little"
+  assert abs(np.mean(losses) - loss()) < 1e-6 < abs(loss()), "a loss of 0 would prove little"
 
 
-def test_parts_of_a_step_add_up_to_it(boxed, capsys):
-  _, path = boxed("gspo")
-  with quick():
-    opened = open_bundle(path, {"objective.name": ["sapo"]})  # Whose loss is not 0 on-policy.
-    loss = lambda **of: repeat.update(opened, jax.tree.map(np.array, opened.state), 0, repeat.chosen(opened, **of))[1]["actor/loss"]
-    groups = range(4)  # Of the first update.
-    alone = [loss(groups=[group]) for group in groups]
-    assert abs(sum(alone) - loss()) < 1e-6 and np.count_nonzero(alone) >= 3
-    assert abs(loss(drop=[2]) + alone[2] - loss()) < 1e-6 < abs(alone[2])
-    assert abs(sum(loss(responses=[i]) for i in range(8, 12)) - alone[2]) < 1e-6
+def test_parts_of_a_step_add_up_to_it(as_sapo):
+  _, loss = as_sapo
+  whole, alone = loss(), [loss(groups=[group]) for group in range(4)]  # Those of the first update.
+  assert abs(sum(alone) - whole) < 1e-6 and np.count_nonzero(alone) >= 3
+  assert abs(loss(drop=[2]) + alone[2] - whole) < 1e-6 < abs(alone[2])
+  assert abs(sum(loss(responses=[i]) for i in range(8, 12)) - alone[2]) < 1e-6
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_part_in_another_precision(boxed, capsys):
   capsys.readouterr()
-  assert call(bundle, path, "--run", "--only_response=3", "--dtype=bfloat16") == 0
+  assert call(bundle, boxed("gspo")[1], "--run", "--only_response=3", "--dtype=bfloat16") == 0
   out = capsys.readouterr().out
   assert "the loss of 1 responses counts" in out and "config.model.dtype: 'float32' -> 'bfloat16'" in out
   assert "equal in every bit" not in out
@@ -120,7 +132,8 @@ def error(capsys, command, *args) -> str:
   return line
 
 
-@pytest.mark.parametrize("case", few(["gspo", "lora"], "gspo", rest="slow"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gspo", "lora"])
 def test_weights_by_reference(case, boxed, tmp_path, capsys):
   run, path = shutil.copytree(boxed(case)[0], tmp_path / "run"), tmp_path / "first.zip"
   assert call(bundle, f"{run}@1", f"--out={path}", "--weights=reference") == 0
@@ -211,7 +224,7 @@ CRAFTED = {
   "a pickle": (lambda s: {MASK: array([[None] * 80] * 8, allow_pickle=True)}, "mask.npy: object [8, 80], expected float32"),
   "too many bytes": (lambda s: {MASK: array(np.ones((8, 80), np.float32)) + b"0"}, "mask.npy: 2561 bytes of numbers, expected 2560"),
   "a missing array": (lambda s: {"state__step.npy": None}, "found no state/step.npy"),
-  "a missing part": (lambda s: {MASK: None}, "reads mask"),
+  "a missing part": (lambda s: {MASK: None}, "batch/0 without mask, expected"),
   "an unknown array": (lambda s: {"state__more.npy": array([1.0])}, "found the entry state/more.npy, expected entries of a bundle only"),
   "a way out": (lambda s: {"more": [("../evil.npy", b"")]}, "found an entry named '../evil.npy'"),
   "an absolute way out": (lambda s: {"more": [("/evil.npy", b"")]}, "found an entry named '/evil.npy'"),
@@ -222,7 +235,7 @@ CRAFTED = {
   "another format": (lambda s: {"about.json": about(s, lambda x: x.update(format=2))}, "found format 2 in about.json"),
   "code to import": (lambda s: {"about.json": about(s, lambda x: x["config"]["objective"].update(name="os:system"))}, "if you trust it"),
   "a huge model": (lambda s: {"about.json": about(s, lambda x: x["model"].update(num_layers=10**9))}, "found 1000000000 layers"),
-  "another model": (lambda s: {"about.json": about(s, lambda x: x["model"].update(d_ff=7))}, "expected float32"),
+  "another model": (lambda s: {"about.json": about(s, lambda x: x["model"].update(d_ff=7))}, "down.npy, expected at most"),
   "no model": (lambda s: {"about.json": about(s, lambda x: x["model"].update(d_ff="7"))}, "model.d_ff: found '7', expected int"),
   "other weights": (lambda s: {"about.json": about(s, lambda x: x["weights"].update(sha256="0" * 64))}, "that of the weights before"),
 }  # fmt: skip
@@ -239,14 +252,11 @@ def test_a_crafted_bundle_is_refused_in_one_line(case, boxed, tmp_path, capsys):
 
 
 def test_blame_prints_what_adds_up(boxed, capsys):
-  run, path = boxed("gspo")
-  texts = []
-  for source in (path, f"{run}@2"):
-    capsys.readouterr()
-    assert call(blame, source, "--leave_out=1") == 0
-    texts.append(capsys.readouterr().out)
-  assert texts[0] == texts[1]
-  head, _, *rows, total, _, _, _, without = texts[0].splitlines()
+  _, path = boxed("gspo")
+  capsys.readouterr()
+  assert call(blame, path, "--leave_out=1") == 0
+  lines = capsys.readouterr().out.splitlines()
+  head, _, *rows, total, _, _, _, without = lines
   norm, recorded = re.search(r"gradient norm (\S+) \(in the run (\S+)\)", head).groups()
   assert norm == recorded
   shares = [float(row.split()[1]) for row in rows]
@@ -254,6 +264,18 @@ def test_blame_prints_what_adds_up(boxed, capsys):
   assert sorted(shares, key=abs, reverse=True) == shares and without.startswith(f"without group {rows[0].split()[0]}")
 
 
+@pytest.mark.slow
+def test_blame_takes_a_run(boxed, capsys):
+  run, path = boxed("gspo")
+  texts = []
+  for source in (path, f"{run}@2"):
+    capsys.readouterr()
+    assert call(blame, source) == 0
+    texts.append(capsys.readouterr().out)
+  assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
 def test_blame_names_responses_and_tokens(boxed, capsys):
   _, path = boxed("gspo")
   capsys.readouterr()

@@ -24,7 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.]+(?:/[A-Za-z0-9_.]+)*")
 _SEAL = 64  # Characters of a SHA-256 in hexadecimal.
 _MAX_JSON, _MAX_HEADER = 2**28, 10_000
 _BLOCK = 2**22
-_AGAIN = "make the bundle, or copy it, again"
+AGAIN = "make the bundle, or copy it, again"
+"""The likely fix of a damaged bundle."""
 
 
 class BoxError(ValueError):
@@ -136,7 +137,7 @@ class Box:
       if begins != b"PK\x03\x04":
         raise self.error("a file that does not begin as a zip", "a bundle")
       if sealed != _digest_before_seal(path).encode():
-        raise self.error("bytes that do not match the SHA-256 at its end", f"an undamaged bundle; {_AGAIN}")
+        raise self.error("bytes that do not match the SHA-256 at its end", f"an undamaged bundle; {AGAIN}")
       self._zip = zipfile.ZipFile(path)
       infos = self._zip.infolist()
     except BoxError:
@@ -160,10 +161,10 @@ class Box:
       raise self.error(f"a {MANIFEST} of another form", "the size and the sha256 of each entry")
     if odd := sorted(listed.keys() ^ (self._infos.keys() - {MANIFEST})):
       where = "the manifest lists and the file lacks" if odd[0] in listed else "the manifest does not list"
-      raise self.error(f"the entry {odd[0][:80]!r}, which {where}", f"the entries of the manifest; {_AGAIN}")
+      raise self.error(f"the entry {odd[0][:80]!r}, which {where}", f"the entries of the manifest; {AGAIN}")
     for name, own in listed.items():
       if own["size"] != self._infos[name].file_size:
-        raise self.error(f"{self._infos[name].file_size} bytes of {name}", f"{own['size']!r} as in the manifest; {_AGAIN}")
+        raise self.error(f"{self._infos[name].file_size} bytes of {name}", f"{own['size']!r} as in the manifest; {AGAIN}")
     self._sums |= listed
     self.names = list(listed)
 
@@ -184,7 +185,7 @@ class Box:
     except (ValueError, RecursionError) as error:
       if isinstance(error, BoxError):
         raise
-      raise self.error(f"{name}, which is not JSON", f"a bundle; {_AGAIN}") from error
+      raise self.error(f"{name}, which is not JSON", f"a bundle; {AGAIN}") from error
 
   def read_array(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Reads and checks the array NAME.npy.
@@ -210,15 +211,15 @@ class Box:
 
   def _read(self, name: str, *, most: int = _MAX_JSON) -> bytes:
     if name not in self._infos or name not in self._sums:
-      raise self.error(f"no {name}", f"one; {_AGAIN}")
+      raise self.error(f"no {name}", f"one; {AGAIN}")
     if self._infos[name].file_size > most:
       raise self.error(f"{self._infos[name].file_size} bytes of {name}", f"at most {most}")
     try:
       with self._zip.open(name) as file:
         data = file.read(self._infos[name].file_size + 1)
     except Exception as error:  # As above, for the header in front of an entry.
-      raise self.error(f"{name}, which cannot be read ({type(error).__name__})", f"a bundle; {_AGAIN}") from error
+      raise self.error(f"{name}, which cannot be read ({type(error).__name__})", f"a bundle; {AGAIN}") from error
     own = self._sums[name]
     if own is not None and (len(data) != own["size"] or hashlib.sha256(data).hexdigest() != own["sha256"]):
-      raise self.error(f"{name}, which differs from its SHA-256 in the manifest", f"an undamaged bundle; {_AGAIN}")
+      raise self.error(f"{name}, which differs from its SHA-256 in the manifest", f"an undamaged bundle; {AGAIN}")
     return data

@@ -138,11 +138,12 @@ class _Recorder:
 def _write(out: Path, fork: Fork, run: Run, recorder: _Recorder, *, reference: bool) -> list[str]:
   learned, config, state = recorder.learned, run.config, recorder.state
   before, after = digest(state.params), digest(run.state.params)
+  number = num_warm_steps(config.to_dict()) + fork.step
   about = {
     "format": FORMAT, "run": Path(fork.workdir).name, "step": fork.step + 1, "config": config.to_dict(),
     "model": to_json(run.experiment.learner.model.config),
     "keys": {"seed": config.seed, "folded_in": fork.step}, "rows": [len(batch.mask) for batch in recorder.batches],
-    "weights": {"sha256": before} | ({"workdir": fork.workdir, "checkpoint": num_warm_steps(config.to_dict()) + fork.step} if reference else {}),
+    "weights": {"sha256": before} | ({"workdir": fork.workdir, "checkpoint": number} if reference else {}),
     "updates": learned.updates, "weights_after": after, "stack": stack(),
   }  # fmt: skip
   responses = list(_responses(learned, run.experiment.task.tokenizer.decode))

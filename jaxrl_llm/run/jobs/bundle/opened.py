@@ -19,7 +19,7 @@ from jaxrl_llm.messages import UsageError, one_line, shown
 from jaxrl_llm.models import DTYPES, ModelConfig
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.objectives.corrected import parse_term
-from jaxrl_llm.run.jobs.bundle.box import Box, BoxError
+from jaxrl_llm.run.jobs.bundle.box import AGAIN, Box, BoxError
 from jaxrl_llm.run.jobs.bundle.contents import ABOUT, FORMAT, RESPONSES, digest, from_json, named
 from jaxrl_llm.run.setup.checkpoint_params import read_params
 from jaxrl_llm.run.setup.saved_state import INIT
@@ -215,6 +215,8 @@ def _batch(
   names = iter(abstract)
   batch = jax.tree.map(lambda _: there.get(next(names)), full)
   batch = TrainBatch(*(x if jax.tree.leaves(x) else None for x in batch))
+  if lacking := [field for field in TrainBatch._fields if field not in TrainBatch._field_defaults and getattr(batch, field) is None]:
+    raise box.error(f"batch/{number} without {lacking[0]}", f"one; {AGAIN}")
   batch = needed_by_step(batch, policy.make_objective(config).needs, **step_options(config))
   signature = next(signature[1] for signature in programs.rl_step.signatures if len(signature[1].mask) == rows)
   wanted, has = (set(named(x, "")) for x in (signature, batch))
