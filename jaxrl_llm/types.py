@@ -232,6 +232,8 @@ class TrainBatch(NamedTuple):
       the whole vocabulary; None otherwise.
     lag: Number of RL steps between the weights that drew each token and those at the start of this
       rollout batch's updates; 0 for tokens that the policy did not draw. None if nothing reads it.
+    kept: 1 at tokens whose loss counts, 0 at those that are left out of an update while all others
+      keep their weights; None leaves out none.
   """
 
   tokens: Int[Array, "B T"]
@@ -257,6 +259,7 @@ class TrainBatch(NamedTuple):
   taught: TaughtRows | None = None
   lag: Int[Array, "B T"] | None = None
   old_score_norm: Float[Array, "B T"] | None = None
+  kept: Float[Array, "B T"] | None = None
 
 
 class GateContext(NamedTuple):

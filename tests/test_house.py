@@ -47,7 +47,8 @@ SERVICES = (
   "models.files.gguf", "report.comparison", "report.live",
   "rewards.model", "rewards.probes", "rewards.rubric", "rewards.sandbox", "rewards.workers",
   "rollouts.environments.hub", "rollouts.environments.openenv", "rollouts.environments.python_tool", "rollouts.environments.verifiers",
-  "run.jobs.pilot", "run.jobs.publish", "run.jobs.reward_model", "run.jobs.reward_probe", "run.jobs.serving", "run.observe.trackers",
+  "run.jobs.blame", "run.jobs.bundle", "run.jobs.pilot", "run.jobs.publish", "run.jobs.reward_model", "run.jobs.reward_probe",
+  "run.jobs.serving", "run.observe.trackers",
   "workdir.bucket",
 )  # fmt: skip
 

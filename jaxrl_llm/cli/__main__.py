@@ -40,6 +40,8 @@ COMMANDS = {
   "report": Command("jaxrl_llm.report", "write the page of a run, or of a comparison of several", "runs/my_project"),
   "export": Command("jaxrl_llm.export", "save a policy as a folder that transformers and vLLM open", "runs/my_project exported"),
   "serve": Command("jaxrl_llm.serve", "serve a checkpoint over HTTP", "--checkpoint=runs/my_project"),
+  "bundle": Command("jaxrl_llm.cli.bundle", "put an RL step in a box, and take its updates again", "runs/my_project@3 --out=step3.zip"),
+  "blame": Command("jaxrl_llm.cli.blame", "say which groups and responses an update came from", "runs/my_project@3"),
   "join": Command("jaxrl_llm.cli.join", "draw responses for a run with rollout.samplers", "--workdir=runs/my_project"),
   "launch": Command("experiments.launch", "run a sweep; needs a checkout of the repository", "--config=configs/gspo.py --sweep=FILE"),
 }

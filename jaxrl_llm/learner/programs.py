@@ -5,7 +5,7 @@ for. They need no task, data or device. A mesh of absent chips suffices, which p
 fits a pod before one is available.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -28,9 +28,11 @@ from jaxrl_llm.learner.schedules import decay_steps, policy_updates
 from jaxrl_llm.learner.teacher_programs import Advise, TeacherPrograms, abstract_params, make_advise, make_teacher_programs
 from jaxrl_llm.learner.token_scores import TokenScores, make_token_scores
 from jaxrl_llm.learner.train_step import (
+  Losses,
   TrainStepFn,
   critic_outputs,
   init_state,
+  make_losses,
   make_optimizer,
   make_train_step,
   map_micro_batches,
@@ -95,6 +97,7 @@ class Programs(NamedTuple):
     restart: `(params) -> state` with a fresh optimizer, for RL; the params are donated.
     warm_step: Supervised update.
     rl_step: RL update; with `teacher.gkd_coef`, the only teacher's params are a third argument.
+    losses: The loss that `rl_step` minimises, and its gradient, not jitted.
     logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
     token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without adaptive
       coefficients.
@@ -115,6 +118,7 @@ class Programs(NamedTuple):
   restart: Callable[[Params], TrainState]
   warm_step: TrainStepFn
   rl_step: TrainStepFn
+  losses: Losses
   logprobs: Callable[[Params, TrainBatch], Logprobs]
   token_scores: Callable[[Params, TrainBatch], TokenScores]
   routes: RoutePrograms | None
@@ -157,28 +161,20 @@ def make_programs(
   imitation = objective if objective.imitates else sft()
   at_once = rows_at_once(config, mesh)
 
-  def update(
-    objective: Objective, optimizer, schedule, filter_logits, batches: list[TrainBatch], *, compared: TeacherPrograms | None = None
-  ) -> TrainStepFn:
-    options, streams, others = {}, [], []
+  def loss_of(objective: Objective, filter_logits, *, compared: TeacherPrograms | None = None) -> dict[str, Any]:
+    """Returns the settings of `make_losses`."""
+    options, streams = {}, []
     if compared is not None:
       beta = 1.0 if config.teacher.gkd_beta is None else config.teacher.gkd_beta
       compare = comparer(beta=beta, temperature=config.teacher.temperature)
-      options = dict(teacher_fn=compared.model.teacher, comparer=compare)
-      streams, others = [gkd(config.teacher.gkd_coef)], [compared.abstract_params]
-      if teaches_itself(config):
-        options, others = options | {"teaches_itself": True}, []
-    step = make_train_step(
-      outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs, **options),
-      objective,
-      optimizer,
-      learning_rate=schedule,
-      rows_at_once=at_once,
-      trainable=trained,
-      router_coefs=router_coefs(config),
-      streams=streams,
-      echo_coef=learner.echo_coef,
-    )
+      options = dict(teacher_fn=compared.model.teacher, comparer=compare) | ({"teaches_itself": True} if teaches_itself(config) else {})
+      streams = [gkd(config.teacher.gkd_coef)]
+    outputs = outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs, **options)
+    settings = dict(rows_at_once=at_once, router_coefs=router_coefs(config), streams=streams, echo_coef=learner.echo_coef)
+    return dict(outputs_fn=outputs, objective=objective) | settings
+
+  def update(optimizer, schedule, batches: list[TrainBatch], others: Sequence[Params] = (), **of_loss: Any) -> TrainStepFn:
+    step = make_train_step(optimizer=optimizer, learning_rate=schedule, trainable=trained, **of_loss)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
     return compiled_for(jitted, [(abstract_state, batch, *others) for batch in batches])
 
@@ -200,6 +196,9 @@ def make_programs(
   of_score = dict(temperature=config.teacher.temperature, rows_at_once=at_once)
   taught = {name: make_teacher_programs(mesh, *made, read, **of_score) for name, made in of_teachers.items()}
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, rows_at_once=at_once)
+  compared = taught.get("") if config.teacher.gkd_coef else None
+  others = [] if compared is None or teaches_itself(config) else [compared.abstract_params]
+  of_rl = loss_of(objective, filter_logits, compared=compared)
   # Params are donated: RL reuses the memory of the warm start.
   fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
   return Programs(
@@ -209,9 +208,13 @@ def make_programs(
     start=fresh(warm_optimizer),
     restart=fresh(optimizer),
     warm_step=update(
-      imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets or ()]
+      warm_optimizer,
+      warm_schedule,
+      [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets or ()],
+      **loss_of(imitation, make_filter()),
     ),
-    rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches, compared=taught.get("") if config.teacher.gkd_coef else None),
+    rl_step=update(optimizer, schedule, rl_batches, others, **of_rl),
+    losses=make_losses(**of_rl),
     logprobs=make_logprobs(config, mesh, model, abstract_state.params, filter_logits, needs=needs),
     token_scores=compiled_for(
       jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]

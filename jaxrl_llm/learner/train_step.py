@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import chex
 import jax
@@ -159,6 +160,102 @@ def map_micro_batches(of_batch: Callable[[TrainBatch], PyTree], batch: TrainBatc
   )
 
 
+class Losses(NamedTuple):
+  """The loss of an update in parts, as it is linear in the tokens' weights.
+
+  Attributes:
+    weigh: `(batch) -> (batch, masks, weights)`: the global batch, prepared for the objective, and
+      the mask and the weights `[B T]` of each term of the loss.
+    of_tokens: `(params, batch, weights, *others) -> losses [B T]`: what each token of some of the
+      rows of a prepared batch adds to the loss.
+    gradients: `(trained, frozen, batch, weights, *others) -> ((loss, token metrics), gradients)` of
+      some of the rows. Zero weights leave tokens out, so that parts of a batch add up to it.
+  """
+
+  weigh: Callable[[TrainBatch], tuple[TrainBatch, list[Float[Array, "B T"]], list[Float[Array, "B T"]]]]
+  of_tokens: Callable[..., Float[Array, "B T"]]
+  gradients: Callable[..., tuple[tuple[Float[Array, ""], list[TokenMetrics]], Params]]
+
+
+def make_losses(
+  outputs_fn: Callable[..., PolicyOutputs],
+  objective: Objective,
+  *,
+  rows_at_once: int | None = None,
+  name: str = "actor",
+  router_coefs: Mapping[str, float] = MappingProxyType({}),
+  streams: Sequence[Objective] = (),
+  echo_coef: float = 0.0,
+) -> Losses:
+  """Makes the loss that an update minimises, and its gradient; see `make_train_step`."""
+
+  # Wrong shapes would broadcast into a plausible loss. The checks run while tracing and cost
+  # nothing per step.
+  refusing = lambda reason: {"custom_message": f"{name}: {reason}", "exception_type": ValueError}
+
+  # A loss outside the mask must not even be multiplied by its zero weight: 0 · inf is NaN.
+  weighed = lambda weights, losses: jnp.where(weights > 0, weights * losses, 0)
+
+  def weigh(batch: TrainBatch) -> tuple[TrainBatch, list[Float[Array, "B T"]], list[Float[Array, "B T"]]]:
+    """Returns the mask and the weights of each term of the loss, in the order of `terms`."""
+    batch = batch if objective.prepare is None else objective.prepare(batch)
+    weights = [token_weights(each, batch.mask, batch.segments, batch.groups) for each in (objective, *streams)]
+    # With the objective's weights, an auxiliary loss would be stronger in some objectives.
+    auxiliary = [mask for mask in (batch.mask if router_coefs else None, batch.replies) if mask is not None]
+    weights += [token_mean(mask, batch.segments) for mask in auxiliary]
+    if batch.kept is not None:
+      weights = [x * batch.kept for x in weights]
+    return batch._replace(kept=None), [batch.mask] * (1 + len(streams)) + auxiliary, weights
+
+  def terms(params: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
+    """Returns the loss of each token in each term, without its weight, and its metrics."""
+    # The model also scores the tokens of replies.
+    scored = batch.mask if batch.replies is None else jnp.maximum(batch.mask, batch.replies)
+    outputs = outputs_fn(params, batch._replace(mask=scored), *others)
+    # An objective sees one number per token, and never a model.
+    with jax.named_scope("loss"):
+      seen = batch._replace(routing=None, images=None, replies=None, taught=None)
+      plain = outputs._replace(live_routing=None, router_losses=None)
+      terms = [objective.token_loss(plain._replace(comparison=None), seen), *(stream.token_loss(plain, seen) for stream in streams)]
+    if router_coefs:
+      terms.append(router_term(outputs, router_coefs))
+    if batch.replies is not None:
+      terms.append((-echo_coef * outputs.logprobs, {"echo/nll": jax.lax.stop_gradient(-outputs.logprobs)}))
+    losses, metrics = map(list, zip(*terms, strict=True))
+    numbers = [batch.mask, *weights, outputs.logprobs, *losses]
+    chex.assert_equal_shape(
+      numbers, **refusing("mask, weights, log-probabilities and losses need one number per token")
+    )
+    if outputs.live_routing is not None and batch.routing is not None:
+      metrics[0] = metrics[0] | {"moe/replay_expert_change": routing.expert_change(outputs.live_routing, batch.routing)}
+    if name == "actor" and batch.sampler_logprobs is not None:
+      metrics[0] = metrics[0] | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
+    return losses, metrics
+
+  def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
+    losses, metrics = terms(combine(trained, frozen), batch, weights, *others)
+    return sum(jnp.sum(weighed(*pair)) for pair in zip(weights, losses, strict=True)), metrics
+
+  def of_tokens(params: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others) -> Float[Array, "B T"]:
+    losses, _ = terms(params, batch, weights, *others)
+    return sum(map(weighed, weights, losses))
+
+  def gradients(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
+    grad_fn, num_micro_batches = jax.value_and_grad(loss_fn, has_aux=True), count_micro_batches(batch, rows_at_once)
+    if num_micro_batches == 1:
+      return grad_fn(trained, frozen, batch, weights, *others)
+
+    def body(total, micro_batch):
+      (loss, metrics), grads = grad_fn(trained, frozen, *micro_batch, *others)
+      return jax.tree.map(jnp.add, total, (loss, grads)), metrics
+
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
+    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights), num_micro_batches))
+    return (loss, join_rows(metrics)), grads
+
+  return Losses(weigh, of_tokens, gradients)
+
+
 def make_train_step(
   outputs_fn: Callable[..., PolicyOutputs],
   objective: Objective,
@@ -209,68 +306,18 @@ def make_train_step(
     `optax.apply_if_finite` is not used: after its limit of errors it applies the next non-finite
     update.
   """
-
-  # Wrong shapes would broadcast into a plausible loss. The checks run while tracing and cost
-  # nothing per step.
   refusing = lambda reason: {"custom_message": f"{name}: {reason}", "exception_type": ValueError}
-
-  # A loss outside the mask must not even be multiplied by its zero weight: 0 · inf is NaN.
-  total = lambda weights, losses: jnp.sum(jnp.where(weights > 0, weights * losses, 0))
-
-  def weigh(batch: TrainBatch) -> tuple[list[Float[Array, "B T"]], list[Float[Array, "B T"]]]:
-    """Returns the mask and the weights of each term of the loss, in the order of `loss_fn`."""
-    weights = [token_weights(each, batch.mask, batch.segments, batch.groups) for each in (objective, *streams)]
-    # With the objective's weights, an auxiliary loss would be stronger in some objectives.
-    auxiliary = [mask for mask in (batch.mask if router_coefs else None, batch.replies) if mask is not None]
-    weights += [token_mean(mask, batch.segments) for mask in auxiliary]
-    return [batch.mask] * (1 + len(streams)) + auxiliary, weights
-
-  def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
-    # The model also scores the tokens of replies.
-    scored = batch.mask if batch.replies is None else jnp.maximum(batch.mask, batch.replies)
-    outputs = outputs_fn(combine(trained, frozen), batch._replace(mask=scored), *others)
-    # An objective sees one number per token, and never a model.
-    with jax.named_scope("loss"):
-      seen = batch._replace(routing=None, images=None, replies=None, taught=None)
-      plain = outputs._replace(live_routing=None, router_losses=None)
-      terms = [objective.token_loss(plain._replace(comparison=None), seen), *(stream.token_loss(plain, seen) for stream in streams)]
-    if router_coefs:
-      terms.append(router_term(outputs, router_coefs))
-    if batch.replies is not None:
-      terms.append((-echo_coef * outputs.logprobs, {"echo/nll": jax.lax.stop_gradient(-outputs.logprobs)}))
-    losses, metrics = map(list, zip(*terms, strict=True))
-    numbers = [batch.mask, *weights, outputs.logprobs, *losses]
-    chex.assert_equal_shape(
-      numbers, **refusing("mask, weights, log-probabilities and losses need one number per token")
-    )
-    if outputs.live_routing is not None and batch.routing is not None:
-      metrics[0] = metrics[0] | {"moe/replay_expert_change": routing.expert_change(outputs.live_routing, batch.routing)}
-    if name == "actor" and batch.sampler_logprobs is not None:
-      metrics[0] = metrics[0] | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
-    return sum(map(total, weights, losses)), metrics
-
-  def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: list[Float[Array, "B T"]], *others):
-    grad_fn, num_micro_batches = jax.value_and_grad(loss_fn, has_aux=True), count_micro_batches(batch, rows_at_once)
-    if num_micro_batches == 1:
-      return grad_fn(trained, frozen, batch, weights, *others)
-
-    def body(total, micro_batch):
-      (loss, metrics), grads = grad_fn(trained, frozen, *micro_batch, *others)
-      return jax.tree.map(jnp.add, total, (loss, grads)), metrics
-
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
-    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), split_rows((batch, weights), num_micro_batches))
-    return (loss, join_rows(metrics)), grads
+  settings = dict(rows_at_once=rows_at_once, name=name, router_coefs=router_coefs, streams=streams, echo_coef=echo_coef)
+  losses = make_losses(outputs_fn, objective, **settings)
 
   def train_step(state: TrainState, batch: TrainBatch, *others: Params) -> tuple[TrainState, Metrics]:
     # Pictures have rows, but no slots.
     text = batch._replace(images=None)
     chex.assert_tree_shape_prefix(text, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask"))
     chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
-    batch = batch if objective.prepare is None else objective.prepare(batch)
-    masks, weights = weigh(batch)
+    batch, masks, weights = losses.weigh(batch)
     trained, frozen = partition(state.params, trainable)
-    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights, *others)
+    (loss, token_metrics), grads = losses.gradients(trained, frozen, batch, weights, *others)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 

@@ -74,6 +74,8 @@ class Run:
   # it with its own settings from the checkpoint of that step.
   until: int | None = None
   goes_on: Callable[[], "Run"] | None = None
+  # Function called with the `Learned` of each RL step and the step, from 0.
+  witness: Callable[[Any, int], None] | None = None
 
   @property
   def num_params(self) -> int:

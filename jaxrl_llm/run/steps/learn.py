@@ -128,7 +128,10 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
 
   phases.begin("other")
   metrics, num_tokens = summary.combine(updates) | prepared.metrics | noise, sum(len(x.tokens) for own in prepared.minibatches for x in own)
-  return Learned(prepared.batch, prepared.taken, prepared.layouts, placed, updates, metrics, num_tokens)
+  learned = Learned(prepared.batch, prepared.taken, prepared.layouts, placed, updates, metrics, num_tokens)
+  if run.witness is not None:
+    run.witness(learned, step)
+  return learned
 
 
 def prepare(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable[[], None] = lambda: None) -> Prepared:

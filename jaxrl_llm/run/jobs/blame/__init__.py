@@ -1,0 +1,1 @@
+"""Who did it: the parts of an update that come of each group, response and token."""
