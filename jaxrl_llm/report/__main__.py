@@ -1,4 +1,4 @@
-"""The command line of the report: pages and figures of one run, or of a comparison of several."""
+"""The command line of the report: pages and figures of one run or several, and where two part."""
 
 import argparse
 import contextlib

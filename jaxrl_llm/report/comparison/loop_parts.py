@@ -14,7 +14,9 @@ from jaxrl_llm.workdir.metrics import reproducible
 Row = Mapping[str, Any]
 
 # One for each part that has a hash.
-_DIGESTS = tuple(f"rollout/{name}_sha256" for name in ("prompts", "tokens", "logprobs", "rewards", "loss_mask", "advantages"))
+_DIGESTS = tuple(
+  f"rollout/{name}_sha256" for name in ("prompts", "tokens", "logprobs", "rewards", "loss_mask", "advantages")
+)
 
 
 class LoopPart(NamedTuple):
@@ -86,7 +88,9 @@ PARTS = (
     cause="a gradient that was not finite; the workdir has its batch",
   ),
   # Before the updates: of several in a step, all but the first follow one at this rate.
-  LoopPart(name="learning rates", metrics=r"actor/lr$", cause="another schedule, or another number of updates before"),
+  LoopPart(
+    name="learning rates", metrics=r"actor/lr$", cause="another schedule, or another number of updates before"
+  ),
   # All other metrics are of the updates too; see `part_of`.
   LoopPart(
     name="updates",
@@ -107,7 +111,14 @@ _ROUNDING = "rounding, by another compiler, flag, kernel, processor or number of
 _OTHER = next(part for part in PARTS if part.name == "updates")
 # They follow from others, or from what was done about the files.
 _DERIVED = re.compile(r"alarm/|checkpoint/|perf/(?!packing_waste|prompts_saved)|step$|phase$|nonfinite$")
-_SHOWN_FIRST = ("actor/loss", "actor/grad_norm", "critic/rewards/mean", "response_length/mean", "eval/accuracy", "rollout/tokens_sha256")
+_SHOWN_FIRST = (
+  "actor/loss",
+  "actor/grad_norm",
+  "critic/rewards/mean",
+  "response_length/mean",
+  "eval/accuracy",
+  "rollout/tokens_sha256",
+)
 _ORDER = ("warm_start", "reward_model", "rl", "eval")
 
 
@@ -123,6 +134,7 @@ class Difference(NamedTuple):
     equal: Names of the parts before it in the step that are recorded and equal.
     metrics: All metrics of the step that differ.
     position: Index of the part in `PARTS`; None in another phase than "rl".
+    is_certain: Whether the files show the cause, so that no other one need be considered.
   """
 
   phase: str
@@ -133,6 +145,7 @@ class Difference(NamedTuple):
   equal: tuple[str, ...] = ()
   metrics: tuple[str, ...] = ()
   position: int | None = None
+  is_certain: bool = False
 
 
 def place(key: tuple[str, int]) -> tuple[int, int, int]:
@@ -167,7 +180,11 @@ def names(rows: Mapping[Any, Row]) -> set[str]:
 
 
 def difference_of_step(
-  key: tuple[str, int], rows: tuple[Row, Row], samples: tuple[Sequence[Row], Sequence[Row]], *, shared: set[str]
+  key: tuple[str, int],
+  rows: tuple[Row, Row],
+  samples: tuple[Sequence[Row], Sequence[Row]],
+  *,
+  shared: set[str],
 ) -> Difference | None:
   """Returns the first difference in the rows and samples of a step, or None.
 
@@ -179,6 +196,8 @@ def difference_of_step(
   """
   a, b = rows
   differing = [name for name in (a.keys() | b.keys()) & shared if a.get(name) != b.get(name)]
+  # An attempt of an earlier version recorded no hashes.
+  differing = [name for name in differing if not name.endswith("_sha256") or name in a and name in b]
   differing.sort(key=lambda name: _rank(name, in_both=name in a and name in b))
   pairs = list(_paired(*samples))
   if key[0] != "rl":
@@ -201,11 +220,12 @@ def difference_of_step(
     if of_part or of_samples:
       detail, digest = of_samples or _detail(of_part[0], a, b), part.digest
       cause = _ROUNDING if _CLOSE in detail else part.cause
-      if of_samples and digest in shared and a.get(digest) == b.get(digest):
+      edited = of_samples is not None and digest in a and a[digest] == b.get(digest)
+      if edited:
         cause = f"samples.jsonl was changed after the run, for {digest} of the step is equal"
-      return Difference(*key, part.name, detail, cause, tuple(equal), tuple(differing), position)
-    if _is_evident(part, a, b, pairs):
-      equal.append(part.name)
+      return Difference(*key, part.name, detail, cause, tuple(equal), tuple(differing), position, edited)
+    if evident := _evident(part, a, b, pairs):
+      equal.append(evident)
   return None
 
 
@@ -215,11 +235,14 @@ def _rank(name: str, *, in_both: bool) -> tuple:
   return PARTS.index(part_of(name)), not in_both, name.endswith("_sha256"), shown_first, name
 
 
-def _is_evident(part: LoopPart, a: Row, b: Row, pairs: Sequence[tuple[Row, Row, str]]) -> bool:
-  """Returns whether what the runs recorded shows that a part is equal."""
-  if part.digest is not None:
-    return part.digest in a and part.digest in b or any(name in x for x, _, _ in pairs for name in part.fields)
-  return any(part_of(name) is part for name in a.keys() & b.keys())
+def _evident(part: LoopPart, a: Row, b: Row, pairs: Sequence[tuple[Row, Row, str]]) -> str | None:
+  """Returns what of a part without a difference is recorded to be equal; None for nothing."""
+  if part.digest is None:
+    return part.name if any(part_of(name) is part for name in a.keys() & b.keys()) else None
+  if part.digest in a and part.digest in b:
+    return part.name
+  compared = sum(any(name in x and name in y for name in part.fields) for x, y, _ in pairs)
+  return f"{part.name} of {compared} sample{'s' if compared > 1 else ''}" if compared else None
 
 
 def _order(a: Row, b: Row, samples: Sequence[Row], others: Sequence[Row]) -> str | None:
@@ -229,8 +252,10 @@ def _order(a: Row, b: Row, samples: Sequence[Row], others: Sequence[Row]) -> str
     moved = a[name] == b[name] and a.get("rollout/tokens_sha256") != b.get("rollout/tokens_sha256")
   else:
     moved = bool(pairs) and Counter(map(_sequence, samples)) == Counter(map(_sequence, others))
-  first = f"{_problem(pairs[0][0])} and {_problem(pairs[0][1])} in one place" if pairs else "all prompts and responses are the same ones"
-  return first if moved else None
+  if not moved:
+    return None
+  places = [f"{_problem(x)} and {_problem(y)} in one place" for x, y in pairs]
+  return places[0] if places else "all prompts and responses are the same ones"
 
 
 def _sequence(sample: Row) -> tuple:
@@ -276,10 +301,16 @@ def _sample_detail(part: LoopPart, a: Row, b: Row, label: str) -> str | None:
 
 def _token_detail(name: str, sample: Row, x: Sequence[Any], y: Sequence[Any]) -> str:
   """Returns the first token at which two lists of a sample differ."""
-  at = next((i for i, (one, other) in enumerate(zip(x, y, strict=False)) if one != other), min(len(x), len(y)))
+  at = next(
+    (i for i, (one, other) in enumerate(zip(x, y, strict=False)) if one != other), min(len(x), len(y))
+  )
   if at in (len(x), len(y)):
     return f"{len(x)} and {len(y)} tokens"
-  text = f" {shown(sample['tokens'][at], limit=20)}" if at < len(sample.get("tokens", ())) and name != "token_ids" else ""
+  text = (
+    f" {shown(sample['tokens'][at], limit=20)}"
+    if at < len(sample.get("tokens", ())) and name != "token_ids"
+    else ""
+  )
   field = {"logprobs": "", "token_ids": "id "}.get(name, f"{name} ")
   return f"token {at + 1}{text}: {field}{_number(x[at])} and {_number(y[at])}{_size(x[at], y[at])}"
 

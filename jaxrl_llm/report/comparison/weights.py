@@ -19,7 +19,9 @@ def differing(a: Path, b: Path) -> list[str]:
     ValueError: If an array cannot be read. One line.
   """
   names = [_names(folder) for folder in (a, b)]
-  changed = names[0] ^ names[1] | {name for name in names[0] & names[1] if not _equal(_read(a, name), _read(b, name))}
+  changed = names[0] ^ names[1] | {
+    name for name in names[0] & names[1] if not _equal(_read(a, name), _read(b, name))
+  }
   return sorted(changed, key=lambda name: (not name.startswith("state.params."), name))
 
 

@@ -75,7 +75,10 @@ def test_equal_runs_are_equal_in_what_is_recorded(run_of, tmp_path):
   verdict, lines = diff(base, again)
   num_samples = len(read_rows(base / "samples.jsonl"))
   assert verdict == f"equal in all that is recorded: 5 rows of metrics and {num_samples} samples"
-  assert "  equal weights: checkpoints 1, 2, 3" in lines and "  differ without effect on a number: log.num_table_rows" in lines
+  assert (
+    "  equal weights: checkpoints 1, 2, 3" in lines
+    and "  differ without effect on a number: log.num_table_rows" in lines
+  )
   assert num_samples == 64
 
 
@@ -104,7 +107,10 @@ def test_a_reward_that_depends_on_chance(run_of):
   terms = {"reward__terms": (f"{__name__}:by_chance=0.5",)}
   verdict, lines = diff(run_of(**terms), run_of(**terms, log__num_table_rows=1))
   assert verdict.startswith("rewards differ from RL step 1 (problem '") and ", sample 1: " in verdict
-  assert "where prompts, tokens and sampler's log-probabilities are equal: the reward function is not deterministic" in verdict
+  assert (
+    "where prompts, tokens and sampler's log-probabilities are equal: the reward function is not deterministic"
+    in verdict
+  )
   assert not any(line.startswith(("  config", "  machine")) for line in lines)
 
 
@@ -125,7 +131,11 @@ def permuted(rows):
 
 
 def other_problem(row):
-  return {"rollout/prompts_sha256": "0" * 64, "rollout/sequences_sha256": "1" * 64, "rollout/tokens_sha256": "2" * 64}
+  return {
+    "rollout/prompts_sha256": "0" * 64,
+    "rollout/sequences_sha256": "1" * 64,
+    "rollout/tokens_sha256": "2" * 64,
+  }
 
 
 PLANTED = {
@@ -198,7 +208,10 @@ def test_weights_of_another_checkpoint(run_of, tmp_path):
   shutil.rmtree(other / place)
   shutil.copytree(run_of(learner__learning_rate=2e-2) / place, other / place)
   verdict, lines = diff(run_of(), other)
-  assert verdict.startswith("saved weights differ from RL step 1 (checkpoint 2: params.") and "of another run" in verdict
+  assert (
+    verdict.startswith("saved weights differ from RL step 1 (checkpoint 2: params.")
+    and "of another run" in verdict
+  )
   assert "  equal weights: checkpoint 1" in lines
 
 
@@ -207,12 +220,17 @@ def test_a_damaged_checkpoint_is_told_from_another_one(run_of, tmp_path):
   manifest = other / "checkpoints" / "2" / "manifest.json"
   manifest.write_text(manifest.read_text().replace('"step": 2', '"step": 3', 1))
   shutil.rmtree(other / "checkpoints" / "2" / "arrays")
-  shutil.copytree(run_of(learner__learning_rate=2e-2) / "checkpoints" / "2" / "arrays", other / "checkpoints" / "2" / "arrays")
+  shutil.copytree(
+    run_of(learner__learning_rate=2e-2) / "checkpoints" / "2" / "arrays",
+    other / "checkpoints" / "2" / "arrays",
+  )
   assert "checkpoints/2 is damaged: manifest.json is not as it was written" in diff(run_of(), other)[0]
 
 
 def test_a_setting_that_acts_later_is_not_the_cause(run_of, tmp_path):
-  other = changed(run_of(learner__learning_rate=2e-2), tmp_path / "other", rows=at(1, {"rollout/logprobs_sha256": "0" * 64}))
+  other = changed(
+    run_of(learner__learning_rate=2e-2), tmp_path / "other", rows=at(1, {"rollout/logprobs_sha256": "0" * 64})
+  )
   verdict, _ = diff(run_of(), other)
   assert verdict.startswith("sampler's log-probabilities differ from RL step 1")
   assert verdict.endswith("the compiler) (not config.learner.learning_rate, which acts later in the loop)")
@@ -220,27 +238,41 @@ def test_a_setting_that_acts_later_is_not_the_cause(run_of, tmp_path):
 
 def test_a_branch_parts_after_its_fork(run_of, tmp_path):
   fork = {"workdir": str(run_of().resolve()), "step": 1}
-  other = changed(run_of(), tmp_path / "other", rows=at(2, {"actor/loss": 1.0}), summary={"branched_from": fork})
+  other = changed(
+    run_of(), tmp_path / "other", rows=at(2, {"actor/loss": 1.0}), summary={"branched_from": fork}
+  )
   config = json.loads((other / "config.json").read_text())
   config["objective"]["name"] = "sapo"
   (other / "config.json").write_text(json.dumps(config))
   verdict, lines = diff(run_of(), other)
   assert verdict.endswith("likely config.objective.name: 'gspo' and 'sapo', in the first step after the fork")
-  assert any(line.startswith("  branch: other branches ") and line.endswith(" after RL step 1") for line in lines)
+  assert any(
+    line.startswith("  branch: other branches ") and line.endswith(" after RL step 1") for line in lines
+  )
 
 
 def test_a_run_of_an_earlier_version_lacks_hashes(run_of, tmp_path):
-  """Rewards of all samples are then what shows that the rewards of a step are equal."""
+  """Samples are then what shows that rewards are equal, and says of how many responses."""
 
   def without_hashes(rows):
-    return [{name: x for name, x in row.items() if name not in [f"rollout/{part}_sha256" for part in HASHES]} for row in rows]
+    return [
+      {name: x for name, x in row.items() if name not in [f"rollout/{part}_sha256" for part in HASHES]}
+      for row in rows
+    ]
 
   change = lambda rows: at(2, {"actor/loss": 1.0})(without_hashes(rows))
-  other = changed(run_of(), tmp_path / "other", rows=change, samples=lambda rows: [row for row in rows if row["step"] == 1])
+  other = changed(
+    run_of(), tmp_path / "other", rows=change, samples=lambda rows: [row for row in rows if row["step"] == 1]
+  )
   verdict, lines = diff(run_of(), other)
   assert verdict.startswith("updates differ from RL step 2 (actor/loss: ")
-  assert "where tokens, packed rows, learner's log-probabilities, refused updates and learning rates are equal" in verdict
+  assert (
+    "where tokens, packed rows, learner's log-probabilities, refused updates and learning rates are equal"
+    in verdict
+  )
   assert any(line.startswith("  only in ") and "rollout/advantages_sha256" in line for line in lines)
+  other = changed(run_of(), tmp_path / "with samples", rows=change)
+  assert ", rewards of 32 samples, advantages of 32 samples, packed rows" in diff(run_of(), other)[0]
 
 
 def test_a_run_that_ends_earlier_is_equal_until_there(run_of, tmp_path):
@@ -269,4 +301,6 @@ def test_the_command_prints_and_refuses(run_of, tmp_path, capsys):
   ):
     assert main([*folders, "--diff"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == len(expected) and all(line.startswith(f"error: {x}") for line, x in zip(lines, expected, strict=True)), lines
+    assert len(lines) == len(expected) and all(
+      line.startswith(f"error: {x}") for line, x in zip(lines, expected, strict=True)
+    ), lines
