@@ -74,7 +74,8 @@ def leave_fork(run: Run) -> Run:
     following = run.goes_on()
   except (MissingPackageError, ValueError) as error:
     raise UsageError(str(error)) from error
-  following.record.attempts = run.record.attempts  # It is the same one.
+  # It is the same one.
+  following.record.attempts, following.record.resumed_at = run.record.attempts, run.record.resumed_at
   return following
 
 

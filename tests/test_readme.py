@@ -1,6 +1,5 @@
 """The code and the tables of README.md and the guides of docs/."""
 
-import json
 import pathlib
 import re
 
@@ -26,7 +25,7 @@ def code_of(page):
 
 
 def test_every_block_of_python_is_run_here():
-  guides = {f"docs/{name}.md" for name in ("conversations", "differences", "models", "sampler", "serving")}
+  guides = {f"docs/{name}.md" for name in ("conversations", "models", "sampler", "serving")}
   assert {page for page, text in PAGES.items() if "```python" in text} == {"README.md", *guides}
 
 
@@ -64,21 +63,6 @@ def test_the_game_of_conversations_is_won_by_the_later_letter():
   state, first = game.step(game.reset({}), Completion("xb", (), 2, True))
   assert not first.done and first.text == " b "
   assert [game.step(state, Completion(text, (), 1, True))[1].reward for text in "abc"] == [-1, 0, 1]
-
-
-def test_the_code_of_differences_finds_the_first_one(tmp_path, monkeypatch, capsys):
-  monkeypatch.chdir(tmp_path)
-  row = {"step": 1, "phase": "rl", "actor/loss": 0.5, "timing_s/step": 1.0}
-  for name, loss in (("a", 0.25), ("b", 0.125)):
-    folder = tmp_path / "runs" / name
-    folder.mkdir(parents=True)
-    rows = [row | {"timing_s/step": loss}, row | {"step": 2, "actor/loss": loss}]
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
-  exec(code_of("docs/differences.md"), {})
-  assert capsys.readouterr().out == "rl 2 ['actor/loss']\n"
-  (tmp_path / "runs/b/metrics.jsonl").write_text((tmp_path / "runs/a/metrics.jsonl").read_text())
-  exec(code_of("docs/differences.md"), {})
-  assert capsys.readouterr().out == "no difference in 2 rows\n"
 
 
 @pytest.mark.slow

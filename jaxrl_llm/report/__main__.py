@@ -1,4 +1,4 @@
-"""The command line of the report: pages and figures of one run, or of a comparison of several."""
+"""The command line of the report: pages and figures of one run or several, and where two part."""
 
 import argparse
 import contextlib
@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxrl_llm.devices.addresses import KEY_VARIABLE, check_address, is_loopback
 from jaxrl_llm.messages import refuse
 from jaxrl_llm.report import SOURCES, write_figure, write_report
+from jaxrl_llm.report.comparison.diff import describe, read_pair
 from jaxrl_llm.report.comparison.page import load_arms, write_comparison
 from jaxrl_llm.report.comparison.paper_figure import DEFAULT_METRICS, WIDTHS, draw
 from jaxrl_llm.report.comparison.runs import X_AXES, is_run
@@ -24,6 +25,9 @@ or a folder of runs such as that of a sweep, are compared. Runs that differ only
 one arm. Any other option also asks for a comparison, even of one run. Its page is comparison.html,
 in the current folder, or in the folder of a sweep that is given alone. With --figure, the page is
 written only if --out names it.
+
+With --diff, nothing is written: the first difference of two runs in the order of the training loop
+is printed, with its step and its likely cause.
 
 With --serve, nothing is written: a page in the browser follows the runs, which may be in progress
 or not yet exist.
@@ -43,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--width", choices=tuple(WIDTHS), help="width of one column of a paper (3.3 in), or of both (7 in, the default)"
   )
+  parser.add_argument("--diff", action="store_true", help="print where two runs part, and the likely cause")
   parser.add_argument("--serve", action="store_true", help="follow the runs in the browser until Ctrl-C")
   parser.add_argument("--host", help="address that --serve listens on; default: 127.0.0.1, for this machine alone")
   key = f"key that --serve asks browsers for as a password; default: {KEY_VARIABLE} of the environment; other addresses need one"
@@ -57,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       return 0
     if (args.host, args.port, args.api_key) != (None,) * 3:
       raise ValueError("--host, --port, --api_key: found no --serve, without which they have no effect; add it or leave them out")
+    if args.diff:
+      _diff(args)
+      return 0
     args.folders = [localize(folder, checkpoints=False) for folder in given]
     if alone and any((args.folders[0] / name).is_file() for name in SOURCES):
       page = write_report(args.folders[0])
@@ -101,6 +109,19 @@ def _serve(args: argparse.Namespace, *, compares: bool) -> None:
   with server, contextlib.suppress(KeyboardInterrupt):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     server.serve_forever()
+
+
+def _diff(args: argparse.Namespace) -> None:
+  unused = [f"--{name}" for name in ("figure", "out", "title", "metrics", "x", "width") if getattr(args, name) is not None]
+  if unused:
+    raise ValueError(f"{', '.join(unused)}: found with --diff, which prints text; run the command once more without --diff for it")
+  logging.basicConfig(level=logging.ERROR)  # The notes cover the warnings of the row reader.
+  # A damaged checkpoint is told by code that starts JAX, and a run may be using the accelerator.
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  a, b, notes = read_pair([localize(folder, checkpoints=False) for folder in args.folders])
+  for note in notes:
+    print(f"note: {note}", file=sys.stderr)
+  print(*describe(a, b), sep="\n")
 
 
 def _compare(args: argparse.Namespace, given: Sequence[Path]) -> None:

@@ -102,7 +102,9 @@ def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[
 def metrics(batch: Batch) -> dict[str, Any]:
   """Returns the metrics of a rollout batch, under verl's names.
 
-  `rollout/tokens_sha256` distinguishes two runs at the first differing token.
+  `rollout/tokens_sha256` distinguishes two runs at the first differing token, and further hashes
+  do so for what precedes and follows the tokens in a step. `rollout/sequences_sha256` is that of
+  prompts and responses in any order.
   """
   rollouts = batch.rollouts
   graded, valid = batch.graded, batch.graded.valid
@@ -126,9 +128,31 @@ def metrics(batch: Batch) -> dict[str, Any]:
     "response_length/clip_ratio": float(1 - np.mean(rollouts.stopped)),
     "prompt_length/mean": float(rollouts.prompt_mask.sum(axis=1).mean()),
     "group/frac_reward_zero_std": float(1 - np.mean(batch.signal)),
-    "rollout/tokens_sha256": hashlib.sha256(rollouts.tokens.tobytes() + rollouts.mask.tobytes()).hexdigest(),
+    "rollout/tokens_sha256": _sha256(rollouts.tokens, rollouts.mask),
   }
-  return row
+  return row | _hashes(batch)
+
+
+def _hashes(batch: Batch) -> dict[str, str]:
+  """Returns a hash of each part of a step, by metric."""
+  rollouts, mask = batch.rollouts, batch.rollouts.mask
+  prompts = [row[own] for row, own in zip(rollouts.prompts, rollouts.prompt_mask, strict=True)]
+  responses = [row[own] for row, own in zip(rollouts.tokens, mask, strict=True)]
+  lengths = np.array([len(prompt) for prompt in prompts])
+  sequences = sorted(map(_sha256, lengths, prompts, responses))
+  parts = {
+    "prompts": _sha256(lengths, *prompts),
+    "sequences": hashlib.sha256("".join(sequences).encode()).hexdigest(),
+    "logprobs": _sha256(rollouts.logprobs[mask]),
+    "rewards": _sha256(batch.graded.totals),
+    "loss_mask": _sha256(written_mask(rollouts) & batch.counted[:, None]),
+    "advantages": _sha256(batch.advantages[mask]),
+  }
+  return {f"rollout/{name}_sha256": digest for name, digest in parts.items()}
+
+
+def _sha256(*arrays: np.ndarray | np.generic) -> str:
+  return hashlib.sha256(b"".join(x.tobytes() for x in arrays)).hexdigest()
 
 
 def sample_rows(

@@ -26,6 +26,8 @@ class Record:
     command: Command of the first attempt, as the user typed it.
     started: Time of the first attempt's start.
     attempts: Number of attempts, including this one.
+    resumed_at: Number of the checkpoint that each later attempt began with; a branch counts its own
+      attempts.
     warm_steps: Finished steps of the warm start.
     rl_steps: Finished steps of RL, or of a reward model's training.
     tokens: Tokens learned from, prompts included.
@@ -63,6 +65,7 @@ class Record:
   command: str
   started: str = field(default_factory=utc_now)
   attempts: int = 1
+  resumed_at: list[int] = field(default_factory=list)
   warm_steps: int = 0
   rl_steps: int = 0
   tokens: int = 0
@@ -123,8 +126,8 @@ def resumed(fresh: Record, saved: Mapping[str, Any]) -> Record:
 
   Example:
     >>> record = resumed(Record("again", kl_coef=0.1), {"command": "first", "attempts": 1, "rl_steps": 7, "moon": "full"})
-    >>> record.command, record.attempts, record.rl_steps, record.kl_coef, record.unknown
-    ('first', 2, 7, 0.1, {'moon': 'full'})
+    >>> record.command, record.attempts, record.resumed_at, record.kl_coef, record.unknown
+    ('first', 2, [7], 0.1, {'moon': 'full'})
     >>> begun = Record("branch", branched_from={"workdir": "/runs/a", "step": 7})
     >>> record = resumed(begun, {"command": "first", "attempts": 4, "rl_steps": 7})
     >>> record.command, record.attempts, record.rl_steps
@@ -134,6 +137,7 @@ def resumed(fresh: Record, saved: Mapping[str, Any]) -> Record:
   known = {name: value for name, value in saved.items() if name in names}
   unknown = {name: value for name, value in saved.items() if name not in names}
   known["attempts"] = saved["attempts"] + 1
+  known["resumed_at"] = [*saved.get("resumed_at", ()), saved.get("warm_steps", 0) + saved.get("rl_steps", 0)]
   if fresh.branched_from != saved.get("branched_from"):
-    known |= {name: getattr(fresh, name) for name in ("command", "started", "attempts", "branched_from")}
+    known |= {name: getattr(fresh, name) for name in ("command", "started", "attempts", "resumed_at", "branched_from")}
   return replace(fresh, **known, unknown=unknown)

@@ -2,22 +2,18 @@
 
 import json
 import os
-import platform
 import resource
 import sys
 import time
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_llm.workdir import disk
+from jaxrl_llm.workdir import disk, machine
 from jaxrl_llm.workdir.record import Record, utc_now
-
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy", "ml-collections")
 
 
 class Clock:
@@ -134,18 +130,25 @@ def write_summary(workdir: Path | None, record: Record, *, objective: str, num_p
     "seconds": dict(seconds),
     "peak_memory_gb": record.peak_memory_gb,
     "predicted_memory_gb": record.predicted_memory_gb,
+    "base": record.base,
+    "teacher": record.teacher,
     "data": record.data,
+    "data_fingerprint": record.data_fingerprint,
     "skipped_steps": record.skipped_steps,
     "failed_saves": record.failed_saves,
     "alarms": (record.alarms or {}).get("counts", {}),  # Number of times that each has begun.
     "attempts": record.attempts,
+    "resumed_at": record.resumed_at,
     "command": record.command,
     "branched_from": record.branched_from,
     "started": record.started,
     "finished": utc_now() if status != "running" else None,
     "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} host cores",
     "processes": jax.process_count(),
-    "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+    "processor": machine.processor_name(),
+    "environment": machine.numeric_variables(os.environ),
+    "versions": machine.versions(),
+    "source_sha256": machine.source_digest(),
   }
   if workdir is not None:
     disk.write_if_room(workdir / "summary.json", lambda: write_json(workdir / "summary.json", summary))

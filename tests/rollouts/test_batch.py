@@ -142,8 +142,8 @@ def test_trajectories_join_prompt_and_response():
 
 def test_metrics_by_hand():
   row = batch_lib.metrics(make_batch())
-  digest = row.pop("rollout/tokens_sha256")
-  assert len(digest) == 64
+  digests = [row.pop(name) for name in list(row) if name.endswith("_sha256")]
+  assert len(digests) == 7 and all(len(digest) == 64 for digest in digests)
   expected = {
     "critic/rewards/mean": 0.825,
     "critic/rewards/max": 1.3,
@@ -182,6 +182,40 @@ def test_the_digest_depends_on_every_token():
   assert digest(jax.tree.map(np.copy, batch.rollouts)) in seen
   # The digest depends on nothing but the tokens.
   assert digest(batch.rollouts._replace(logprobs=batch.rollouts.logprobs + 1)) in seen
+
+
+def test_another_order_of_the_groups_has_another_hash_of_tokens_and_the_same_of_sequences():
+  batch, order = make_batch(), np.array([2, 3, 0, 1])
+  names = [name for name in batch.rollouts._fields if getattr(batch.rollouts, name) is not None]
+  moved = batch._replace(rollouts=batch.rollouts._replace(**{name: getattr(batch.rollouts, name)[order] for name in names}))
+  tokens = batch.rollouts.tokens.copy()
+  tokens[0, 0] ^= 1
+  other = batch._replace(rollouts=batch.rollouts._replace(tokens=tokens))
+  rows = [batch_lib.metrics(x) for x in (batch, moved, other)]
+  digests = lambda name: [row[f"rollout/{name}_sha256"] for row in rows]
+  assert digests("sequences")[0] == digests("sequences")[1] != digests("sequences")[2]
+  assert len(set(digests("tokens"))) == 3 and digests("prompts")[0] == digests("prompts")[2] != digests("prompts")[1]
+
+
+def test_each_part_of_a_step_has_a_hash_of_its_own():
+  batch = make_batch()
+  totals, counts, logprobs, advantages = (
+    x.copy() for x in (batch.graded.totals, batch.counted, batch.rollouts.logprobs, batch.advantages)
+  )
+  totals[1] += 1
+  counts[1] ^= True
+  logprobs[1, 0] = np.nextafter(logprobs[1, 0], np.float32(-9))
+  advantages[1, 0] += 1
+  changes = {
+    "rewards": batch._replace(graded=batch.graded._replace(totals=totals)),
+    "loss_mask": batch._replace(counted=counts),
+    "logprobs": batch._replace(rollouts=batch.rollouts._replace(logprobs=logprobs)),
+    "advantages": batch._replace(advantages=advantages),
+  }
+  before = batch_lib.metrics(batch)
+  for name, changed in changes.items():
+    after = batch_lib.metrics(changed)
+    assert [x for x in before if x.endswith("_sha256") and before[x] != after[x]] == [f"rollout/{name}_sha256"]
 
 
 @pytest.mark.parametrize(("num_rows", "expected"), [(0, []), (1, [0]), (2, [0, 2]), (3, [0, 1, 2]), (9, [0, 1, 2, 3])])

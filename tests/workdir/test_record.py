@@ -7,8 +7,9 @@ import pytest
 from jaxrl_llm.workdir.record import Record, record_to_json, resumed
 
 SHARED = (
-  "command", "started", "attempts", "warm_steps", "rl_steps", "tokens", "skipped_steps", "skipped_in_a_row", "failed_saves",
-  "nonfinite_dumps", "accuracy_start", "accuracy_final", "seconds", "phase_steps", "peak_memory_gb", "base", "data", "data_fingerprint",
+  "command", "started", "attempts", "resumed_at", "warm_steps", "rl_steps", "tokens", "skipped_steps", "skipped_in_a_row", "failed_saves",
+  "nonfinite_dumps", "accuracy_start", "accuracy_final", "seconds", "phase_steps", "peak_memory_gb", "base", "data",
+  "data_fingerprint",
 )  # fmt: skip
 OF_RL = {
   "kl_coef": 0.0, "kl_coef_began": 0.0, "predicted_memory_gb": 0.01, "batch_sizes": {"prompts": 8, "demonstrations": 32},
@@ -26,7 +27,7 @@ def test_a_checkpoint_holds_the_keys_of_its_job(own):
 def test_an_attempt_continues_from_the_saved_record():
   saved = record_to_json(Record("first", rl_steps=3, tokens=700, accuracy_start=0.25, phase_steps={"rl": 3}, **OF_RL))
   record = record_to_json(resumed(Record("second", base="other", **OF_RL | {"kl_coef": 0.5}), saved))
-  assert record == saved | {"attempts": 2}
+  assert record == saved | {"attempts": 2, "resumed_at": [3]}
 
 
 def test_an_older_record_lacks_keys_and_a_newer_one_has_more():

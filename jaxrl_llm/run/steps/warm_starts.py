@@ -6,11 +6,9 @@ the libraries, and the source of this package. What RL alone reads is left out, 
 of a sweep over RL settings share one warm start.
 """
 
-import functools
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -19,9 +17,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm import __file__ as PACKAGE
 from jaxrl_llm.config.fields import flatten
-from jaxrl_llm.devices import cores
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.run.observe import faults
 from jaxrl_llm.run.setup.experiment import Experiment
@@ -32,8 +28,8 @@ from jaxrl_llm.tasks.mixture import MixedRows
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
 from jaxrl_llm.workdir import kept_results
 from jaxrl_llm.workdir.kept_results import Results
+from jaxrl_llm.workdir.machine import PACKAGES, machine, source_digest
 from jaxrl_llm.workdir.metrics import reproducible
-from jaxrl_llm.workdir.summary import PACKAGES
 
 VARIABLE = "JAXRL_LLM_WARM_STARTS"
 """Environment variable with the folder of warm starts; "off" switches them off."""
@@ -47,10 +43,6 @@ RL_ONLY = (
   "task.",  # Its demonstrations are hashed themselves.
 )  # fmt: skip
 """Fields that no update of a warm start reads; a final dot marks a section. A new field counts."""
-
-_ENVIRONMENT = ("CUBLAS_", "CUDNN_", "LIBTPU_", "MKL_", "NVIDIA_", "OMP_", "OPENBLAS_", "TF_", "XLA_")
-# In names of JAX's settings.
-_WITHOUT_EFFECT = re.compile(r"cache|dir|dump|log|path|profil|traceback")
 
 
 def reuse(run: Run, imitate: Callable[[Run], list[dict[str, Any]]]) -> None:
@@ -216,28 +208,3 @@ def _as_text(value: Any) -> Any:
   if isinstance(value, bytes):
     return hashlib.sha256(value).hexdigest()
   return value.tolist() if hasattr(value, "tolist") else repr(value)
-
-
-def machine() -> dict[str, Any]:
-  """Returns what the bits of an update depend on besides its program: devices, processor, flags."""
-  device = jax.devices()[0]
-  try:
-    text = Path("/proc/cpuinfo").read_text()
-    processor = sorted(set(re.findall(r"^(?:model name|flags)\s*:.*$", text, flags=re.MULTILINE)))
-  except OSError:
-    processor = []
-  return {
-    "devices": [jax.device_count(), device.device_kind, device.client.platform_version],
-    "processor": [*processor, cores.num_cores()],
-    "environment": {name: x for name, x in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
-    "jax": {name: x for name, x in sorted(jax.config.values.items()) if not _WITHOUT_EFFECT.search(name)},
-  }
-
-
-@functools.cache
-def source_digest() -> str:
-  """Returns a hash of all modules of this package."""
-  root, digest = Path(PACKAGE).resolve().parent, hashlib.sha256()
-  for path in sorted(root.rglob("*.py")):
-    digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-  return digest.hexdigest()
