@@ -28,7 +28,8 @@ ADDRESSES = {"docs/README.md": "index.html", "README.md": "overview.html"}
 WORKER = ("https://unpkg.com/iframe-worker/shim", "docs/iframe_worker.js")
 """Script that lets pages on disk be searched: where the theme would fetch it, and our copy."""
 
-ASSETS = ("docs/site.css", WORKER[1])
+ASSETS = ("LICENSE", "docs/site.css", WORKER[1])
+SCHEMAS = "docs/schemas/"
 SHOWN = (".ipynb", ".md", ".png", ".svg")
 LOG = logging.getLogger("mkdocs.plugins.site")
 HREF = re.compile(r'(?<=<a )href="([^"]*)"')
@@ -54,7 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     if file.src_dir == config.docs_dir:
       files.remove(file)
   for path in tracked():
-    if path.endswith(SHOWN) or path in ASSETS:
+    if path.endswith(SHOWN) or path in ASSETS or path.startswith(SCHEMAS):
       files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls, dest_uri=ADDRESSES.get(path)))
   modules = public_modules()
   for module in modules:

@@ -3,7 +3,6 @@
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ from jaxrl_llm.run.jobs.bundle import box
 from jaxrl_llm.run.jobs.bundle.contents import ABOUT, FORMAT, RESPONSES, digest, named, to_json
 from jaxrl_llm.run.setup.start import Run, start_run
 from jaxrl_llm.run.steps.learn import Learned
-from jaxrl_llm.run.steps.warm_starts import machine, source_digest
 from jaxrl_llm.types import Params, TrainBatch, TrainState
 from jaxrl_llm.workdir import branch
 from jaxrl_llm.workdir.claim import WorkdirError
+from jaxrl_llm.workdir.machine import machine, source_digest, versions
 from jaxrl_llm.workdir.metrics import read_rows
-from jaxrl_llm.workdir.summary import PACKAGES, combine
+from jaxrl_llm.workdir.summary import combine
 
 NOT_TAKEN = ("timing_s/", "perf/")
 
@@ -188,5 +187,4 @@ def _responses(learned: Learned, token_text: Callable[[list[int]], str]) -> Iter
 
 def stack() -> dict[str, Any]:
   """Returns all that the bits of an update depend on besides the bundle, as JSON values."""
-  versions = {name: metadata.version(name) for name in PACKAGES}
-  return to_json(machine() | {"versions": versions, "source": source_digest()})
+  return to_json(machine() | {"versions": versions(), "source": source_digest()})
