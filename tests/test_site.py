@@ -128,7 +128,7 @@ def test_the_equations_of_notebooks_need_no_script(site):
 
 def test_the_first_page_has_a_path_for_each_reader(site):
   page = text(site / "index.html")
-  for reader in ("run an experiment", "compare objectives", "bring my task", "go to a pod", "read the code"):
+  for reader in ("run an experiment", "compare objectives", "bring my task", "use one GPU or a pod", "read the code"):
     assert reader in page, reader
 
 
