@@ -46,8 +46,6 @@ def _real_model() -> tuple[str, str, str]:
 
 def _claims() -> tuple[str, str, str]:
   number, counts = re.search(r"\*\*Of (\d+) claims: (.*)\.\*\*", page.text()).groups()
-  counts = counts.replace("mechanism not engaged", "not testable there (mechanism not engaged)")
-  counts = counts.replace("identity verified", "algebraic identities, verified")
   return f"[{number} claims of the papers](experiments/claims/README.md), small models", counts, "CPU, 2026-11-21 to -29"
 
 

@@ -27,9 +27,9 @@ def test_the_page_is_up_to_date_with_the_results():
   assert page.text() == (page.HERE / "README.md").read_text(), "run: python -m experiments.claims --page"
 
 
-def test_the_front_page_has_the_page_s_counts_of_verdicts():
+def test_the_results_have_the_page_s_counts_of_verdicts():
   (counts,) = re.findall(r"\*\*Of 21 claims: (.*)\.\*\*", page.text())
-  assert f"| {counts} |" in (page.HERE.parents[1] / "README.md").read_text()
+  assert f"| {counts} |" in (page.HERE.parents[1] / "docs" / "results.md").read_text()
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=list(CLAIMS))
