@@ -140,7 +140,7 @@ def problems_of(path, **overrides):
 
 def test_unusable_reward_models_are_refused(judge, tmp_path):
   (line,) = problems_of("no/such")
-  assert line.startswith("config.reward.model_path: found 'no/such', which does not exist") and "then name FOLDER" in line
+  assert line.startswith("config.reward.model_path: found 'no/such', which does not exist") and "expected hub:no/such" in line
   policy = make_model(preset("nano", vocab_size=264))
   save_hf(tmp_path / "policy", policy, policy.init(jax.random.key(0)))
   (line,) = problems_of(tmp_path / "policy")
