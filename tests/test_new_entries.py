@@ -169,10 +169,10 @@ def test_traits_survive_corrections():
     assert correct(make("gspo")).ratio_level == "sequence"
 
 
-# Other meanings of the same words: fields of a batch and of a data set, metrics, and a function of
-# the training loop. The table of fields and the config of a new project hold names as defaults, and
-# are left out below.
-HOMONYMS = {"returns", "steps", "pass_at_k", "reinforce"}
+# Other meanings of the same words: fields of a batch and of a data set, metrics, a function of the
+# training loop, and the samples of one prompt. The table of fields and the config of a new project
+# hold names as defaults, and are left out below.
+HOMONYMS = {"returns", "steps", "pass_at_k", "reinforce", "group"}
 
 
 def test_no_other_room_knows_an_entry_by_name():
