@@ -15,6 +15,7 @@
                     bit: the same command with another --workdir, on the same devices
   --branch          WORKDIR@STEP: continue from the state of that run after an RL step, in another
                     --workdir and with other settings; the run's own ones without --config
+  --recorded_steps  with --branch: number of steps that learn from the rollouts of that run
   --allow_config_change
                     resume in a --workdir whose run had other settings or devices; each difference
                     is printed and recorded

@@ -60,7 +60,7 @@ def proceed(run: Run) -> dict[str, Any]:
 
 
 def leave_fork(run: Run) -> Run:
-  """Starts a branch with its own settings, from the checkpoint that it has just saved.
+  """Starts a branch with its own settings, from the checkpoint of its fork.
 
   Raises:
     UsageError: If it cannot start with them.
@@ -167,6 +167,7 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
       record.accuracy_final = evaluate(run, step + 1)
       run.compiled.passed("eval")
     run.compiled.passed("rl")
-    end_step(run, saves=saves(config, step) or step + 1 == end, last=last, can_save=ahead.is_empty)
+    is_fork = run.until is not None and record.warm_steps + step + 1 == run.checkpoints.last
+    end_step(run, saves=saves(config, step) or is_fork, last=last, can_save=ahead.is_empty)
     if step == first:
       exempt()

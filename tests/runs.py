@@ -104,11 +104,16 @@ def cached_runs(folders: pytest.TempPathFactory, name: str, base: dict[str, Any]
   return run
 
 
-def break_at(config: ConfigDict, workdir: pathlib.Path, step: int, *, devices: int = 1) -> None:
-  """Trains until an RL step, from 0, whose update ends the run as a kill would."""
+def break_at(
+  config: ConfigDict, workdir: pathlib.Path, step: int, *, devices: int = 1, only: Callable[[Any], bool] = lambda run: True
+) -> None:
+  """Trains until an RL step, from 0, whose update ends the run as a kill would.
+
+  `only` says of a `Run` whether it may end there.
+  """
 
   def dying(run, batch, at, update=learn.update):
-    if at == step:
+    if at == step and only(run):
       raise KeyError("killed")
     return update(run, batch, at)
 

@@ -59,18 +59,25 @@ def parse(argv: Sequence[str]) -> CommandLine:
   pilot = flags.DEFINE_bool("pilot", False, "Try the untouched model on the run's problems.", flag_values=values)
   replay = flags.DEFINE_string("replay", None, "Folder of a run to repeat.", flag_values=values)
   branch = flags.DEFINE_string("branch", None, "Run and step to continue from.", flag_values=values)
+  recorded_steps = flags.DEFINE_integer(
+    "recorded_steps", None, "Steps of a branch that learn from the rollouts of the run.", lower_bound=1, flag_values=values
+  )
   changes = flags.DEFINE_bool("allow_config_change", False, "Resume with other settings.", flag_values=values)
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
-    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --replay=DIR, --branch=DIR@STEP, --dry_run, --pilot"
-    raise UsageError(f"{error}; flags are {known}, --allow_config_change and --help_fields") from error
+    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --replay=DIR, --branch=DIR@STEP, --recorded_steps=K, --dry_run"
+    raise UsageError(f"{error}; flags are {known}, --pilot, --allow_config_change and --help_fields") from error
   if strays:
     raise UsageError(
       f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote values that contain "
       "spaces)"
     )
-  begins = None if branch.value is None else _branch(branch.value, workdir.value, replay=replay.value, pilot=pilot.value)
+  begins, steps = None, recorded_steps.value
+  if branch.value is not None:
+    begins = _branch(branch.value, workdir.value, recorded_steps=steps or 0, replay=replay.value, pilot=pilot.value)
+  elif steps is not None:
+    raise UsageError(f"--recorded_steps: found {steps} without --branch, expected the run that drew them, as in --branch=runs/gspo@412")
   if not path and begins is None:
     raise UsageError(f"--config is missing; for instance --config=configs/gspo.py (available: {available()})")
   if changes.value and not workdir.value:
@@ -84,8 +91,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
   return CommandLine(config, folder, only_print.value, changes.value, pilot.value, repeated, begins)
 
 
-def _branch(text: str, workdir: str | None, *, replay: str | None, pilot: bool) -> fork.Fork:
-  """Returns the fork that `--branch` names.
+def _branch(text: str, workdir: str | None, *, recorded_steps: int, replay: str | None, pilot: bool) -> fork.Fork:
+  """Returns the fork that `--branch` and `--recorded_steps` name.
 
   Raises:
     UsageError: If it names none, or another flag does not go with it.
@@ -95,7 +102,7 @@ def _branch(text: str, workdir: str | None, *, replay: str | None, pilot: bool) 
   if replay is not None or pilot:
     raise UsageError(f"--branch: found {'--pilot' if pilot else '--replay'} as well, expected one of the two")
   try:
-    begins = fork.parse(text)
+    begins = fork.parse(text)._replace(recorded=recorded_steps)
   except ValueError as error:
     raise UsageError(str(error)) from error
   if recorded.saved_config(fork.origin(begins, Path(workdir))) is None:

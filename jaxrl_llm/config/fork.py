@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import Problem, shown
 
-FOLDER, FILE = "branched_from", "fork.json"
-"""Folder in a branch with the config of the other run, and the file in it with the fork."""
+FOLDER, FILE, ROLLOUTS = "branched_from", "fork.json", "rollouts.zip"
+"""Folder in a branch with the config of the other run, and the files in it with the fork and with
+the rollouts that the branch learns from."""
 
 
 class Fork(NamedTuple):
@@ -18,10 +19,12 @@ class Fork(NamedTuple):
   Attributes:
     workdir: Absolute path of the run that is branched.
     step: RL step, from 1, after which the branch goes its own way; 0 is the state before RL.
+    recorded: Number of RL steps after it that learn from the rollouts of the run.
   """
 
   workdir: str
   step: int
+  recorded: int = 0
 
 
 def parse(text: str) -> Fork:
@@ -32,7 +35,7 @@ def parse(text: str) -> Fork:
 
   Example:
     >>> parse("/runs/gspo@412")
-    Fork(workdir='/runs/gspo', step=412)
+    Fork(workdir='/runs/gspo', step=412, recorded=0)
   """
   match = re.fullmatch(r"(.+)@([0-9]+)", text)
   if match is None:

@@ -8,22 +8,19 @@ compute, and hear what process 0 hands over, in the same order and the same port
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from jaxrl_llm.decoding.engine import frames
 from jaxrl_llm.decoding.engine.frames import Frame
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts.arrivals import Gathered
+from jaxrl_llm.rollouts.conversation_frames import conversation_frame, conversation_of
 from jaxrl_llm.rollouts.drawing_queue import DrawingQueue
 from jaxrl_llm.rollouts.jobs import Conversation, Job, PlayFn, Playing
-from jaxrl_llm.text_types import Turn
-from jaxrl_llm.types import Params, StopReason
+from jaxrl_llm.types import Params
 
 _HEAR_S = 0.5  # Between two looks at whether the engine of this process still works.
-_ARRAYS = {"tokens": np.int32, "logprobs": np.float32, "written": np.uint8, "prompt": np.int32, "versions": np.int32, "routes": np.int16}
 _queues = itertools.count()  # All processes make the same queues in the same order.
 
 
@@ -142,33 +139,3 @@ class _Shared:
     """Gives up the conversations that have not finished."""
     if self._playing is not None:
       self._playing.close()
-
-
-def conversation_frame(conversation: Conversation) -> Frame:
-  """Returns the frame of a conversation.
-
-  Example:
-    >>> one = Conversation(3, [5], [6, 7], [-0.5, 0.0], [True, False], (Turn("a", "b", 1.0, 0),), StopReason.TOKEN)
-    >>> back = conversation_of(conversation_frame(one))
-    >>> back == one._replace(versions=[])
-    True
-  """
-  fields = {name: frames.plain(value) for name, value in conversation._asdict().items() if name not in (*_ARRAYS, "raw_logprobs")}
-  fields |= dict(reason=int(conversation.reason), sequence=int(conversation.sequence))
-  held = {name: getattr(conversation, name) for name in _ARRAYS}
-  return Frame("conversation", fields, {name: np.asarray(x, _ARRAYS[name]) for name, x in held.items() if x is not None})
-
-
-def conversation_of(frame: Frame) -> Conversation:
-  """Inverts `conversation_frame`, but for `raw_logprobs`, which only the sampler continues."""
-  fields, arrays = dict(frame.fields), dict(frame.arrays)
-  fields |= dict(turns=tuple(map(_turn, fields["turns"])), reason=StopReason(fields["reason"]))
-  fields["failed"] = None if fields["failed"] is None else tuple(fields["failed"])
-  routes, written = arrays.pop("routes", None), arrays.pop("written").astype(bool).tolist()
-  parts: Mapping[str, Any] = {name: x.tolist() for name, x in arrays.items()}
-  return Conversation(**fields, **parts, written=written, routes=routes)
-
-
-def _turn(parts: Sequence[Any]) -> Turn:
-  said, reply, *rest = parts
-  return Turn(said, tuple(reply) if isinstance(reply, list) else reply, *rest)

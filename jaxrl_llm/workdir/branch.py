@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.config.fork import FILE, FOLDER, Fork, fork_of, num_warm_steps
+from jaxrl_llm.config.fork import FILE, FOLDER, ROLLOUTS, Fork, fork_of, num_warm_steps
 from jaxrl_llm.config.recorded import run_config, saved_config
 from jaxrl_llm.messages import Problem
 from jaxrl_llm.workdir import claim, disk
@@ -19,6 +19,8 @@ from jaxrl_llm.workdir.metrics import read_rows
 
 # Rows after the checkpoint are cut off at the start.
 _COPIED = ("metrics.jsonl", "samples.jsonl", "schedule.jsonl")
+# Fields, or sections with a final dot, that say how recorded rollouts were drawn.
+_DRAWN = ("rollout.", "environment.", "serving.", "model.sampler_dtype")
 
 
 def check(fork: Fork, workdir: Path, config: Mapping[str, Any]) -> None:
@@ -55,25 +57,53 @@ def check(fork: Fork, workdir: Path, config: Mapping[str, Any]) -> None:
   if number is None:
     kept = ", ".join(str(n - warm) for n in numbers if n >= warm) or "none"
     raise _refused(f"step {fork.step}", f"a checkpoint at or before it; those of {parent} are of RL step {kept} (checkpoint.keep)")
-  if number < warm + fork.step:
+  if fork.recorded:
+    _check_recorded(fork, parent, config, reached=reached)
+  if number < warm + fork.step or fork.recorded:
     _check_replay(fork, parent, config, number)
 
 
-def _check_replay(fork: Fork, parent: Path, config: Mapping[str, Any], number: int) -> None:
-  """Refuses a fork that cannot be reached from an earlier checkpoint exactly as the run did.
+def _check_recorded(fork: Fork, parent: Path, config: Mapping[str, Any], *, reached: int) -> None:
+  """Refuses rollouts that the run has not drawn, or that the settings of a branch do not describe.
 
   Raises:
     WorkdirError: See `check`.
   """
-  old, at = run_config(parent).to_dict(), f"step {fork.step}, which has no checkpoint"
+  rollout, most, flag = run_config(parent).rollout, reached - fork.step, "--recorded_steps"
+  if fork.recorded > most:
+    expected = f"at most {most}, the number of RL steps that the run in {parent} has taken after step {fork.step}"
+    raise claim.WorkdirError(str(Problem(flag, str(fork.recorded), expected)))
+  if rollout.update_in_flight is not None or rollout.samplers:
+    name = "update_in_flight" if rollout.update_in_flight is not None else "samplers"
+    expected = "a run whose batches are each drawn by one set of weights in its own process; leave the flag out"
+    raise claim.WorkdirError(str(Problem(flag, f"rollout.{name}={rollout[name]!r} in the run in {parent}", expected)))
+  differing = [(field, *x) for field, x in claim.changes(parent, config).items() if field.startswith(_DRAWN)]
+  why = "because the recorded rollouts were drawn so (--recorded_steps)"
+  lines = [str(Problem(f"config.{field}", repr(now), f"{was!r} as in the run, {why}")) for field, was, now in differing]
+  if lines:
+    raise claim.WorkdirError("\n".join(lines))
+
+
+def _check_replay(fork: Fork, parent: Path, config: Mapping[str, Any], number: int) -> None:
+  """Refuses a fork whose run cannot be repeated from a checkpoint exactly as it was.
+
+  Raises:
+    WorkdirError: See `check`.
+  """
+  old, at, other = run_config(parent).to_dict(), f"step {fork.step}, which has no checkpoint", fork_of(parent)
+  if number == num_warm_steps(old) + fork.step:
+    at = f"step {fork.step} and steps after it to repeat (--recorded_steps)"
   steps = ", ".join(str(n - num_warm_steps(old)) for n in _checkpoints(parent) if n >= num_warm_steps(old)) or "none"
   if claim.changes(parent, old) or _settings_changed(parent, number):
     why = "because the settings or the package changed afterwards, so that the steps up to it cannot be repeated"
     raise _refused(at, f"that of a checkpoint ({steps}), {why}")
-  if not claim.changes(parent, config):
+  if other is not None and number < num_warm_steps(old) + other.step + other.recorded:
+    why = f"because {parent} learned from the rollouts of {other.workdir} up to then"
+    raise _refused(at, f"that of a checkpoint after step {other.step + other.recorded}, {why}")
+  if not fork.recorded and not claim.changes(parent, config):
     return
   rollout, every = old["rollout"], old["checkpoint"]["every"]
-  if rollout["staleness"] and fork.step % every:
+  if rollout["staleness"] and fork.step % every and number < num_warm_steps(old) + fork.step:
     why = f"because rollouts are in flight after other steps (rollout.staleness={rollout['staleness']}) and belong to the old settings"
     raise _refused(at, f"a multiple of checkpoint.every={every} or the step of a checkpoint ({steps}), {why}")
   if rollout["samplers"]:
@@ -154,19 +184,26 @@ def describe(fork: Fork, workdir: Path, config: Mapping[str, Any]) -> list[str]:
   first = _checkpoints(workdir)[-1] - warm
   begins = "its checkpoint" if first == fork.step else f"replayed from its checkpoint after step {first}"
   changed = claim.describe_changes(origin, config, number=warm + fork.step)
-  return [f"branched from {fork.workdir} after RL step {fork.step} ({begins})", *changed]
+  lines = [f"branched from {fork.workdir} after RL step {fork.step} ({begins})", *changed]
+  if fork.recorded:
+    last = f"to {fork.step + fork.recorded} " if fork.recorded > 1 else ""
+    lines.append(f"RL steps {fork.step + 1} {last}learn from the rollouts of that run, which is repeated for them first")
+  return lines
 
 
 def pending(workdir: Path, config: Mapping[str, Any]) -> int | None:
   """Returns the RL step up to which a branch still repeats the other run, with that run's settings.
 
-  None if its own settings apply from its newest checkpoint on, as in every run that is no branch.
+  This is its fork, or the last step whose rollouts it records. None if its own settings apply from
+  its newest checkpoint on, as in every run that is no branch.
 
   Args:
     workdir: Folder of a run.
     config: Resolved config of the run.
   """
   fork = fork_of(workdir)
+  if fork is not None and fork.recorded and not (workdir / FOLDER / ROLLOUTS).exists():
+    return fork.step + fork.recorded
   if fork is None or not claim.changes(workdir / FOLDER, config):
     return None
   return fork.step if max(_checkpoints(workdir), default=0) < num_warm_steps(config) + fork.step else None

@@ -9,8 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import main
+from jaxrl_llm import main, objectives
+from jaxrl_llm.cli import bundle
 from jaxrl_llm.config import fork, recorded
+from jaxrl_llm.run.jobs.bundle.opened import open_bundle
 from jaxrl_llm.run.setup import experiment
 from jaxrl_llm.run.setup.saved_state import abstract_arrays
 from jaxrl_llm.workdir import branch as branch_lib
@@ -91,6 +93,10 @@ UNCHANGED = {
   "a curriculum and beliefs": ("gspo", {"task.curriculum": "level", "advantage.estimator": "spo", "rollout.group_size": 1}, 5, (NEUTRAL,)),
   "conversations": ("tools", {}, 5, (NEUTRAL,)),
   "conversations with lag": ("tools", IN_FLIGHT, 5, ()),
+  "recorded rollouts": ("gspo", {}, 4, ("--recorded_steps=2",)),
+  "recorded rollouts of a lag": ("gspo", LAG, 4, ("--recorded_steps=1", NEUTRAL)),
+  "recorded conversations": ("tools", {}, 5, ("--recorded_steps=1",)),
+  "recorded groups that are carried": ("gspo", {"rollout.spare_prompts": 2, "rollout.slots": 16}, 3, ("--recorded_steps=3",)),
 }
 
 
@@ -105,7 +111,8 @@ def test_an_unchanged_branch_equals_the_run(case, parent, tmp_path):
   assert branch(run, step, new, *args) == 0
   assert files(run) == before
   assert_equal_ends(run, new, name, changes)
-  assert json.loads((new / "summary.json").read_text())["branched_from"] == {"workdir": str(run), "step": step}
+  begins = json.loads((new / "summary.json").read_text())["branched_from"]
+  assert begins == {"workdir": str(run), "step": step, "recorded": int(args[0][-1]) if "recorded" in case else 0}
 
 
 def test_a_changed_objective_takes_effect_after_the_fork(parent, tmp_path, capsys):
@@ -138,6 +145,110 @@ def test_a_killed_branch_resumes_without_the_other_run(at, parent, tmp_path, cap
   assert json.loads((tmp_path / "new" / "summary.json").read_text())["branched_from"]["step"] == 5
   capsys.readouterr()
   assert branch(run, 5, tmp_path / "new", SAPO) == 0 and "holds a finished run" in capsys.readouterr().out
+
+
+# Other weights after one step, and so other draws in the second.
+RATE = "--config.learner.learning_rate=1e-2"
+
+
+def drawn(workdir: pathlib.Path) -> list[str]:
+  return [row["rollout/tokens_sha256"] for row in rows(workdir, "rl")]
+
+
+def test_recorded_rollouts_are_those_of_the_run(parent, tmp_path, capsys):
+  run, new = parent(**{"num_steps": 8}), tmp_path / "new"
+  assert branch(run, 5, tmp_path / "own", RATE) == 0
+  capsys.readouterr()
+  assert branch(run, 5, new, RATE, "--recorded_steps=2") == 0
+  assert "RL steps 6 to 7 learn from the rollouts of that run, which is repeated for them first" in capsys.readouterr().out
+  old, own, recorded_ones = drawn(run), drawn(tmp_path / "own"), drawn(new)
+  assert own[:6] == old[:6] and own[6] != old[6] and own[7] != old[7]
+  assert recorded_ones[:7] == old[:7] and recorded_ones[7] != old[7] and len(recorded_ones) == 8
+  assert rows(new, "rl")[5]["actor/lr"] != rows(run, "rl")[5]["actor/lr"]
+
+
+def test_the_first_update_on_recorded_rollouts_has_the_loss_of_its_formula(parent, tmp_path):
+  """GSPO's rollouts, learned from by SAPO."""
+  run, new = parent(), tmp_path / "new"
+  assert branch(run, 4, new, SAPO, "--recorded_steps=1") == 0
+  boxes = tmp_path / "gspo.zip", tmp_path / "sapo.zip"
+  with quick():
+    for workdir, path in zip((run, new), boxes, strict=True):
+      assert bundle.main(["bundle", f"{workdir}@5", f"--out={path}"]) == 0
+    theirs, ours = map(open_bundle, boxes)
+    logprobs = np.float64(ours.programs.logprobs(ours.state.params, jax.device_put(ours.batches[0])).logprobs)
+  batch = ours.batches[0]
+  for name in ("tokens", "mask", "segments", "advantages"):
+    assert np.array_equal(getattr(batch, name), getattr(theirs.batches[0], name)), name
+  assert [x["tokens"] for x in ours.responses] == [x["tokens"] for x in theirs.responses]
+  arrays = [np.float64(x) for x in (logprobs, batch.old_logprobs, batch.advantages, batch.mask)]
+  with jax.enable_x64(True):
+    loss = float(objectives.value(objectives.make("sapo"), *arrays, segments=batch.segments)[0])
+  assert abs(loss - sapo_loss(*arrays, batch.segments)) < 1e-10 < abs(loss)
+  assert abs(loss - ours.about["updates"][0]["actor/loss"]) < 1e-6
+
+
+def sapo_loss(logprobs, old_logprobs, advantages, mask, segments) -> float:
+  """Returns SAPO's loss, by a loop over responses."""
+  losses = []
+  for row, segment in sorted({(row, int(segments[row, slot])) for row, slot in np.argwhere(mask > 0)}):
+    own = (segments[row] == segment) & (mask[row] > 0)
+    ratio, advantage = np.exp(logprobs[row] - old_logprobs[row])[own], advantages[row][own]
+    tau = np.where(advantage > 0, 1.0, 1.05)
+    losses.append(np.mean(-4 / tau / (1 + np.exp(-tau * (ratio - 1))) * advantage))
+  return float(np.mean(losses))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("records", [True, False], ids=["while it records", "while it learns from them"])
+def test_a_killed_branch_with_recorded_rollouts_resumes(records, parent, tmp_path):
+  run, begins = shutil.copytree(parent(), tmp_path / "run"), fork.Fork(str(tmp_path / "run"), 3, 2)
+  args = (RATE, "--recorded_steps=2")
+  assert branch(run, 3, tmp_path / "whole", *args) == 0
+  config = recorded.run_config(tmp_path / "whole")
+  assert branch_lib.create(begins, tmp_path / "new", config.to_dict())
+  break_at(config, tmp_path / "new", 4, only=lambda run: (run.until is not None) == records)
+  shutil.rmtree(run)
+  assert branch(run, 3, tmp_path / "new", *args) == 0
+  assert_equal_ends(tmp_path / "whole", tmp_path / "new", changes={"learner.learning_rate": 1e-2})
+
+
+@pytest.mark.slow
+def test_a_batch_that_the_run_has_not_drawn_is_drawn_and_told(parent, tmp_path, capsys):
+  """With another reward the curriculum shows other problems."""
+  run, new = parent(**{"task.curriculum": "level"}), tmp_path / "new"
+  capsys.readouterr()
+  assert branch(run, 3, new, "--recorded_steps=3", "--config.reward.at_random=0.5") == 0
+  out = capsys.readouterr().out
+  assert "is drawn with the branch's own weights, because it has other prompts than the run had" in out
+
+
+def test_recorded_rollouts_that_there_are_not_are_refused(parent, tmp_path, capsys):
+  run, new = parent(), f"--workdir={tmp_path / 'new'}"
+  told = lambda *args, of=run, step=5: error(capsys, f"--branch={of}@{step}", new, *args)
+  assert "--recorded_steps: found 2, expected at most 1, the number of RL steps that the run in" in told("--recorded_steps=2")
+  line = told("--recorded_steps=1", "--config.rollout.temperature=0.5")
+  assert "config.rollout.temperature: found 0.5, expected 1.0 as in the run" in line
+  assert "--recorded_steps: found 1 without --branch" in error(capsys, "--config=configs/gspo.py:tiny", new, "--recorded_steps=1")
+  assert "0" in told("--recorded_steps=0") and not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_rollouts_that_cannot_be_recorded_or_read_are_refused(parent, tmp_path, capsys):
+  new = tmp_path / "new"
+  line = error(capsys, f"--branch={parent(**IN_FLIGHT)}@4", f"--workdir={new}", "--recorded_steps=1")
+  assert "--recorded_steps: found rollout.update_in_flight='keep' in the run in" in line
+  run = parent()
+  assert branch(run, 4, new, RATE, "--recorded_steps=2") == 0
+  assert "expected that of a checkpoint after step 6, because" in error(
+    capsys, f"--branch={new}@5", f"--workdir={tmp_path / 'third'}", SAPO, "--config.num_steps=7"
+  )
+  shutil.rmtree(new / "checkpoints" / "7")
+  path = new / "branched_from" / "rollouts.zip"
+  path.write_bytes(path.read_bytes()[:200] + b"damaged" + path.read_bytes()[207:])
+  (new / "summary.json").unlink()
+  assert f"{path}: found" in (line := error(capsys, f"--branch={run}@4", f"--workdir={new}", RATE, "--recorded_steps=2"))
+  assert "expected recorded rollouts; begin the branch again" in line
 
 
 REFUSED = {

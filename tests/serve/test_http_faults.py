@@ -207,7 +207,7 @@ def test_of_too_many_bodies_the_oldest_gives_way():
     for _ in range(2):
       assert ask(service, COMPLETION, {"prompt": "hi"})[0] == 200
     assert read_all(slow[0]).startswith(b"HTTP/1.1 408 ")
-    # The first one alone has given way: there is a place since. An answer arrives before its request has ended.
+    # The first one alone has given way: there is a place since. Its answer arrives before it ends.
     wait_for(lambda: service.open_requests() == 2)
   wait_for(lambda: is_empty(service, engine))
 

@@ -17,6 +17,7 @@ from jaxrl_llm.devices.compilation import CompileCounter
 from jaxrl_llm.learner.schedules import unfinished_warm_ups
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import carried, schedule
+from jaxrl_llm.rollouts.recorded import Recorded, Recorder, ReplaceFn
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run.observe import alarms
 from jaxrl_llm.run.observe.phases import Phases
@@ -71,9 +72,11 @@ class Run:
   # devices.
   on_sampler: SamplerWeights | None = None
   # Last RL step of a branch that still has the settings of the run it began with, and what starts
-  # it with its own settings from the checkpoint of that step.
+  # it with its own settings from the checkpoint of its fork.
   until: int | None = None
   goes_on: Callable[[], "Run"] | None = None
+  # What records the batches of some steps, or plays recorded ones.
+  player: ReplaceFn | None = None
   # Function called with the `Learned` of each RL step and the step, from 0.
   witness: Callable[[Any, int], None] | None = None
 
@@ -121,9 +124,9 @@ def start_run(
       processes.
     OutOfMemoryError: If the devices are too small for the first state.
   """
-  if until is None and (fork_step := hosts.on_main(lambda: branch.pending(workdir, config.to_dict()))) is not None:
-    begun = start_run(recorded.run_config(workdir / fork.FOLDER), workdir, command=command, log=log, until=fork_step)
-    return replace(begun, goes_on=partial(start_run, config, workdir, command=command, log=log))
+  if until is None and (last := hosts.on_main(lambda: branch.pending(workdir, config.to_dict()))) is not None:
+    begun = start_run(recorded.run_config(workdir / fork.FOLDER), workdir, command=command, log=log, until=last)
+    return to_fork(begun, partial(start_run, config, workdir, command=command, log=log))
   check_processes(config, jax.process_count())
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
   with explained(config, lambda: "start"):
@@ -196,7 +199,46 @@ def start_run(
     compiled=compiled,
     grader=make_grader(config, experiment.rewards, judgements=workdir / "judgements"),
     until=until,
+    player=None if until is not None else recorded_player(workdir, progress.note),
   )
+
+
+def to_fork(run: Run, follows: Callable[[], Run]) -> Run:
+  """Returns a run that repeats the steps before a fork, and those whose rollouts a branch records.
+
+  Args:
+    run: Run of the branch with the settings of the run that it began with.
+    follows: Function that starts the branch with its own settings.
+  """
+  begins = fork.fork_of(run.workdir)
+  run.checkpoints.last = fork.num_warm_steps(run.config.to_dict()) + begins.step
+  if not begins.recorded:
+    return replace(run, goes_on=follows)
+  path = run.workdir / fork.FOLDER / fork.ROLLOUTS
+  recorder = Recorder(path if hosts.is_main() else None, steps_of(begins))
+
+  def goes_on() -> Run:
+    recorder.finish()
+    return follows()
+
+  return replace(run, goes_on=goes_on, player=recorder)
+
+
+def recorded_player(workdir: Path, note: Callable[[str], None]) -> Recorded | None:
+  """Returns what plays the recorded rollouts of a branch; None if it has none.
+
+  Raises:
+    ValueError: If their file is damaged. One line.
+  """
+  begins = fork.fork_of(workdir)
+  if begins is None or not begins.recorded:
+    return None
+  return Recorded(workdir / fork.FOLDER / fork.ROLLOUTS, steps_of(begins), note=note)
+
+
+def steps_of(begins: fork.Fork) -> range:
+  """Returns the RL steps, from 0, that learn from recorded rollouts."""
+  return range(begins.step, begins.step + begins.recorded)
 
 
 def open_schedule(config: ConfigDict, workdir: Path, record: Record, replay: Path | None) -> schedule.Schedule:

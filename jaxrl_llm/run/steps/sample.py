@@ -83,7 +83,8 @@ def launch(run: Run, step: int, *, draw: int = 0) -> InFlight:
     job = job._replace(seeds=groups.seeds, begun=groups.conversations, enough=section.num_prompts)
   else:
     groups, job = None, drawing.train.job(next(run.prompts), key, run.state.params)
-  playing = drawing.queue.begin(drawing.train.play, job, step, draw)
+  play = drawing.train.play if run.player is None else run.player(drawing.train.play, step, draw)
+  playing = drawing.queue.begin(play, job, step, draw)
   # Several processes grade together, and at that time nothing else may use their devices.
   rewards = run.experiment.rewards if jax.process_count() == 1 else None
   return InFlight(run.record.rl_steps, step, draw, Arrivals(playing, job, rewards=rewards, call=run.grader), groups)

@@ -90,6 +90,8 @@ def save(
     old bytes, although JAX 0.10 was seen to keep them. The arrays are therefore copied first.
   """
   finish(checkpoints)
+  if checkpoints.last is not None and step > checkpoints.last:
+    return
   orbax_noise.silence()
   checkpoints.last_try = time.monotonic()
   accuracy = None if accuracy is None or not math.isfinite(accuracy) else float(accuracy)

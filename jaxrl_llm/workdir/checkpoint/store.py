@@ -28,6 +28,7 @@ class Checkpoints:
     bytes: Size of the newest checkpoint on disk; 0 if unknown.
     failure: Reason why the last save failed; None if it succeeded.
     untold: Messages about saves that have failed since the last call of `failures`.
+    last: Number after which no checkpoint is saved; None for no such limit.
     last_try: Start of the last save, in seconds of `time.monotonic`.
   """
 
@@ -37,6 +38,7 @@ class Checkpoints:
     self.bytes = 0
     self.failure: str | None = None
     self.untold: list[str] = []
+    self.last: int | None = None
     self.last_try = time.monotonic()
     self._saving: futures.Future | None = None
 

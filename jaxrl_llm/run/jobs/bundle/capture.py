@@ -17,7 +17,7 @@ from jaxrl_llm.messages import UsageError
 from jaxrl_llm.rollouts.batch import transcript, written_mask
 from jaxrl_llm.run.jobs.bundle import box
 from jaxrl_llm.run.jobs.bundle.contents import ABOUT, FORMAT, RESPONSES, digest, named, to_json
-from jaxrl_llm.run.setup.start import Run, start_run
+from jaxrl_llm.run.setup.start import Run, recorded_player, start_run
 from jaxrl_llm.run.steps.learn import Learned
 from jaxrl_llm.types import Params, TrainBatch, TrainState
 from jaxrl_llm.workdir import branch
@@ -62,6 +62,7 @@ def capture(text: str, out: Path, *, proceed: Callable[[Run], Any], reference: b
     except WorkdirError as error:
       raise UsageError(str(error)) from error
     run = start_run(config, workdir, until=fork.step + 1)
+    run.player = recorded_player(Path(fork.workdir), run.progress.note)
     recorder = _Recorder(run, fork.step)
     run.experiment = run.experiment._replace(learner=run.experiment.learner._replace(rl_step=recorder.update))
     run.witness = recorder.end
