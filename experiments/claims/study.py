@@ -130,13 +130,14 @@ def measure_second(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder
 
 
 def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], path: pathlib.Path) -> Iterator[tuple[list[dict], list[int]]]:
-  """Runs the trials that are not in a file yet, and appends each to it.
+  """Runs the trials that are not in a file yet, and appends each to it, and each seed that failed.
 
   Yields:
     After every block: the rows of the trials so far, in the order of the plan, and the seeds whose
     imitation did not fail.
   """
-  done, planned, failed = read_trials(path), [], []
+  stored, planned = read_trials(path), []
+  done, failed = [row for row in stored if "failed" not in row], [row["seed"] for row in stored if "failed" in row]
   for block in blocks:
     trials = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
     known = [{name: row[name] for name in trials[0][0]} for row in done]
@@ -150,6 +151,7 @@ def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], pat
         except beds.StartFailed as reason:
           print(f"{reason}; it is left out", flush=True)
           failed.append(names["seed"])
+          print(json.dumps({"seed": names["seed"], "failed": str(reason)}), file=file, flush=True)
           continue
         print(json.dumps(done[-1]), file=file, flush=True)
     planned += [names for names, _ in trials]
@@ -159,7 +161,7 @@ def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], pat
 
 
 def read_trials(path: pathlib.Path) -> list[dict]:
-  """Reads the trials that are done.
+  """Reads the trials that are done, and the seeds that failed.
 
   If the process was killed while it wrote the last line, that line is removed from the file, so
   that its trial runs again.

@@ -252,6 +252,19 @@ def test_a_seed_without_a_policy_to_train_is_left_out_of_every_arm(tmp_path, mon
   assert capsys.readouterr().out == "seed 0: found fewer than 30% right; it is left out\n"
 
 
+def test_a_seed_that_failed_is_not_tried_again(tmp_path, monkeypatch):
+  tried, path = [], tmp_path / "trials.jsonl"
+
+  def run(sizes, names, arm):
+    tried.append(names["seed"])
+    raise beds.StartFailed("found fewer than 30% right")
+
+  monkeypatch.setattr(study, "run", run)
+  for _ in range(2):
+    assert list(study.trained(a_study().arms, beds.SMOKE, (0, 1), path))[-1] == ([], [])
+  assert tried == [0, 1]
+
+
 def test_a_smoke_run_in_the_study_s_folder_and_a_plot_without_results_are_refused(tmp_path):
   with pytest.raises(SystemExit, match="error: --smoke: found the folder of the measured results"):
     study.main(a_study(), ["--smoke"], tmp_path)
