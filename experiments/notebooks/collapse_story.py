@@ -1,0 +1,67 @@
+"""Lecture 7: commands that a lecture runs as its reader would, and the rewards of a run."""
+
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from experiments.ablations.plots import BLUE, ORANGE, letter
+from experiments.notebooks.pictures import Picture, picture
+from experiments.notebooks.run_pictures import Run, read
+from experiments.notebooks.sources import ROOT
+
+FOLDER = pathlib.Path("runs/lecture_7")
+"""Folder of the lecture's runs, relative to the root of the repository."""
+
+
+def begin() -> None:
+  """Deletes what an earlier reading of the lecture has left."""
+  shutil.rmtree(ROOT / FOLDER, ignore_errors=True)
+
+
+def shell(command: str, *, last: int = 40) -> None:
+  """Runs a command of the package in the root of the repository, and prints what it says.
+
+  Args:
+    command: Command line that begins with `python`.
+    last: Number of lines at the end that are printed.
+
+  Raises:
+    RuntimeError: If the command fails.
+  """
+  _, *args = shlex.split(command)
+  own = os.environ | {"COLUMNS": "120"}
+  result = subprocess.run([sys.executable, *args], cwd=ROOT, env=own, capture_output=True, text=True)
+  if result.returncode:
+    raise RuntimeError(result.stderr[-2000:])
+  lines = result.stdout.replace(f"{ROOT}/", "").splitlines()
+  print("\n".join(line.rstrip() for line in lines[-last:]))
+
+
+def run_of(name: str) -> Run:
+  """Reads a run of the lecture."""
+  return read(ROOT / FOLDER / name)
+
+
+def rewards(run: Run) -> Picture:
+  """Draws the reward of every response against the step, by the sign of the right answer."""
+  alt = "Reward of each response against the RL step, on a symmetric logarithmic axis, for right answers below 0 and others."
+  return picture(_rewards, run, height=2.4, alt=alt, width=5.0)
+
+
+def _rewards(figure: Any, run: Run) -> None:
+  """Draws the scatter, a little spread around each step."""
+  axes, rng = figure.subplots(), np.random.default_rng(0)
+  for is_below, color, label in ((False, BLUE, "right answer 0 or above"), (True, ORANGE, "right answer below 0")):
+    chosen = [row for row in run.samples if (float(row["answer"]) < 0) == is_below]
+    steps = np.array([row["step"] for row in chosen]) + rng.uniform(-0.25, 0.25, len(chosen))
+    axes.plot(steps, [row["reward"] for row in chosen], ".", color=color, label=label, markersize=3)
+  axes.set_yscale("symlog", linthresh=10)
+  axes.set_xlabel("RL step")
+  letter(axes, "a", "reward of a response")
+  axes.legend(loc="upper left")
