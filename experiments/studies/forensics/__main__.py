@@ -49,25 +49,36 @@ def main(argv: list[str]) -> int:
 
 
 def measure(folder: Path, *, smoke: bool) -> None:
-  """Continues the collapses where no row is recorded yet, and writes the results once all are."""
+  """Adds the rows that are not recorded yet, and writes the results once all are."""
   folder.mkdir(parents=True, exist_ok=True)
   compilation_cache.cache_compilations()
   files = (Path(module.__file__) for module in (branches, bed, alarm_rules))
   began, path = provenance.begin(folder / STARTED, rules, *files), folder / "trials.jsonl"
-  collapses, sizes, steps, draws = rules.choose(records()), claims.Sizes(), alarm_rules.STEPS, rules.DRAWS
+  sizes, pairs, steps, draws = claims.Sizes(), rules.to_repeat(records()), alarm_rules.STEPS, rules.DRAWS
   if smoke:
-    collapses, sizes, steps = [at._replace(step=4) for at in collapses[:2]], claims.SMOKE, 10
-    draws = draws[:1]
+    sizes, pairs, steps, draws = claims.SMOKE, pairs[:2], 10, draws[:1]
   rows = read_trials(path)
-  for at in collapses:
-    of_run = [row for row in rows if (row["arm"], row["seed"]) == (at.arm, at.seed)]
-    known = [(row["remedy"], row["draw"]) for row in of_run]
-    for row in branches.continued(sizes, at, steps, draws, known):
-      rows.append(row)
-      with path.open("a") as file:
-        print(json.dumps(row), file=file)
-      curve = [round(100 * x) for x in row["accuracy"]]
-      print(at.arm, at.seed, row["remedy"], row["draw"], curve, flush=True)
+
+  def add(row: dict) -> None:
+    rows.append(row)
+    with path.open("a") as file:
+      print(json.dumps(row), file=file)
+    curve = [round(100 * x) for x in row["accuracy"]]
+    print(row["arm"], row["seed"], row["remedy"], row["draw"], curve, flush=True)
+
+  done = lambda *names: [tuple(row[name] for name in names) for row in rows]
+  for pair in pairs:
+    if (*pair, "original") not in done("arm", "seed", "remedy"):
+      add(branches.repeated(sizes, *pair, steps))
+  originals = [rules.Collapse(*(row[name] for name in rules.Collapse._fields)) for row in rows[: len(pairs)]]
+  chosen = rules.choose(at for at in originals if at.step)[: rules.COUNT]
+  if smoke:  # Untrained models do not collapse.
+    chosen = [at._replace(alarm="policy_kl", step=4, begins=10) for at in originals]
+  for at in chosen:
+    plan = [(remedy, draw) for remedy in rules.REMEDIES for draw in draws]
+    todo = [way for way in plan if (*at[:2], *way) not in done("arm", "seed", "remedy", "draw")]
+    for row in branches.continued(sizes, at, steps, todo) if todo else ():
+      add(row)
   (folder / "results.json").write_text(to_json(judged(began, rows)))
   path.unlink()
   (folder / STARTED).unlink()
@@ -91,7 +102,7 @@ def lines(results: dict) -> str:
   again, out = results["repeats"], []
   out.append(
     f"{again['of']} runs repeated: {again['equal']} have the recorded accuracies, {again['collapsed']} "
-    f"collapse, and of {again['same_alarm']} the alarm begins at the same step"
+    f"collapse again, {again['warned']} of them after an alarm"
   )
   for part in ("all", "data", "optimisation"):
     for remedy, row in results[part].items():

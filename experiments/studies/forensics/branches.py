@@ -20,27 +20,25 @@ from jaxrl_llm.run.jobs.blame.shares import Shares
 from jaxrl_llm.types import Params, TrainBatch, TrainState
 
 
+def repeated(sizes: claims.Sizes, arm: str, seed: int, steps: int) -> dict[str, Any]:
+  """Repeats a run as it was. Returns its row, with "original" as the remedy and its own alarm."""
+  run = {"arm": arm, "seed": seed} | bed.train(sizes, seed, ARMS[arm], steps)
+  at = rules.warning(run) or rules.Collapse(arm, seed, None, None, None)
+  return at._asdict() | {"remedy": "original", "draw": 0, "accuracy": run["accuracy"]}
+
+
 def continued(
-  sizes: claims.Sizes, at: rules.Collapse, steps: int, draws: Sequence[int], known: Sequence[tuple[str, int]]
+  sizes: claims.Sizes, at: rules.Collapse, steps: int, todo: Sequence[tuple[str, int]]
 ) -> Iterator[dict[str, Any]]:
-  """Repeats a run up to its alarm, and continues it without and with each remedy.
+  """Repeats a run up to its alarm, and yields a row for each way to continue it.
 
   Args:
     sizes: Sizes of the model.
-    at: Collapse.
+    at: Collapse with its alarm.
     steps: RL steps of a whole run.
-    draws: Numbers of the draws.
-    known: Remedy and draw of the continuations that are recorded.
-
-  Yields:
-    A row for each continuation that is not known. Remedy "original" is the run as it was, with its
-    own draws; its `warned` is the step at which its alarm begins now.
+    todo: Remedy and number of the draws of each continuation.
   """
-  arm, own = ARMS[at.arm], ("original", 0)
-  plan = [own, *((remedy, draw) for remedy in rules.REMEDIES for draw in draws)]
-  todo = [pair for pair in plan if pair not in known]
-  if not todo:
-    return
+  arm = ARMS[at.arm]
   point, head = bed.advance(bed.start(sizes, at.seed), sizes, at.seed, arm, steps, until=at.step)
   for remedy, draw in todo:
     objective, settings = rules.CHANGED[arm.objective].get(remedy, (arm.objective, arm.settings))
@@ -48,10 +46,8 @@ def continued(
     slower = rules.SLOWER if remedy == "rate" else 1
     now = arm._replace(objective=objective, settings=settings)
     _, tail = bed.advance(point, sizes, at.seed, now, steps, draws=draw, slower=slower, **edit)
-    run = at._asdict() | {name: head[name] + tail[name] for name in head}
-    again = rules.warning(run) if (remedy, draw) == own else None
-    row = at._asdict() | {"remedy": remedy, "draw": draw, "warned": again and again.step}
-    yield row | {"accuracy": run["accuracy"]}
+    accuracy = head["accuracy"] + tail["accuracy"]
+    yield at._asdict() | {"remedy": remedy, "draw": draw, "accuracy": accuracy}
 
 
 @functools.cache

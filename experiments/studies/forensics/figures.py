@@ -16,10 +16,11 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
   """Draws the gain of each remedy in the share saved, and the outcome of each continuation."""
   rows = [row for row in results["runs"] if row["remedy"] != "original"]
   collapses = list(dict.fromkeys((row["arm"], row["seed"]) for row in rows))
-  with new_figure(height=3.4) as figure:
+  with new_figure(height=5) as figure:
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
-    places = dict(zip(REMEDIES[1:], range(len(REMEDIES)), strict=False))
-    for part, color, shift in (("all", BLACK, -0.2), ("data", BLUE, 0), ("optimisation", GREY, 0.2)):
+    places = {remedy: place for place, remedy in enumerate(REMEDIES[1:])}
+    parts = (("all", BLACK, -0.2), ("data", BLUE, 0), ("optimisation", GREY, 0.2))
+    for part, color, shift in parts:
       for remedy, place in places.items():
         row = results[part][remedy]
         left.plot([row["low"], row["high"]], [place + shift] * 2, color=color)
