@@ -1,9 +1,12 @@
 """The study of remedies after an alarm: choice of the collapses, continuations, statistics."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
+from experiments import provenance
 from experiments.claims import bed as claims
 from experiments.results import from_json
 from experiments.studies.alarms import bed
@@ -72,6 +75,23 @@ def test_repeats_are_compared_with_the_records():
   others = [row | {"seed": 2, "alarm": None, "accuracy": WELL}, row | {"seed": 3, "alarm": None, "accuracy": [*FALLEN[:-1], 0.0]}]
   records = [{"arm": "grpo", "seed": seed, "accuracy": FALLEN} for seed in (1, 2, 3)]
   assert rules.judge_repeats([row, *others], records) == {"of": 3, "equal": 1, "collapsed": 2, "warned": 1}
+
+
+def test_the_rules_are_older_than_the_run():
+  recorded = from_json((command.HERE / "results.json").read_text())["provenance"]
+  doubt = provenance.doubt(recorded, command.HERE / "rules.py")
+  assert not doubt, doubt  # None without a history.
+
+
+def test_the_recorded_rows_give_the_recorded_verdicts():
+  stored = from_json((command.HERE / "results.json").read_text())
+  assert json.loads(json.dumps(command.judged(stored["provenance"], stored["runs"]))) == stored
+  originals = {(row["arm"], row["seed"]): row for row in stored["runs"] if row["remedy"] == "original"}
+  chosen = rules.choose(rules.Collapse(*list(row.values())[:5]) for row in originals.values() if row["step"])
+  assert {at[:2] for at in chosen[: rules.COUNT]} == {(row["arm"], row["seed"]) for row in stored["runs"] if row["draw"]}
+  for row in stored["runs"]:  # A continuation has the run's own past.
+    own, known = originals[row["arm"], row["seed"]], 1 + (row["step"] or 0) // bed.EVERY
+    assert row["accuracy"][:known] == own["accuracy"][:known] and row["step"] == own["step"]
 
 
 TINY = claims.SMOKE._replace(num_layers=1)
