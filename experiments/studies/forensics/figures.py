@@ -15,7 +15,7 @@ COLORS = {"healthy": GREEN, "neither": YELLOW, "collapsed": ORANGE}
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
   """Draws the gain of each remedy in the share saved, and the outcome of each continuation."""
   rows = [row for row in results["runs"] if row["remedy"] != "original"]
-  collapses = list(dict.fromkeys((row["arm"], row["seed"]) for row in rows))
+  collapses = sorted({(row["arm"], row["seed"]) for row in rows})
   with new_figure(height=5) as figure:
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     places = {remedy: place for place, remedy in enumerate(REMEDIES[1:])}
@@ -24,7 +24,8 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
       for remedy, place in places.items():
         row = results[part][remedy]
         left.plot([row["low"], row["high"]], [place + shift] * 2, color=color)
-        left.plot(row["gain"], place + shift, "o", color=color, markersize=3.5, label=part if place == 0 else None)
+        label = part if place == 0 else None
+        left.plot(row["gain"], place + shift, "o", color=color, markersize=3.5, label=label)
     left.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
     left.set_yticks(list(places.values()), list(places))
     left.set_ylim(len(places) - 0.5, -0.5)

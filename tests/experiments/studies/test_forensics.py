@@ -1,6 +1,8 @@
 """The study of remedies after an alarm: choice of the collapses, continuations, statistics."""
 
+import itertools
 import json
+import sys
 
 import jax
 import numpy as np
@@ -23,18 +25,21 @@ FALLEN, WELL = [0.3, 0.6, 0.6, 0.6, 0.6, 0.1, 0.1, 0.1], [0.3] + [0.6] * 7
 def run_of(arm, seed, above, accuracy=FALLEN):
   """Returns a run that collapses at step 25, with the KL above its limit at some steps."""
   kl = [0.1 if step in above else 0.0 for step in range(1, 36)]
-  return {"arm": arm, "seed": seed, "accuracy": accuracy, "actor/ppo_kl_k3": kl, "critic/rewards/mean": [0.5] * 35}
+  metrics = {"actor/ppo_kl_k3": kl, "critic/rewards/mean": [0.5] * 35}
+  return {"arm": arm, "seed": seed, "accuracy": accuracy} | metrics
 
 
 def test_the_first_alarm_in_time_decides():
   assert rules.warning(run_of("grpo", 1, (8, 20))) == ("grpo", 1, "policy_kl", 8, 25)
   assert rules.warning(run_of("grpo", 1, (7, 8, 24))).step == 24  # At 8 an earlier alarm goes on.
-  assert rules.warning(run_of("grpo", 1, (7, 25, 26))) is None and rules.warning(run_of("grpo", 1, (20,), WELL)) is None
+  assert rules.warning(run_of("grpo", 1, (7, 25, 26))) is None  # Too early, and too late.
+  assert rules.warning(run_of("grpo", 1, (20,), WELL)) is None
 
 
 def test_arms_take_turns():
   first, second = list(ARMS)[:2]
-  runs = [run_of(second, 3, (9,)), run_of(second, 2, (30,)), *(run_of(first, seed, (9,)) for seed in (5, 4, 6)), run_of(second, 1, (9,))]
+  runs = [run_of(second, 3, (9,)), run_of(second, 2, (30,)), run_of(second, 1, (9,))]
+  runs += [run_of(first, seed, (9,)) for seed in (5, 4, 6)]
   expected = [(first, 4), (second, 1), (first, 5), (second, 3), (first, 6)]
   assert [at[:2] for at in rules.choose(map(rules.warning, runs))] == expected
 
@@ -51,18 +56,18 @@ def rows_of(saved):
   """Returns rows of ten collapses with three draws, by the collapses that each remedy saves."""
   pairs = [(remedy, seed, draw) for remedy in rules.REMEDIES for seed in range(10) for draw in rules.DRAWS]
   well = lambda remedy, seed: seed in saved.get(remedy, ())
-  return [
-    {"arm": "grpo", "seed": seed, "remedy": remedy, "draw": draw, "accuracy": WELL if well(remedy, seed) else FALLEN}
-    for remedy, seed, draw in pairs
-  ]
+  row = lambda remedy, seed, draw: {"arm": "grpo", "seed": seed, "remedy": remedy, "draw": draw}
+  return [row(*pair) | {"accuracy": WELL if well(*pair[:2]) else FALLEN} for pair in pairs]
 
 
 def test_a_remedy_must_save_many_of_several_collapses():
   rows = rows_of({"none": [0], "rate": range(10), "clip": [0, 1, 2, 3], "sapo": [0, 1, 2, 3, 4]})
   judged = rules.judge(rows)
   rate, clip, sapo, drop = (judged[remedy] for remedy in rules.REMEDIES[1:])
-  assert judged["none"] == {"saved": 3, "healthy": 3, "neither": 0, "collapsed": 27, "of": 30, "end": pytest.approx(0.15)}
-  assert (rate["saved"], rate["more"], rate["fewer"], rate["gain"], rate["verdict"]) == (30, 27, 0, 0.9, "saves more")
+  counts = {"saved": 3, "healthy": 3, "neither": 0, "collapsed": 27, "of": 30}
+  assert judged["none"] == counts | {"end": pytest.approx(0.15)}
+  assert (rate["saved"], rate["more"], rate["fewer"], rate["gain"]) == (30, 27, 0, 0.9)
+  assert rate["verdict"] == "saves more"
   assert rate["p"] == 2 * 0.5**27 and rate["p_holm"] == 4 * rate["p"]
   assert sapo["p_holm"] == 3 * 2 * 0.5**12 and sapo["verdict"] == "saves more" and sapo["low"] > 0
   # Nine pairs of three collapses: the sign test alone would believe it.
@@ -72,7 +77,8 @@ def test_a_remedy_must_save_many_of_several_collapses():
 
 def test_repeats_are_compared_with_the_records():
   row = {"arm": "grpo", "seed": 1, "accuracy": FALLEN, "alarm": "policy_kl"}
-  others = [row | {"seed": 2, "alarm": None, "accuracy": WELL}, row | {"seed": 3, "alarm": None, "accuracy": [*FALLEN[:-1], 0.0]}]
+  others = [row | {"seed": 2, "alarm": None, "accuracy": WELL}]
+  others.append(row | {"seed": 3, "alarm": None, "accuracy": [*FALLEN[:-1], 0.0]})
   records = [{"arm": "grpo", "seed": seed, "accuracy": FALLEN} for seed in (1, 2, 3)]
   assert rules.judge_repeats([row, *others], records) == {"of": 3, "equal": 1, "collapsed": 2, "warned": 1}
 
@@ -87,8 +93,9 @@ def test_the_recorded_rows_give_the_recorded_verdicts():
   stored = from_json((command.HERE / "results.json").read_text())
   assert json.loads(json.dumps(command.judged(stored["provenance"], stored["runs"]))) == stored
   originals = {(row["arm"], row["seed"]): row for row in stored["runs"] if row["remedy"] == "original"}
-  chosen = rules.choose(rules.Collapse(*list(row.values())[:5]) for row in originals.values() if row["step"])
-  assert {at[:2] for at in chosen[: rules.COUNT]} == {(row["arm"], row["seed"]) for row in stored["runs"] if row["draw"]}
+  warned = [rules.Collapse(*list(row.values())[:5]) for row in originals.values() if row["step"]]
+  chosen = {at[:2] for at in rules.choose(warned)[: rules.COUNT]}
+  assert chosen == {(row["arm"], row["seed"]) for row in stored["runs"] if row["draw"]}
   for row in stored["runs"]:  # A continuation has the run's own past.
     own, known = originals[row["arm"], row["seed"]], 1 + (row["step"] or 0) // bed.EVERY
     assert row["accuracy"][:known] == own["accuracy"][:known] and row["step"] == own["step"]
@@ -129,7 +136,14 @@ def test_the_group_that_agrees_least_is_left_out():
 
 
 @pytest.mark.exhaustive
-def test_a_smoke_run_resumes_and_judges(tmp_path, capsys):
+def test_a_smoke_run_resumes_and_judges(tmp_path, capsys, monkeypatch):
+  with monkeypatch.context() as patched:
+    continued = branches.continued
+    patched.setattr(branches, "continued", lambda *of: itertools.islice(continued(*of), 2))
+    patched.setattr(command, "judged", lambda *of: sys.exit("stopped"))
+    with pytest.raises(SystemExit, match="stopped"):
+      command.measure(tmp_path, smoke=True)
+  assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 6
   assert command.main(["x", "--measure", "--smoke", f"--folder={tmp_path}"]) == 0
   results = from_json((tmp_path / "results.json").read_text())
   assert len(results["runs"]) == 12 and results["repeats"]["of"] == 2 and results["all"]["none"]["of"] == 2
