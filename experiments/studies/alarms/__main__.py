@@ -23,21 +23,30 @@ HERE = Path(__file__).parent
 RUNS = "runs.json.gz"
 
 
-def main(argv: list[str]) -> int:
-  """Runs a command line and returns its exit status: 0, or 2 for a wrong argument."""
+def options(argv: list[str], about: str, here: Path) -> tuple[Path, bool, bool] | int:
+  """Reads a command line. Returns its folder, `--measure` and `--smoke`, or the exit status."""
   if {"-h", "--help"} & set(argv[1:]):
-    print(__doc__)
+    print(about)
     return 0
   wrong = [arg for arg in argv[1:] if arg not in ("--measure", "--smoke") and not arg.startswith("--folder=")]
   if wrong:
     print(f"error: found {wrong[0]!r}, expected --measure, --smoke or --folder=DIR", file=sys.stderr)
     return 2
-  folder = next((Path(arg.split("=", 1)[1]) for arg in argv[1:] if arg.startswith("--folder=")), HERE)
-  if "--smoke" in argv and folder == HERE:
+  folder = next((Path(arg.split("=", 1)[1]) for arg in argv[1:] if arg.startswith("--folder=")), here)
+  if "--smoke" in argv and folder == here:
     print("error: --smoke: found the folder of the measured runs, expected another --folder=DIR, so that they stay", file=sys.stderr)
     return 2
-  if "--measure" in argv:
-    measure(folder, smoke="--smoke" in argv)
+  return folder, "--measure" in argv, "--smoke" in argv
+
+
+def main(argv: list[str]) -> int:
+  """Runs a command line and returns its exit status: 0, or 2 for a wrong argument."""
+  chosen = options(argv, __doc__, HERE)
+  if isinstance(chosen, int):
+    return chosen
+  folder, measures, smoke = chosen
+  if measures:
+    measure(folder, smoke=smoke)
   if not (folder / RUNS).exists():
     print(f"error: {folder / RUNS}: found no such file, expected the recorded runs; run it once with --measure", file=sys.stderr)
     return 2

@@ -14,6 +14,7 @@ import numpy as np
 from experiments.claims import bed as claims
 from experiments.claims.running_sums import PAD, graded, problems, prompts_of, rectangle
 from experiments.results import rounded
+from jaxrl_llm.types import Params, TrainBatch, TrainState
 
 PROMPTS = 8
 """Prompts of an RL step, with eight responses each."""
@@ -77,6 +78,20 @@ REWARDS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] =
 """What a response is worth `(right, tokens, mask) -> rewards`; evaluation counts `right` alone."""
 
 
+class Point(NamedTuple):
+  """Where a run stands between two RL steps.
+
+  Attributes:
+    steps: Number of RL steps that are done.
+    state: Weights and optimizer.
+    drawing: Weights before the last RL steps, the oldest first; an arm with `lag` draws with them.
+  """
+
+  steps: int
+  state: TrainState
+  drawing: tuple[Params, ...] = ()
+
+
 def train(sizes: claims.Sizes, seed: int, arm: Arm, steps: int) -> dict:
   """Trains one arm from the seed's warm start.
 
@@ -84,29 +99,69 @@ def train(sizes: claims.Sizes, seed: int, arm: Arm, steps: int) -> dict:
     `accuracy`, the held-out accuracy before the first RL step and after every `EVERY` of them; and
     one value per RL step of each metric that the alarms read, None if not finite.
   """
-  bed, params = claims.make_bed(sizes), claims.warm_params(sizes, seed)
-  state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, "none")
-  rng, key = np.random.default_rng([seed, 1]), jax.random.key(seed)
+  return advance(start(sizes, seed), sizes, seed, arm, steps)[1]
+
+
+def start(sizes: claims.Sizes, seed: int) -> Point:
+  """Returns the warm start of a seed."""
+  return Point(0, claims.make_bed(sizes).new_state(claims.warm_params(sizes, seed)))
+
+
+def advance(
+  point: Point,
+  sizes: claims.Sizes,
+  seed: int,
+  arm: Arm,
+  steps: int,
+  *,
+  until: int | None = None,
+  draws: int = 0,
+  slower: float = 1.0,
+  edit: Callable[[TrainState, TrainBatch], TrainBatch] = lambda state, batch: batch,
+) -> tuple[Point, dict]:
+  """Trains on from a point of a run, with the run's own arm or another.
+
+  Args:
+    point: State to begin with.
+    sizes: Sizes of the model.
+    seed: Seed of the run.
+    arm: Arm from here on.
+    steps: RL steps of a whole run, by which `arm.rate_end` is reached.
+    until: RL step to stop after; None for `steps`.
+    draws: Number of the draws of problems and responses from here on; 0 for the run's own.
+    slower: Divisor of the learning rate.
+    edit: Function of the state and the mini-batch of an update that returns the batch to use.
+
+  Returns:
+    The point reached, and what `train` returns, of these RL steps alone.
+  """
+  bed, (begun, state, drawing) = claims.make_bed(sizes), point
+  step, drawing = bed.step(arm.objective, arm.settings, "none"), deque(drawing, maxlen=arm.lag + 1)
+  rng, key = np.random.default_rng([seed, 1, *[draws] * bool(draws)]), jax.random.key(seed)
+  # Numbers below `steps` make the keys of the run's own RL steps.
+  key = jax.random.fold_in(key, steps + draws) if draws else key
   chosen = problems("train", steps * PROMPTS, rng, digits=sizes.digits).reshape(steps, PROMPTS, -1)
-  drawing, rows, accuracy = deque(maxlen=arm.lag + 1), [], [held_out(bed, params)]
+  rows, accuracy = [], [] if begun else [held_out(bed, state.params)]
   size = PROMPTS * sizes.group_size // arm.updates
   normal = Arm(arm.objective, arm.settings, arm.updates)
   begins = int(np.random.default_rng([seed, 2]).integers(22, 45)) if arm.breaks else 0
-  for index in range(steps):
+  until = steps if until is None else until
+  for index in range(begun, until):
     now = arm if index >= begins else normal
     rate = now.rate + (index / steps) * (now.rate_end - now.rate) if now.rate_end else now.rate
     drawing.append(jax.tree.map(np.asarray, state.params))
     batch, row = draw(bed, drawing[max(0, len(drawing) - 1 - now.lag)], chosen[index], jax.random.fold_in(key, index), now)
     updates = []
-    for start in range(0, len(batch.tokens), size):
-      state, metrics = step(state, jax.tree.map(lambda x, at=start: x[at : at + size], batch), rate)
+    for first in range(0, len(batch.tokens), size):
+      part = edit(state, jax.tree.map(lambda x, at=first: x[at : at + size], batch))
+      state, metrics = step(state, part, rate / slower)
       updates.append({name: metrics[name] for name in METRICS if name in metrics})
     updates = jax.device_get(updates)
     rows.append(row | {name: float(np.mean([x[name] for x in updates])) for name in updates[0]})
     if (index + 1) % EVERY == 0:
       accuracy.append(held_out(bed, state.params))
   columns = {name: [x if np.isfinite(x) else None for x in (row[name] for row in rows)] for name in rows[0]}
-  return rounded({"accuracy": accuracy} | columns, 5)
+  return Point(until, state, tuple(drawing)), rounded({"accuracy": accuracy} | columns, 5)
 
 
 def draw(bed: claims.Bed, params, chosen: np.ndarray, key: jax.Array, arm: Arm):

@@ -1,0 +1,1 @@
+"""A run has collapsed and is continued from its alarm: which remedy saves how many?"""
