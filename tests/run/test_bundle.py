@@ -135,14 +135,38 @@ def error(capsys, command, *args) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["gspo", "lora"])
 def test_weights_by_reference(case, boxed, tmp_path, capsys):
+  """Neither weights nor the optimizer's state are in the file, and others are refused."""
   run, path = shutil.copytree(boxed(case)[0], tmp_path / "run"), tmp_path / "first.zip"
   assert call(bundle, f"{run}@1", f"--out={path}", "--weights=reference") == 0
-  assert path.stat().st_size < boxed(case)[1].stat().st_size
+  assert not [name for name in Box(path).names if name.startswith("state/")]
   assert call(bundle, path, "--run") == 0 and "equal in every bit" in capsys.readouterr().out
   line = error(capsys, bundle, f"{run}@2", f"--out={path}", "--weights=reference")
   assert "found no checkpoint of the state before step 2" in line
+  shutil.rmtree(run / "checkpoints" / "1")
+  shutil.copytree(run / "checkpoints" / "3", run / "checkpoints" / "1")
+  line = error(capsys, bundle, path, "--run")
+  assert f"found weights in {run / 'checkpoints' / '1'} with the SHA-256" in line and "that of the weights before the step" in line
   shutil.rmtree(run)
   assert "which has the weights of this bundle" in error(capsys, bundle, path, "--run")
+
+
+@pytest.mark.slow
+def test_adapters_without_the_frozen_weights(boxed, tmp_path, capsys):
+  """It needs no run, and the frozen weights are checked."""
+  run, path = boxed("lora")
+  own, crafted = tmp_path / "own.zip", tmp_path / "crafted.zip"
+  assert call(bundle, f"{run}@2", f"--out={own}", "--weights=adapters") == 0
+  names = [name for name in Box(own).names if name.startswith("state/params/")]
+  assert names == [name for name in Box(path).names if name.startswith("state/params/") and "_lora_" in name] != []
+  gone = run.rename(run.with_name("gone"))
+  try:
+    assert call(bundle, own, "--run") == 0 and "equal in every bit" in capsys.readouterr().out
+  finally:
+    gone.rename(run)
+  remade(own, crafted, **{"about.json": about(own, lambda x: x["config"].update(seed=1))})
+  assert "found weights with the frozen ones of config.model.path=None with the SHA-256" in error(capsys, bundle, crafted, "--run")
+  line = error(capsys, bundle, f"{boxed('gspo')[0]}@2", f"--out={own}", "--weights=adapters")
+  assert "--weights: found adapters for a run without any" in line
 
 
 def test_what_cannot_be_done_is_refused_in_one_line(boxed, tmp_path, capsys):
