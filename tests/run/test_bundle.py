@@ -18,6 +18,7 @@ import pytest
 
 from jaxrl_llm import main
 from jaxrl_llm.cli import blame, bundle
+from jaxrl_llm.run.jobs.blame import page, table
 from jaxrl_llm.run.jobs.bundle import box, repeat
 from jaxrl_llm.run.jobs.bundle.box import Box, BoxError
 from jaxrl_llm.run.jobs.bundle.opened import open_bundle
@@ -275,17 +276,45 @@ def test_a_crafted_bundle_is_refused_in_one_line(case, boxed, tmp_path, capsys):
   assert message in (line := error(capsys, bundle, path, "--run")) and str(path) in line
 
 
-def test_blame_prints_what_adds_up(boxed, capsys):
+def test_blame_prints_what_adds_up(boxed, tmp_path, capsys):
   _, path = boxed("gspo")
   capsys.readouterr()
-  assert call(blame, path, "--leave_out=1") == 0
+  assert call(blame, path, "--leave_out=1", f"--page={tmp_path / 'page.html'}") == 0
   lines = capsys.readouterr().out.splitlines()
-  head, _, *rows, total, _, _, _, without = lines
+  head, _, *rows, total, _, _, _, without, name = lines
+  data = re.search('id="data">(.*?)</script>', pathlib.Path(name).read_text("utf-8"))[1]
+  assert [x["label"].split(", a")[0] for x in json.loads(data)["samples"][::4]] == [
+    f"group {row.split()[0]}: share {row.split()[1]}" for row in rows
+  ]
   norm, recorded = re.search(r"gradient norm (\S+) \(in the run (\S+)\)", head).groups()
   assert norm == recorded
   shares = [float(row.split()[1]) for row in rows]
   assert len(rows) == 4 and abs(sum(shares) - 1) < 1e-3 and total.split()[:2] == ["sum", "1.0000"]
   assert sorted(shares, key=abs, reverse=True) == shares and without.startswith(f"without group {rows[0].split()[0]}")
+
+
+def test_the_tokens_of_the_page_add_up_to_the_table(as_sapo):
+  opened, _ = as_sapo
+  blamed = table.blame(opened, by="group", order="norm")
+  rows = page.data(opened, blamed, most=20)["samples"]
+  assert [x["number in the step"] for x in rows] == [x["response"] for i in blamed.order for x in blamed.parts[i]]
+  assert all(len(x["tokens"]) == len(x["blame/loss"]) == len(x["blame/share"]) for x in rows)
+  for rank, i in enumerate(blamed.order):
+    own = [x for x in rows if x["rank"] == rank]
+    assert abs(sum(sum(x["blame/loss"]) for x in own) - blamed.shares.losses[i]) < 1e-6
+    assert {x["group"] for x in own} == {blamed.parts[i][0]["group"]} and own[0]["reward"] == blamed.parts[i][0]["reward"]
+    assert {x["share of the group"] for x in own} == {f"{blamed.shares.shares[i]:.4f}"}
+    assert all(abs(sum(x["blame/share"]) - any(x["blame/loss"])) < 1e-6 for x in own)
+  assert np.count_nonzero(np.abs(blamed.shares.losses) > 1e-4) >= 3, "sums of 0 would prove little"
+  assert len(page.data(opened, blamed, most=20, response=rows[3]["number in the step"])["samples"]) == 1
+
+
+def test_one_group_agrees_with_nobody(as_sapo):
+  opened, _ = as_sapo
+  alone = opened._replace(responses=[x for x in opened.responses if x["group"] == 2])
+  head, _, row, _ = table.lines_of(alone, blamed := table.blame(alone, by="group", order="against"), most=20)
+  assert head.endswith(", 1 group") and row.split()[:3] == ["2", "1.0000", "-"]
+  assert "share 1.0000, agreement -" in page.data(alone, blamed, most=20)["samples"][0]["label"]
 
 
 @pytest.mark.slow
