@@ -67,7 +67,7 @@ with mock.patch.object(jax, "device_count", lambda: 1):
 """
 
 
-@pytest.mark.parametrize("case", few(list(RUNS), "gspo", rest="slow"))
+@pytest.mark.parametrize("case", few(list(RUNS), "gspo", rest="slow", by_hand=(2,)))
 def test_it_runs_to_the_same_bits_in_another_process(case, boxed, tmp_path):
   """Without the run's folder, in a folder with nothing but the bundle."""
   run, path = boxed(case)
@@ -133,8 +133,7 @@ def error(capsys, command, *args) -> str:
   return line
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["gspo", "lora"])
+@pytest.mark.parametrize("case", [pytest.param("lora", marks=pytest.mark.slow), pytest.param("gspo", marks=pytest.mark.exhaustive)])
 def test_weights_by_reference(case, boxed, tmp_path, capsys):
   """Neither weights nor the optimizer's state are in the file, and others are refused."""
   run, path = shutil.copytree(boxed(case)[0], tmp_path / "run"), tmp_path / "first.zip"
