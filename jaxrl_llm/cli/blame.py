@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxrl_llm.messages import INTERRUPTED, MissingPackageError, UsageError, refuse
 
@@ -33,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
   parser.add_argument("--response", type=int, metavar="N", help="with --by=token: the response, by its number in the step")
   parser.add_argument("--leave_out", type=int, default=0, metavar="K", help="also take the update without each of the first K of the table")
   parser.add_argument("--most", type=int, default=20, metavar="N", help="rows of the table; default: 20")
+  page = "also write a page of the responses in this order, each token in the colour of its loss"
+  parser.add_argument("--page", metavar="FILE.html", type=Path, help=page)
   args = parser.parse_args(argv[1:])
   try:
     if (args.by == "token") != (args.response is not None):
@@ -41,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
       raise UsageError("--group: found without --by=response, expected it with the responses of one group")
     if args.leave_out and args.by == "token":
       raise UsageError("--leave_out: found with --by=token, expected groups or responses")
+    if args.page is not None and not args.page.parent.is_dir():
+      raise UsageError(f"--page: found no folder {args.page.parent}, expected an existing one")
     print("\n".join(_lines(args)))
   except (MissingPackageError, OSError, UsageError, ValueError) as error:
     return refuse(error)
@@ -69,11 +74,23 @@ def _lines(args: argparse.Namespace) -> list[str]:
     opened = open_bundle(path)
     blamed = table.blame(opened, by="group" if args.by == "group" else "response", order=args.order)
     if args.by == "token":
-      return table.token_lines(opened, blamed, args.response)
+      lines = table.token_lines(opened, blamed, args.response)
+      return lines + _page(args, opened, blamed)
     if args.group is not None and args.group not in {part[0]["group"] for part in blamed.parts}:
       raise UsageError(f"--group: found {args.group}, expected one of the first update")
     lines = table.lines_of(opened, blamed, most=args.most, group=args.group)
-    return lines + (table.change_lines(opened, blamed, args.leave_out) if args.leave_out else [])
+    lines += table.change_lines(opened, blamed, args.leave_out) if args.leave_out else []
+    return lines + _page(args, opened, blamed)
+
+
+def _page(args: argparse.Namespace, opened: Any, blamed: Any) -> list[str]:
+  """Writes the page if there is to be one, and returns its name."""
+  from jaxrl_llm.run.jobs.blame import page
+
+  if args.page is None:
+    return []
+  page.write(args.page, opened, blamed, source=args.source, most=args.most, group=args.group, response=args.response)
+  return [str(args.page)]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ from pathlib import Path
 from jaxrl_llm.config import command_line
 from jaxrl_llm.messages import INTERRUPTED, MissingPackageError, UsageError, refuse
 
+FORMS = ("included", "adapters", "reference")
+"""What a bundle can hold of the state before the step."""
+
 _RULES = """
 Updates repeat to the bit on the same kind of device with the same packages, and the last line says
 so. --config.FIELD=VALUE changes what a learner alone can honour: objective, corrections, optimizer,
@@ -26,8 +29,9 @@ def main(argv: Sequence[str]) -> int:
   parser = argparse.ArgumentParser("python -m jaxrl_llm.cli.bundle", description="Puts an RL step in a box, or runs it.", epilog=_RULES)
   parser.add_argument("source", metavar="WORKDIR@STEP|FILE.zip", help="a run and an RL step, from 1; or a bundle")
   parser.add_argument("--out", metavar="FILE.zip", type=Path, help="file to write")
-  what = "'reference' leaves out the weights before the step, which the run's checkpoint has; default: included"
-  parser.add_argument("--weights", choices=("included", "reference"), help=what)
+  what = "'adapters' leaves out the frozen weights below them, which config.model.path has; 'reference' leaves out all"
+  what += " weights and the optimizer's state, which the run's checkpoint has; default: included"
+  parser.add_argument("--weights", choices=FORMS, help=what)
   parser.add_argument("--run", action="store_true", help="take the updates of a bundle once more")
   numbers = dict(type=_numbers, default=(), metavar="N,N")
   parser.add_argument("--drop_group", **numbers, help="groups to leave out, by their numbers from 0")
@@ -68,7 +72,7 @@ def _write(args: argparse.Namespace) -> None:
 
   compilation_cache.cache_compilations()
   xla_flags.set_flags()
-  for line in capture(args.source, args.out, proceed=train.proceed, reference=args.weights == "reference"):
+  for line in capture(args.source, args.out, proceed=train.proceed, form=args.weights or "included"):
     print(line)
 
 

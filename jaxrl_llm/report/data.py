@@ -30,7 +30,7 @@ MAX_PICTURES = 8_000_000
 MAX_CHARS = 20_000
 """Maximum number of characters of a text on the page."""
 
-_TOKEN_FIELDS = ("tokens", "token_ids", "logprobs", "log_ratio", "gate_weight", "entropy", "written")
+_TOKEN_FIELDS = ("tokens", "token_ids", "logprobs", "log_ratio", "gate_weight", "entropy", "written", "blame/loss", "blame/share")
 
 
 def report_data(workdir: str | os.PathLike) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _thin_samples(samples: list[dict], notes: list[str]) -> list[dict]:
   if len(with_pictures) < (shown := sum(map(bool, of_samples))):
     notes.append(f"{len(with_pictures):,} of {shown:,} rollouts with pictures show them; samples.jsonl has all of them.")
   rows = [
-    _thin_sample(row, keep_tokens=i in with_tokens) | ({"images": of_samples[i]} if i in with_pictures else {})
+    thin_sample(row, keep_tokens=i in with_tokens) | ({"images": of_samples[i]} if i in with_pictures else {})
     for i, row in enumerate(samples)
   ]
   if num_cut := sum(
@@ -161,7 +161,14 @@ def _pictures(row: Mapping[str, Any]) -> list[str]:
   return [x for x in images if isinstance(x, str) and x.startswith("data:image/")] if isinstance(images, list) else []
 
 
-def _thin_sample(row: Mapping[str, Any], *, keep_tokens: bool) -> dict[str, Any]:
+def thin_sample(row: Mapping[str, Any], *, keep_tokens: bool, digits: int = 4) -> dict[str, Any]:
+  """Returns a row of `samples.jsonl` for the page, without its pictures.
+
+  Args:
+    row: The row.
+    keep_tokens: Whether it keeps its tokens and their numbers.
+    digits: Number of significant digits of the tokens' numbers.
+  """
   out = {}
   for name, value in row.items():
     if isinstance(value, str) and len(value) > MAX_CHARS:
@@ -171,7 +178,7 @@ def _thin_sample(row: Mapping[str, Any], *, keep_tokens: bool) -> dict[str, Any]
     elif name not in _TOKEN_FIELDS:
       out[name] = value
     elif keep_tokens and isinstance(value, list):
-      out[name] = [float(f"{item:.4g}") if isinstance(item, float) else item for item in value]
+      out[name] = [float(f"{item:.{digits}g}") if isinstance(item, float) else item for item in value]
   return out
 
 

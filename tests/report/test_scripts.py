@@ -47,6 +47,16 @@ def test_numbers_of_a_token_in_words():
   assert said[1] == "token 2 of 2, “↵”, id 6, log-probability -2 (p = 0.1353), gate weight 1"
 
 
+def test_parts_of_a_loss_are_coloured_by_the_largest_of_the_page():
+  row = {"tokens": ["a", "b"], "blame/loss": [2e-7, -1e-7], "blame/share": [2 / 3, 1 / 3], "blame/largest": 4e-7}
+  code = f"""((row, heat) => [heat.reach(row["blame/loss"], row), heat.share(row["blame/loss"][1], heat.reach([], row)),
+    tokenNumbers(row, 1, 2), Object.keys(SORTS).find((name) => sortable([{{...row, rank: 0}}], name)),
+    Object.keys(SORTS).find((name) => sortable([row], name))])({json.dumps(row)}, HEATS["blame/loss"])"""
+  reach, share, said, *orders = run(code, "charts.js", "tokens.js", "rollouts.js")
+  assert (reach, share) == (4e-7, -0.25) and orders == ["as in the table", "newest first"]
+  assert said == "token 2 of 2, “b”, part of the loss -1e-7, 33.3% of the response's |loss|"
+
+
 def test_filters_and_orders_of_rollouts():
   code = """[within(3, "", ""), within(3, "4", ""), within(3, "", "2"), within(3, "3", "3"),
     sortable([{reach: null}], "largest log-ratio"), sortable([{reach: 0}], "largest log-ratio"),

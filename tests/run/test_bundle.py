@@ -18,6 +18,7 @@ import pytest
 
 from jaxrl_llm import main
 from jaxrl_llm.cli import blame, bundle
+from jaxrl_llm.run.jobs.blame import page, table
 from jaxrl_llm.run.jobs.bundle import box, repeat
 from jaxrl_llm.run.jobs.bundle.box import Box, BoxError
 from jaxrl_llm.run.jobs.bundle.opened import open_bundle
@@ -66,7 +67,7 @@ with mock.patch.object(jax, "device_count", lambda: 1):
 """
 
 
-@pytest.mark.parametrize("case", few(list(RUNS), "gspo", rest="slow"))
+@pytest.mark.parametrize("case", few(list(RUNS), "gspo", rest="slow", by_hand=(2,)))
 def test_it_runs_to_the_same_bits_in_another_process(case, boxed, tmp_path):
   """Without the run's folder, in a folder with nothing but the bundle."""
   run, path = boxed(case)
@@ -132,17 +133,40 @@ def error(capsys, command, *args) -> str:
   return line
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["gspo", "lora"])
+@pytest.mark.parametrize("case", [pytest.param("lora", marks=pytest.mark.slow), pytest.param("gspo", marks=pytest.mark.exhaustive)])
 def test_weights_by_reference(case, boxed, tmp_path, capsys):
+  """Neither weights nor the optimizer's state are in the file, and others are refused."""
   run, path = shutil.copytree(boxed(case)[0], tmp_path / "run"), tmp_path / "first.zip"
   assert call(bundle, f"{run}@1", f"--out={path}", "--weights=reference") == 0
-  assert path.stat().st_size < boxed(case)[1].stat().st_size
+  assert not [name for name in Box(path).names if name.startswith("state/")]
   assert call(bundle, path, "--run") == 0 and "equal in every bit" in capsys.readouterr().out
   line = error(capsys, bundle, f"{run}@2", f"--out={path}", "--weights=reference")
   assert "found no checkpoint of the state before step 2" in line
+  shutil.rmtree(run / "checkpoints" / "1")
+  shutil.copytree(run / "checkpoints" / "3", run / "checkpoints" / "1")
+  line = error(capsys, bundle, path, "--run")
+  assert f"found weights in {run / 'checkpoints' / '1'} with the SHA-256" in line and "that of the weights before the step" in line
   shutil.rmtree(run)
   assert "which has the weights of this bundle" in error(capsys, bundle, path, "--run")
+
+
+@pytest.mark.slow
+def test_adapters_without_the_frozen_weights(boxed, tmp_path, capsys):
+  """It needs no run, and the frozen weights are checked."""
+  run, path = boxed("lora")
+  own, crafted = tmp_path / "own.zip", tmp_path / "crafted.zip"
+  assert call(bundle, f"{run}@2", f"--out={own}", "--weights=adapters") == 0
+  names = [name for name in Box(own).names if name.startswith("state/params/")]
+  assert names == [name for name in Box(path).names if name.startswith("state/params/") and "_lora_" in name] != []
+  gone = run.rename(run.with_name("gone"))
+  try:
+    assert call(bundle, own, "--run") == 0 and "equal in every bit" in capsys.readouterr().out
+  finally:
+    gone.rename(run)
+  remade(own, crafted, **{"about.json": about(own, lambda x: x["config"].update(seed=1))})
+  assert "found weights with the frozen ones of config.model.path=None with the SHA-256" in error(capsys, bundle, crafted, "--run")
+  line = error(capsys, bundle, f"{boxed('gspo')[0]}@2", f"--out={own}", "--weights=adapters")
+  assert "--weights: found adapters for a run without any" in line
 
 
 def test_what_cannot_be_done_is_refused_in_one_line(boxed, tmp_path, capsys):
@@ -251,17 +275,45 @@ def test_a_crafted_bundle_is_refused_in_one_line(case, boxed, tmp_path, capsys):
   assert message in (line := error(capsys, bundle, path, "--run")) and str(path) in line
 
 
-def test_blame_prints_what_adds_up(boxed, capsys):
+def test_blame_prints_what_adds_up(boxed, tmp_path, capsys):
   _, path = boxed("gspo")
   capsys.readouterr()
-  assert call(blame, path, "--leave_out=1") == 0
+  assert call(blame, path, "--leave_out=1", f"--page={tmp_path / 'page.html'}") == 0
   lines = capsys.readouterr().out.splitlines()
-  head, _, *rows, total, _, _, _, without = lines
+  head, _, *rows, total, _, _, _, without, name = lines
+  data = re.search('id="data">(.*?)</script>', pathlib.Path(name).read_text("utf-8"))[1]
+  assert [x["label"].split(", a")[0] for x in json.loads(data)["samples"][::4]] == [
+    f"group {row.split()[0]}: share {row.split()[1]}" for row in rows
+  ]
   norm, recorded = re.search(r"gradient norm (\S+) \(in the run (\S+)\)", head).groups()
   assert norm == recorded
   shares = [float(row.split()[1]) for row in rows]
   assert len(rows) == 4 and abs(sum(shares) - 1) < 1e-3 and total.split()[:2] == ["sum", "1.0000"]
   assert sorted(shares, key=abs, reverse=True) == shares and without.startswith(f"without group {rows[0].split()[0]}")
+
+
+def test_the_tokens_of_the_page_add_up_to_the_table(as_sapo):
+  opened, _ = as_sapo
+  blamed = table.blame(opened, by="group", order="norm")
+  rows = page.data(opened, blamed, most=20)["samples"]
+  assert [x["number in the step"] for x in rows] == [x["response"] for i in blamed.order for x in blamed.parts[i]]
+  assert all(len(x["tokens"]) == len(x["blame/loss"]) == len(x["blame/share"]) for x in rows)
+  for rank, i in enumerate(blamed.order):
+    own = [x for x in rows if x["rank"] == rank]
+    assert abs(sum(sum(x["blame/loss"]) for x in own) - blamed.shares.losses[i]) < 1e-6
+    assert {x["group"] for x in own} == {blamed.parts[i][0]["group"]} and own[0]["reward"] == blamed.parts[i][0]["reward"]
+    assert {x["share of the group"] for x in own} == {f"{blamed.shares.shares[i]:.4f}"}
+    assert all(abs(sum(x["blame/share"]) - any(x["blame/loss"])) < 1e-6 for x in own)
+  assert np.count_nonzero(np.abs(blamed.shares.losses) > 1e-4) >= 3, "sums of 0 would prove little"
+  assert len(page.data(opened, blamed, most=20, response=rows[3]["number in the step"])["samples"]) == 1
+
+
+def test_one_group_agrees_with_nobody(as_sapo):
+  opened, _ = as_sapo
+  alone = opened._replace(responses=[x for x in opened.responses if x["group"] == 2])
+  head, _, row, _ = table.lines_of(alone, blamed := table.blame(alone, by="group", order="against"), most=20)
+  assert head.endswith(", 1 group") and row.split()[:3] == ["2", "1.0000", "-"]
+  assert "share 1.0000, agreement -" in page.data(alone, blamed, most=20)["samples"][0]["label"]
 
 
 @pytest.mark.slow

@@ -85,14 +85,14 @@ function showPage(data) {
     showHead(host, data.header);
     if (data.notes.length) host.append(make("ul", { class: "notes" }, ...data.notes.map((note) => make("li", {}, note))));
   });
-  showSection("curves", data.phases, (host) => showCurves(host, data.phases));
+  if (data.phases) showSection("curves", data.phases, (host) => showCurves(host, data.phases));
   showSection("rollouts", data.samples, (host) => showRollouts(host, data.samples));
   showSection("config", [data.config, data.versions], (host) => showConfig(host, data.config, data.versions));
   const sections = [["curves", "Curves"], ["rollouts", "Rollouts"], ["config", "Config"]];
   const filled = sections.filter(([id]) => document.getElementById(id).children.length);
   showSection("nav", filled, (host) => host.append(...filled.map(([id, name]) => make("a", { href: `#${id}` }, name))));
   showSection("foot", data.source ?? "", (host) => host.append(
-    `Made by jaxrl_llm from metrics.jsonl, samples.jsonl, config.json and summary.json. ${data.source ?? "This page needs no network."}`));
+    `Made by jaxrl_llm from ${visible(data.made_from ?? "metrics.jsonl, samples.jsonl, config.json and summary.json")}. ${data.source ?? "This page needs no network."}`));
 }
 
 showPage(pageData());

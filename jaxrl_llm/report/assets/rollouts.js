@@ -7,7 +7,9 @@ const PAGE_SIZE = 25;
 // A row says itself whether it is right; where it does not, a reward above one half does.
 const isCorrect = (row) => (typeof row.correct === "boolean" ? row.correct : isNumber(row.reward) && row.reward > 0.5);
 
+// The first that the rows have numbers for is chosen at the beginning.
 const SORTS = {
+  "as in the table": (a, b) => a.rank - b.rank || a.index - b.index,
   "newest first": (a, b) => b.step - a.step || a.index - b.index,
   "oldest first": (a, b) => a.step - b.step || a.index - b.index,
   "highest reward": (a, b) => (b.reward ?? 0) - (a.reward ?? 0) || b.step - a.step,
@@ -39,6 +41,7 @@ function showRollouts(host, samples) {
     phase: select("Phase", ["all", ...values("phase")]),
     step: select("Step", ["all", ...values("step").sort(numeric)]),
     level: select("Level", ["all", ...values("level").sort(numeric)]),
+    group: select("Group", ["all", ...values("group").sort(numeric)]),
     correct: select("Answer", ["all", "correct", "wrong"]),
     ended: select("Ended", ["all", "by itself", "cut"]),
     sort: select("Sort", Object.keys(SORTS).filter((name) => sortable(samples, name))),
@@ -52,6 +55,7 @@ function showRollouts(host, samples) {
   const histogram = rewardHistogram((from, to) => { low.value = from; high.value = to; update(); });
   const form = make("form", { onsubmit: (event) => event.preventDefault() },
     values("phase").length > 1 ? field.phase.label : null, field.step.label, values("level").length ? field.level.label : null,
+    values("group").length ? field.group.label : null,
     field.correct.label, values("stopped").length > 1 ? field.ended.label : null, field.sort.label,
     make("label", {}, "Reward", make("span", { class: "pair" }, low, high)),
     make("label", {}, "Tokens", make("span", { class: "pair" }, shortest, longest)),
@@ -65,6 +69,7 @@ function showRollouts(host, samples) {
     const is = (name, value) => field[name].input.value === "all" || field[name].input.value === String(value);
     const words = text.value.toLowerCase().trim();
     const chosen = samples.filter((row) => is("phase", row.phase) && is("step", row.step) && is("level", row.level)
+      && is("group", row.group)
       && is("correct", isCorrect(row) ? "correct" : "wrong") && is("ended", row.stopped === false ? "cut" : "by itself")
       && within(row.num_tokens, shortest.value, longest.value) && row.haystack.includes(words));
     // The histogram shows what the reward filter chooses from, so that it does not shrink to the bar that was picked.
@@ -88,7 +93,7 @@ const within = (value, low, high) => (low === "" || value >= +low) && (high === 
 
 // Rows need not have the numbers that an order goes by.
 function sortable(samples, name) {
-  const needed = { "largest log-ratio": "reach", "most gated tokens": "silent", "highest entropy": "meanEntropy" }[name];
+  const needed = { "as in the table": "rank", "largest log-ratio": "reach", "most gated tokens": "silent", "highest entropy": "meanEntropy" }[name];
   return !needed || samples.some((row) => isNumber(row[needed]));
 }
 
@@ -139,14 +144,14 @@ function rewardHistogram(pick) {
 function rolloutRow(row) {
   const snippet = (text) => visible(String(text ?? "").slice(0, 300)).replaceAll("\n", " ↵ ");
   const where = row.phase && row.phase !== "rl" ? `${row.phase.replace("_", " ")} ${row.step}` : `step ${row.step}`;
+  const level = make("span", { class: "dim" }, row.level === null || row.level === undefined ? "" : `level ${row.level}`);
   const summary = make("summary", {},
-    make("span", { class: "dim" }, where),
-    make("span", { class: "dim" }, row.level === null || row.level === undefined ? "" : `level ${row.level}`),
+    ...(row.label ? [make("span", { class: "dim" }, visible(row.label))] : [make("span", { class: "dim" }, where), level]),
     make("span", { class: `chip ${isCorrect(row) ? "good" : ""}`, title: isCorrect(row) ? "correct" : "wrong" }, format(row.reward)),
     make("span", { class: "dim" }, isNumber(row.num_tokens) ? `${row.num_tokens.toLocaleString("en")} tokens` : ""),
     make("span", { class: "snip mono" }, snippet(row.prompt)),
     make("span", { class: "snip mono" }, snippet(row.response)));
-  const node = make("details", { class: "row" }, summary);
+  const node = make("details", { class: row.label ? "row labelled" : "row" }, summary);
   // Filled when it first opens: a page of long rollouts would otherwise make tens of thousands of elements.
   const fill = () => { if (node.children.length === 1) node.append(rolloutDetail(row)); };
   const key = rolloutKey(row);
@@ -168,9 +173,12 @@ function pictures(row) {
 
 function rolloutDetail(row) {
   const shown = new Set(["step", "phase", "prompt", "response", "answer", "reward", "advantage", "num_tokens", "level", "stopped", "index",
-    "haystack", "reach", "silent", "meanEntropy", "images"]);
-  const facts = [["answer", visible(row.answer)], ["reward", isNumber(row.reward) ? String(row.reward) : "–"],
-    ["advantage", format(row.advantage)], ["ended", row.stopped === false ? "cut at the token budget" : row.stopped ? "by itself" : "–"]];
+    "haystack", "reach", "silent", "meanEntropy", "images", "rank", "label", "blame/largest"]);
+  // The responses of an update taken apart have neither an answer nor an end.
+  const isBlamed = row.rank !== undefined;
+  const facts = [["reward", isNumber(row.reward) ? String(row.reward) : "–"], ["advantage", format(row.advantage)]];
+  if (!isBlamed) facts.unshift(["answer", visible(row.answer)]);
+  if (!isBlamed) facts.push(["ended", row.stopped === false ? "cut at the token budget" : row.stopped ? "by itself" : "–"]);
   if (isNumber(row.reach)) facts.push(["largest |log-ratio|", format(row.reach)]);
   if (isNumber(row.silent)) facts.push(["tokens without gradient", `${row.silent} of ${row.gate_weight.filter(isNumber).length}`]);
   if (isNumber(row.meanEntropy)) facts.push(["mean entropy", `${format(row.meanEntropy)} nats`]);

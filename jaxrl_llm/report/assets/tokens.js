@@ -4,6 +4,15 @@
 
 // What tokens can be coloured by. `reach` is what the strongest colour stands for; `share` goes from -1 (low) over 0 (blank) to 1.
 const HEATS = {
+  // The strongest colour is the largest part of any token on the page, so that responses can be compared.
+  "blame/loss": {
+    name: "part of the loss", legend: "ratio", reach: (values, row) => row["blame/largest"] || 1, ends: (reach) => [`−${format(reach)}`, `+${format(reach)}`],
+    share: (value, reach) => value / reach, say: (value) => `part of the loss ${+value.toPrecision(4)}`,
+  },
+  "blame/share": {
+    name: "share of the response's |loss|", legend: "surprise", reach: (values) => largest(values), ends: (reach) => ["0", format(reach, "%")],
+    share: (value, reach) => value / reach, say: (value) => `${format(value, "%")} of the response's |loss|`,
+  },
   logprobs: {
     name: "log-probability", legend: "surprise", reach: () => 5, ends: () => ["likely (0)", "surprising (−5 or less)"],
     share: (value, reach) => -value / reach, say: (value) => `log-probability ${format(value)} (p = ${format(Math.exp(value))})`,
@@ -58,12 +67,13 @@ function heatMap(row) {
   const isSilent = (i) => Array.isArray(row.gate_weight) && row.gate_weight[i] === 0;
 
   function draw() {
-    const values = row[choice.value], heat = HEATS[choice.value], reach = heat.reach(values);
+    const values = row[choice.value], heat = HEATS[choice.value], reach = heat.reach(values, row);
     const [low, high] = heat.ends(reach);
     legend.replaceChildren(low, make("i", { class: heat.legend }), high);
     if (row.silent) legend.append(make("u", {}, "no gradient"));
     if (Array.isArray(row.written) && row.written.includes(0)) legend.append(make("em", {}, "a reply, read and not written"));
-    const after = kinds.length > 1 ? " The log-probability is the sampler's; all other numbers are those of the policy after the step's updates." : "";
+    const updated = kinds.some((name) => name !== "logprobs" && !name.startsWith("blame/"));
+    const after = updated ? " The log-probability is the sampler's; all other numbers are those of the policy after the step's updates." : "";
     readout.textContent = `Point at a token for its numbers.${after}`;
     box.replaceChildren(...values.map((value, i) => {
       const [label, breaks] = tokenText(row, i);

@@ -101,7 +101,7 @@ def test_a_setting_and_where_it_acts_first(run_of, changes, part, cause):
   assert any(line.startswith("  config: ") for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # A planted difference of a reward has the same verdict, without two runs.
 def test_a_reward_that_depends_on_chance(run_of):
   """The config has nothing to do with it, so what is equal before it says what the cause is."""
   terms = {"reward__terms": (f"{__name__}:by_chance=0.5",)}

@@ -76,24 +76,49 @@ def lines_of(opened: OpenBundle, blamed: Blamed, *, most: int, group: int | None
   shares, about = blamed.shares, opened.about
   norm, recorded = math.sqrt(shares.total), about["updates"][0].get("actor/grad_norm", math.nan)
   head = f"update 1 of RL step {about['step']} of {about['run']}: loss {np.sum(shares.losses):.6g}, gradient norm {norm:.6g}"
-  lines = [f"{head} (in the run {recorded:.6g}), {len(blamed.parts)} {blamed.by}s"]
+  lines = [f"{head} (in the run {recorded:.6g}), {counted(blamed)}"]
   lines.append(f"{blamed.by:>8} {'share':>9} {'agreement':>9} {'norm':>9} {'loss':>11}  {'rewards':24} {'advantages':24} prompt")
   order = [i for i in blamed.order if group is None or blamed.parts[i][0]["group"] == group]
   for i in order[:most]:
     part = blamed.parts[i]
-    numbers = f"{shares.shares[i]:9.4f} {shares.agreement[i]:9.4f} {math.sqrt(shares.squares[i]):9.4g} {shares.losses[i]:11.4g}"
+    numbers = f"{number(shares.shares[i], 9)} {number(shares.agreement[i], 9)} {math.sqrt(shares.squares[i]):9.4g} {shares.losses[i]:11.4g}"
     rewards, advantages = (_listed([x[name] for x in part]) for name in ("reward", "advantage"))
     lines.append(f"{part[0][blamed.by]:8} {numbers}  {rewards:24} {advantages:24} {shown(part[0].get('prompt'), limit=_WIDTH)}")
   more = f", {len(order) - most} more are not shown" if len(order) > most else ""
-  lines.append(f"{'sum':>8} {np.sum(shares.shares):9.4f} {'':9} {'':9} {np.sum(shares.losses):11.4g}  of all {len(blamed.parts)}{more}")
+  sums = f"{number(np.sum(shares.shares), 9)} {'':9} {'':9} {np.sum(shares.losses):11.4g}"
+  lines.append(f"{'sum':>8} {sums}  of all {len(blamed.parts)}{more}")
   if blamed.left_out:
     lines.append(f"{blamed.left_out} responses without an advantage are in no update (learner.skip_zero_advantages)")
   return lines
 
 
+def counted(blamed: Blamed) -> str:
+  """Returns the number of parts in words."""
+  return f"{len(blamed.parts)} {blamed.by}" + "s" * (len(blamed.parts) != 1)
+
+
+def number(value: float, width: int = 0) -> str:
+  """Returns a share or a cosine as text, and "-" for one that is not defined.
+
+  Example:
+    >>> number(0.25), number(math.nan, 9)
+    ('0.2500', '        -')
+  """
+  return f"{'-' if math.isnan(value) else f'{value:.4f}':>{width}}"
+
+
 def _listed(numbers: Sequence[float]) -> str:
   text = " ".join(f"{x:.3g}" for x in numbers)
   return text if len(text) <= 24 else f"{text[:21].rpartition(' ')[0]} ..."
+
+
+def of_tokens(opened: OpenBundle, blamed: Blamed, response: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns loss, share of the response's |loss|, and advantage of each of its tokens."""
+  (_, row, segment), batch = response["place"], opened.batches[0]
+  slots = np.flatnonzero(batch.segments[row] == segment)[-len(response["tokens"]) :]
+  losses = blamed.shares.tokens[row][slots].astype(np.float64)
+  whole = np.sum(np.abs(losses))
+  return losses, np.abs(losses) / whole if whole else np.zeros(len(losses)), batch.advantages[row][slots]
 
 
 def token_lines(opened: OpenBundle, blamed: Blamed, response: int) -> list[str]:
@@ -106,15 +131,11 @@ def token_lines(opened: OpenBundle, blamed: Blamed, response: int) -> list[str]:
   if response not in there:
     raise UsageError(f"--response: found {response}, expected one of the first update: {', '.join(map(str, sorted(there)))}")
   x = there[response]
-  (_, row, segment), batch = x["place"], opened.batches[0]
-  slots = np.flatnonzero(batch.segments[row] == segment)[-len(x["tokens"]) :]
-  losses, advantages = blamed.shares.tokens[row][slots].astype(np.float64), batch.advantages[row][slots]
-  whole = np.sum(np.abs(losses))
+  losses, shares, advantages = of_tokens(opened, blamed, x)
   lines = [f"response {response} of group {x['group']}, reward {x['reward']:.3g}: {shown(x['text'], limit=2 * _WIDTH)}"]
   lines.append(f"{'token':>6} {'loss':>11} {'of |loss|':>9} {'advantage':>9}  text")
   for i in np.argsort(-np.abs(losses), kind="stable"):
-    share = abs(losses[i]) / whole if whole else 0.0
-    lines.append(f"{i:6} {losses[i]:11.4g} {share:9.1%} {advantages[i]:9.3g}  {x['tokens'][i]!r}")
+    lines.append(f"{i:6} {losses[i]:11.4g} {shares[i]:9.1%} {advantages[i]:9.3g}  {x['tokens'][i]!r}")
   return [*lines, f"{'sum':>6} {np.sum(losses):11.4g}"]
 
 

@@ -14,6 +14,7 @@ from jaxrl_llm.config import recorded
 from jaxrl_llm.config.fork import Fork, num_warm_steps, parse
 from jaxrl_llm.learner.programs import teaches_itself
 from jaxrl_llm.messages import UsageError
+from jaxrl_llm.models.params import partition
 from jaxrl_llm.rollouts.batch import transcript, written_mask
 from jaxrl_llm.run.jobs.bundle import box
 from jaxrl_llm.run.jobs.bundle.contents import ABOUT, FORMAT, RESPONSES, digest, named, to_json
@@ -33,7 +34,7 @@ class _Captured(Exception):
   """Ends the run that is repeated, once it has taken the step."""
 
 
-def capture(text: str, out: Path, *, proceed: Callable[[Run], Any], reference: bool = False) -> list[str]:
+def capture(text: str, out: Path, *, proceed: Callable[[Run], Any], form: str = "included") -> list[str]:
   """Repeats a run up to a step and writes the updates of that step to a bundle.
 
   The run is only read. A temporary folder gets its nearest earlier checkpoint, from which the steps
@@ -43,8 +44,9 @@ def capture(text: str, out: Path, *, proceed: Callable[[Run], Any], reference: b
     text: WORKDIR@STEP, a run and an RL step, from 1.
     out: File to write.
     proceed: The training loop, `train.proceed`.
-    reference: Whether the bundle holds the checksum and the origin of the weights only. There must
-      be a checkpoint of the step before.
+    form: What the bundle holds of the state before the step, and by checksum and origin if not:
+      "included" (all of it), "adapters" (all but the frozen weights, of a run with adapters) or
+      "reference" (nothing; there must be a checkpoint of the step before).
 
   Returns:
     Lines about the bundle.
@@ -54,7 +56,7 @@ def capture(text: str, out: Path, *, proceed: Callable[[Run], Any], reference: b
       line for each problem.
     OSError: If the file cannot be written.
   """
-  fork, config = _check(text, reference=reference)
+  fork, config = _check(text, form)
   with tempfile.TemporaryDirectory() as folder:
     workdir = Path(folder) / "repeated"
     try:
@@ -71,10 +73,10 @@ def capture(text: str, out: Path, *, proceed: Callable[[Run], Any], reference: b
     if not recorder.batches:
       what = "a step that trains the critic alone (critic.value_warmup_steps)"
       raise UsageError(f"{text}: found {what}, expected one that updates the policy")
-    return _write(out, fork, run, recorder, reference=reference)
+    return _write(out, fork, run, recorder, form)
 
 
-def _check(text: str, *, reference: bool) -> tuple[Fork, ConfigDict]:
+def _check(text: str, form: str) -> tuple[Fork, ConfigDict]:
   """Returns the state before a step as a fork, and the config of the run."""
   try:
     asked = parse(text)
@@ -94,9 +96,12 @@ def _check(text: str, *, reference: bool) -> tuple[Fork, ConfigDict]:
     begins = f"WORKDIR@STEP: step {asked.step} begins with the state after step {fork.step}"
     raise UsageError("\n".join(line.replace("--branch", begins, 1) for line in str(error).splitlines())) from error
   number = branch.checkpoint_of(fork, config.to_dict())
-  if reference and number != num_warm_steps(config.to_dict()) + fork.step:
+  if form == "reference" and number != num_warm_steps(config.to_dict()) + fork.step:
     what = f"no checkpoint of the state before step {asked.step}, which alone holds its weights"
     raise UsageError(f"--weights: found {what}, expected a step after a checkpoint, or no --weights=reference")
+  if form == "adapters" and not config.model.lora_rank:
+    what = "adapters for a run without any (config.model.lora_rank)"
+    raise UsageError(f"--weights: found {what}, expected 'included', or 'reference' for a step after a checkpoint")
   if config.teacher.gkd_coef and not teaches_itself(config):
     raise UsageError(f"config.teacher.gkd_coef: found {config.teacher.gkd_coef}, expected 0: the updates read a teacher's weights, too")
   if config.rollout.samplers:
@@ -135,19 +140,23 @@ class _Recorder:
       raise _Captured
 
 
-def _write(out: Path, fork: Fork, run: Run, recorder: _Recorder, *, reference: bool) -> list[str]:
+def _write(out: Path, fork: Fork, run: Run, recorder: _Recorder, form: str) -> list[str]:
   learned, config, state = recorder.learned, run.config, recorder.state
-  before, after = digest(state.params), digest(run.state.params)
-  number = num_warm_steps(config.to_dict()) + fork.step
+  before, after, weights, kept = digest(state.params), digest(run.state.params), {}, state
+  if form == "adapters":
+    weights, kept = {"base": config.model.path}, state._replace(params=partition(state.params, run.experiment.learner.trainable)[0])
+  elif form == "reference":
+    number = num_warm_steps(config.to_dict()) + fork.step
+    weights, kept = {"workdir": fork.workdir, "checkpoint": number, "state_sha256": digest(state)}, ()
   about = {
     "format": FORMAT, "run": Path(fork.workdir).name, "step": fork.step + 1, "config": config.to_dict(),
     "model": to_json(run.experiment.learner.model.config),
     "keys": {"seed": config.seed, "folded_in": fork.step}, "rows": [len(batch.mask) for batch in recorder.batches],
-    "weights": {"sha256": before} | ({"workdir": fork.workdir, "checkpoint": number} if reference else {}),
+    "weights": {"sha256": before} | weights,
     "updates": learned.updates, "weights_after": after, "stack": stack(),
   }  # fmt: skip
   responses = list(_responses(learned, run.experiment.task.tokenizer.decode))
-  arrays = named(state._replace(params=None) if reference else state, "state")
+  arrays = named(kept, "state")
   for number, batch in enumerate(recorder.batches):
     arrays |= named(batch, f"batch/{number}")
   box.write(out, {ABOUT: about, RESPONSES: responses}, arrays)

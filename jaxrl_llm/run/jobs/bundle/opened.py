@@ -21,9 +21,9 @@ from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.objectives.corrected import parse_term
 from jaxrl_llm.run.jobs.bundle.box import AGAIN, Box, BoxError
 from jaxrl_llm.run.jobs.bundle.contents import ABOUT, FORMAT, RESPONSES, digest, from_json, named
-from jaxrl_llm.run.setup.checkpoint_params import read_params
+from jaxrl_llm.run.setup.checkpoint_params import read_state
 from jaxrl_llm.run.setup.saved_state import INIT
-from jaxrl_llm.types import Params, TrainBatch, TrainState
+from jaxrl_llm.types import TrainBatch, TrainState
 
 READ = (
   "seed", "num_steps", "objective.", "correction.", "kl.", "entropy.", "critic.value_warmup_steps", "model.", "moe.", "mesh.", "learner.",
@@ -125,6 +125,9 @@ _ABOUT = {
 }  # fmt: skip
 
 
+_ORIGINS = (set(), {"base"}, {"workdir", "checkpoint", "state_sha256"})
+
+
 def _about(box: Box) -> dict[str, Any]:
   about = box.read_json(ABOUT)
   if not isinstance(about, dict) or about.get("format") != FORMAT:
@@ -135,7 +138,7 @@ def _about(box: Box) -> dict[str, Any]:
     if not isinstance(value, outer) or (outer is list and not all(isinstance(x, kind.__args__[0]) for x in value)):
       raise box.error(f"{name}={shown(value)} in {ABOUT}", f"{getattr(kind, '__name__', kind)}")
   of_weights = about["weights"]
-  if not isinstance(of_weights.get("sha256"), str) or set(of_weights) not in ({"sha256"}, {"sha256", "workdir", "checkpoint"}):
+  if not isinstance(of_weights.get("sha256"), str) or set(of_weights) - {"sha256"} not in _ORIGINS:
     raise box.error(f"weights={shown(of_weights)} in {ABOUT}", "their sha256, and where they came from if the bundle lacks them")
   if not about["rows"] or len(about["rows"]) != len(about["updates"]):
     raise box.error(f"{len(about['rows'])} batches and the metrics of {len(about['updates'])} updates", "one of each for each update")
@@ -230,30 +233,29 @@ def _batch(
 def _state(box: Box, about: dict[str, Any], config: ConfigDict, programs: Programs) -> TrainState:
   """Reads the state before the first update, and places it."""
   abstract, of_weights = programs.abstract_state, about["weights"]
-  if "workdir" in of_weights:
-    params, rest = _weights_of_run(box, of_weights, config, programs), abstract._replace(params=None)
-  else:
-    params, rest = None, abstract
-  leaves = [box.read_array(name, x.shape, x.dtype) for name, x in named(rest, "state").items()]
-  state = jax.tree.unflatten(jax.tree.structure(rest), leaves)
-  if (own := digest(params if params is not None else state.params)) != of_weights["sha256"]:
-    raise box.error(f"weights with the SHA-256 {own[:12]}", f"{of_weights['sha256'][:12]}, that of the weights before the step")
-  state = jax.tree.map(lambda x, at: jax.device_put(np.asarray(x), at.sharding), state, rest)
-  return state if params is None else state._replace(params=params)
-
-
-def _weights_of_run(box: Box, of_weights: dict[str, Any], config: ConfigDict, programs: Programs) -> Params:
-  """Reads the weights that a bundle only names, from the run's checkpoint."""
-  path = Path(str(of_weights["workdir"])) / "checkpoints" / str(of_weights["checkpoint"])
-  if not path.is_dir():
-    raise box.error(f"no {path}, which has the weights of this bundle", "that checkpoint, or a bundle made without --weights=reference")
-  abstract, adapters = programs.abstract_state.params, programs.model.config.lora is not None
-  saved = partition(abstract, programs.trainable)[0] if adapters else abstract
+  adapters = programs.model.config.lora is not None and set(of_weights) > {"sha256"}
+  saved = abstract._replace(params=partition(abstract.params, programs.trainable)[0]) if adapters else abstract
+  where = f" with the frozen ones of config.model.path={config.model.path!r}" if adapters else ""
   try:
-    params, _ = read_params(path, saved)
-    if not adapters:
-      return params
-    first = policy.first_params(config, programs.model, jax.tree.map(lambda x: x.sharding, abstract))
-    return combine(params, partition(first(jax.random.fold_in(jax.random.key(config.seed), INIT)), programs.trainable)[1])
+    if "workdir" in of_weights:
+      path = Path(str(of_weights["workdir"])) / "checkpoints" / str(of_weights["checkpoint"])
+      if not path.is_dir():
+        raise box.error(f"no {path}, which has the weights of this bundle", "that checkpoint, or a bundle made without --weights=reference")
+      state, where = read_state(path, saved), f" in {path}"
+    else:
+      leaves = [box.read_array(name, x.shape, x.dtype) for name, x in named(saved, "state").items()]
+      state = jax.tree.unflatten(jax.tree.structure(saved), leaves)
+      state = jax.tree.map(lambda x, at: jax.device_put(np.asarray(x), at.sharding), state, saved)
+    if adapters:
+      first = policy.first_params(config, programs.model, jax.tree.map(lambda x: x.sharding, abstract.params))
+      frozen = partition(first(jax.random.fold_in(jax.random.key(config.seed), INIT)), programs.trainable)[1]
+      state = state._replace(params=combine(state.params, frozen))
+  except BoxError:
+    raise
   except ValueError as error:
     raise UsageError(f"{box.path}: {error}") from error
+  for what, tree, name in (("weights", state.params, "sha256"), ("a state", state, "state_sha256")):
+    if (expected := of_weights.get(name)) not in (None, own := digest(tree)):
+      kind = what.removeprefix("a ")
+      raise box.error(f"{what}{where} with the SHA-256 {own[:12]}", f"{str(expected)[:12]}, that of the {kind} before the step")
+  return state
