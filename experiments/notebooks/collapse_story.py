@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from experiments.ablations.plots import BLUE, ORANGE, letter
-from experiments.notebooks.pictures import Picture, picture
+from experiments.notebooks.pictures import Picture, Table, picture
 from experiments.notebooks.run_pictures import Run, read
+from experiments.notebooks.run_pictures import samples as show_samples
 from experiments.notebooks.sources import ROOT
+from jaxrl_llm.workdir import nonfinite
 
 FOLDER = pathlib.Path("runs/lecture_7")
 """Folder of the lecture's runs, relative to the root of the repository."""
@@ -25,7 +27,7 @@ def begin() -> None:
 
 
 def shell(command: str, *, last: int = 40) -> None:
-  """Runs a command of the package in the root of the repository, and prints what it says.
+  """Runs a command of the package in the root of the repository; prints it and what it says.
 
   Args:
     command: Command line that begins with `python`.
@@ -40,12 +42,40 @@ def shell(command: str, *, last: int = 40) -> None:
   if result.returncode:
     raise RuntimeError(result.stderr[-2000:])
   lines = result.stdout.replace(f"{ROOT}/", "").splitlines()
-  print("\n".join(line.rstrip() for line in lines[-last:]))
+  print("\n".join([f"$ {' '.join(command.split())}", *(line.rstrip() for line in lines[-last:])]))
+
+
+def blame(source: str, *options: str) -> None:
+  """Takes an update apart; see `shell`.
+
+  Args:
+    source: Run of the lecture and step, or bundle.
+    *options: Options of the command.
+  """
+  shell(f"python -m jaxrl_llm.cli.blame {FOLDER}/{source} {' '.join(options)}")
 
 
 def run_of(name: str) -> Run:
   """Reads a run of the lecture."""
   return read(ROOT / FOLDER / name)
+
+
+def warning(run: Run) -> tuple[int, int]:
+  """Returns the step and the update of the first gradient that was not finite.
+
+  On a processor on which all are finite, this is the step of the largest, and its first update.
+  """
+  dumps = [nonfinite.read_dump(path)[1] for path in (run.workdir / nonfinite.FOLDER).glob("step_*.npz")]
+  if dumps:
+    return min((about["step"], about["update"] + 1) for about in dumps)
+  return max((row["actor/grad_norm"], row["step"]) for row in run.rows if row["phase"] == "rl")[1], 1
+
+
+def samples(run: Run, step: int, *, count: int = 4) -> Table:
+  """Returns the responses with the highest rewards of a step, among answers below 0."""
+  rows = [row for row in run.samples if row["step"] == step and float(row["answer"]) < 0]
+  highest = sorted(rows, key=lambda row: -row["reward"])[:count]
+  return show_samples(run._replace(samples=highest), step, count=count)
 
 
 def rewards(run: Run) -> Picture:

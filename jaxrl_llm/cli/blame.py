@@ -1,7 +1,7 @@
 """Who did it: `python -m jaxrl_llm.cli.blame WORKDIR@STEP`
 
-Takes the first update of an RL step apart. Its loss and its gradient are split over groups,
-responses or tokens, exactly.
+Takes an update of an RL step apart, by default the first one. Its loss and its gradient are split
+over groups, responses or tokens, exactly.
 """
 
 import argparse
@@ -24,9 +24,10 @@ wrong points against them, and --order=against names it first. loss: parts add u
 
 def main(argv: Sequence[str]) -> int:
   """Runs a command line, beginning with the program's name, and returns its exit status."""
-  description = "Takes the first update of an RL step apart."
+  description = "Takes an update of an RL step apart."
   parser = argparse.ArgumentParser("python -m jaxrl_llm.cli.blame", description=description, epilog=_RULES)
   parser.add_argument("source", metavar="WORKDIR@STEP|FILE.zip", help="a run and an RL step, from 1; or a bundle of one")
+  parser.add_argument("--update", type=int, default=1, metavar="N", help="update of the step, from 1; default: 1")
   parser.add_argument("--by", choices=("group", "response", "token"), default="group", help="parts of the table; default: group")
   order = "what comes first: the largest share of the gradient (default), loss or norm, or what points most against the others"
   parser.add_argument("--order", choices=("share", "against", "norm", "loss"), default="share", help=order)
@@ -62,6 +63,7 @@ def _lines(args: argparse.Namespace) -> list[str]:
   compilation_cache.cache_compilations()
   xla_flags.set_flags()
   from jaxrl_llm.run.jobs.blame import table
+  from jaxrl_llm.run.jobs.bundle import repeat
   from jaxrl_llm.run.jobs.bundle.capture import capture
   from jaxrl_llm.run.jobs.bundle.opened import open_bundle
 
@@ -71,13 +73,13 @@ def _lines(args: argparse.Namespace) -> list[str]:
       path = Path(folder) / "step.zip"
       with contextlib.redirect_stdout(io.StringIO()):  # The screen of the steps that are repeated.
         capture(args.source, path, proceed=train.proceed)
-    opened = open_bundle(path)
+    opened = repeat.before(open_bundle(path), args.update - 1)
     blamed = table.blame(opened, by="group" if args.by == "group" else "response", order=args.order)
     if args.by == "token":
       lines = table.token_lines(opened, blamed, args.response)
       return lines + _page(args, opened, blamed)
     if args.group is not None and args.group not in {part[0]["group"] for part in blamed.parts}:
-      raise UsageError(f"--group: found {args.group}, expected one of the first update")
+      raise UsageError(f"--group: found {args.group}, expected one of update {args.update}")
     lines = table.lines_of(opened, blamed, most=args.most, group=args.group)
     lines += table.change_lines(opened, blamed, args.leave_out) if args.leave_out else []
     return lines + _page(args, opened, blamed)

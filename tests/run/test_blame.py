@@ -99,6 +99,15 @@ def test_shares_add_up_to_one():
     assert np.all(shares.squares > 0)
 
 
+def test_shares_of_a_gradient_beyond_float32():
+  """One whose square is infinite in float32, as after a reward of 1e26."""
+  params, batch, parts = problem(1)
+  large = batch._replace(advantages=batch.advantages * np.float32(2.0**80))
+  own, scaled = (decompose(policy()[2], params, x, parts, at_once=1) for x in (batch, large))
+  np.testing.assert_allclose(scaled.shares, own.shares, rtol=1e-6)
+  np.testing.assert_allclose(scaled.total, own.total * 2.0**160, rtol=1e-6)
+
+
 def test_a_group_with_wrong_rewards_is_named_first():
   """By the cosine of its gradient with the sum of the others', in every seed."""
   planted = [seed % MANY[0] for seed in range(SEEDS)]

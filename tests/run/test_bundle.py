@@ -316,6 +316,15 @@ def test_one_group_agrees_with_nobody(as_sapo):
   assert "share 1.0000, agreement -" in page.data(alone, blamed, most=20)["samples"][0]["label"]
 
 
+def test_blame_takes_another_update(boxed, capsys):
+  _, path = boxed("gspo")
+  capsys.readouterr()
+  assert call(blame, path, "--update=2") == 0
+  norms = re.match(r"update 2 of RL step 2 of run: .*gradient norm (\S+) \(in the run (\S+)\), 4 groups", capsys.readouterr().out)
+  assert float(norms[1]) == pytest.approx(float(norms[2]), rel=1e-5)
+  assert "--update: found 3, expected 1 to 2, the number of updates of the step" in error(capsys, blame, path, "--update=3")
+
+
 @pytest.mark.slow
 def test_blame_takes_a_run(boxed, capsys):
   run, path = boxed("gspo")
@@ -338,5 +347,5 @@ def test_blame_names_responses_and_tokens(boxed, capsys):
   assert call(blame, path, "--by=token", "--response=9") == 0
   *_, total = capsys.readouterr().out.splitlines()
   assert float(total.split()[1]) == pytest.approx(losses[9], rel=1e-3)
-  assert "--response: found 31, expected one of the first update" in error(capsys, blame, path, "--by=token", "--response=31")
+  assert "--response: found 31, expected one of update 1" in error(capsys, blame, path, "--by=token", "--response=31")
   assert "--response: expected it with --by=token" in error(capsys, blame, path, "--response=3")

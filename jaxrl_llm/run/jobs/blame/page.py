@@ -23,7 +23,7 @@ def write(path: Path, opened: OpenBundle, blamed: Blamed, *, source: str, **chos
   Args:
     path: File to write.
     opened: The bundle.
-    blamed: First update of the bundle, taken apart.
+    blamed: Update of the bundle, taken apart.
     source: Run and step, or bundle, as it was named.
     **chosen: Arguments of `data`.
   """
@@ -60,17 +60,17 @@ def data(opened: OpenBundle, blamed: Blamed, *, most: int, group: int | None = N
     budget -= row["num_tokens"]
     rows[k] = thin_sample(row, keep_tokens=budget >= 0, digits=_DIGITS) | {"blame/largest": largest}
   norm = math.sqrt(shares.total)
-  notes.append(f"The first update: loss {np.sum(shares.losses):.6g}, gradient norm {norm:.6g}, {counted(blamed)}.")
+  notes.append(f"Update {opened.update + 1}: loss {np.sum(shares.losses):.6g}, gradient norm {norm:.6g}, {counted(blamed)}.")
   if len(chosen) > most:
     notes.append(f"The first {most} of {len(chosen)} are shown (--most).")
   if budget < 0:
     notes.append(f"Only the first {MAX_TOKENS:,} tokens have colours.")
   elsewhere = len(opened.responses) - sum(map(len, blamed.parts))
   if elsewhere:
-    notes.append(f"{elsewhere} responses of the step are in later updates, or in none.")
+    notes.append(f"{elsewhere} responses of the step are in other updates, or in none.")
   config = flatten(about["config"])
   header = {
     "objective": config.get("objective.name"), "task": config.get("task.name"), "workdir": about["run"],
-    "model": config.get("model.path") or config.get("model.preset"), "status": f"update 1 of RL step {about['step']}",
+    "model": config.get("model.path") or config.get("model.preset"), "status": f"update {opened.update + 1} of RL step {about['step']}",
   }  # fmt: skip
   return {"header": header, "samples": rows, "config": config, "versions": about["stack"].get("versions") or {}, "notes": notes}

@@ -129,14 +129,22 @@ def _add(one: Params, other: Params) -> Params:
 
 
 @jax.jit
-def _products(one: Params, other: Params) -> list[Float[Array, " sums"]]:
+def _largest(gradient: Params) -> Float[Array, ""]:
+  return jnp.max(jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in jax.tree.leaves(gradient)]))
+
+
+@jax.jit
+def _products(one: Params, other: Params, own_scale: Float[Array, ""], other_scale: Float[Array, ""]) -> list[Float[Array, " sums"]]:
   def of_leaf(x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, " sums"]:
-    products = (x.astype(jnp.float32) * y.astype(jnp.float32)).reshape(-1)
+    products = (x.astype(jnp.float32) / own_scale * (y.astype(jnp.float32) / other_scale)).reshape(-1)
     return jnp.sum(jnp.pad(products, (0, -products.size % _SUMMED)).reshape(-1, _SUMMED), axis=1)
 
   return list(map(of_leaf, jax.tree.leaves(one), jax.tree.leaves(other)))
 
 
 def _dot(one: Params, other: Params) -> float:
-  """Returns the product of two gradients."""
-  return float(sum(np.sum(np.asarray(x), dtype=np.float64) for x in _products(one, other)))
+  """Returns the product of two gradients, also where their squares leave the range of float32."""
+  # Powers of 2, which change no bit.
+  scales = [2.0 ** math.frexp(float(_largest(x)))[1] for x in (one, other)]
+  sums = _products(one, other, *map(jnp.float32, scales))
+  return math.prod(scales) * float(sum(np.sum(np.asarray(x), dtype=np.float64) for x in sums))

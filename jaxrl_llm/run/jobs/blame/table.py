@@ -29,7 +29,7 @@ _WIDTH = 48
 
 
 class Blamed(NamedTuple):
-  """The first update of a bundle, taken apart.
+  """An update of a bundle, taken apart.
 
   Attributes:
     shares: Loss and gradient of each part.
@@ -47,36 +47,35 @@ class Blamed(NamedTuple):
 
 
 def blame(opened: OpenBundle, *, by: str, order: str) -> Blamed:
-  """Takes the first update of a bundle apart.
+  """Takes the next update of a bundle apart.
 
   Args:
     opened: The bundle.
     by: "group" or "response".
     order: Key of `ORDERS`.
   """
-  there = [x for x in opened.responses if x["place"] is not None and x["place"][0] == 0]
   parts: dict[int, list[dict[str, Any]]] = {}
-  for x in there:
+  for x in opened.taken:
     parts.setdefault(x[by], []).append(x)
   programs, mesh = opened.programs, opened.mesh
   shares = decompose(
-    programs.losses, opened.state.params, opened.batches[0], [[tuple(x["place"][1:]) for x in part] for part in parts.values()],
+    programs.losses, opened.state.params, opened.batches[opened.update], [[tuple(x["place"][1:]) for x in part] for part in parts.values()],
     trainable=programs.trainable,
     at_once=rows_at_once(opened.config, mesh) or num_row_shards(mesh),
     place=partial(placed, opened),
   )  # fmt: skip
   keys = ORDERS[order](shares)
   ordered = sorted(range(len(keys)), key=lambda i: (math.isnan(keys[i]), keys[i]))
-  first_update = sum(x["place"] is None for x in opened.responses)
-  return Blamed(shares, list(parts.values()), by, ordered, first_update)
+  left_out = sum(x["place"] is None for x in opened.responses)
+  return Blamed(shares, list(parts.values()), by, ordered, left_out)
 
 
 def lines_of(opened: OpenBundle, blamed: Blamed, *, most: int, group: int | None = None) -> list[str]:
   """Returns the table of the parts, and a line of their sums."""
   shares, about = blamed.shares, opened.about
-  norm, recorded = math.sqrt(shares.total), about["updates"][0].get("actor/grad_norm", math.nan)
-  head = f"update 1 of RL step {about['step']} of {about['run']}: loss {np.sum(shares.losses):.6g}, gradient norm {norm:.6g}"
-  lines = [f"{head} (in the run {recorded:.6g}), {counted(blamed)}"]
+  norm, recorded = math.sqrt(shares.total), about["updates"][opened.update].get("actor/grad_norm", math.nan)
+  head = f"update {opened.update + 1} of RL step {about['step']} of {about['run']}: loss {np.sum(shares.losses):.6g}"
+  lines = [f"{head}, gradient norm {norm:.6g} (in the run {recorded:.6g}), {counted(blamed)}"]
   lines.append(f"{blamed.by:>8} {'share':>9} {'agreement':>9} {'norm':>9} {'loss':>11}  {'rewards':24} {'advantages':24} prompt")
   order = [i for i in blamed.order if group is None or blamed.parts[i][0]["group"] == group]
   for i in order[:most]:
@@ -114,7 +113,7 @@ def _listed(numbers: Sequence[float]) -> str:
 
 def of_tokens(opened: OpenBundle, blamed: Blamed, response: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns loss, share of the response's |loss|, and advantage of each of its tokens."""
-  (_, row, segment), batch = response["place"], opened.batches[0]
+  (_, row, segment), batch = response["place"], opened.batches[opened.update]
   slots = np.flatnonzero(batch.segments[row] == segment)[-len(response["tokens"]) :]
   losses = blamed.shares.tokens[row][slots].astype(np.float64)
   whole = np.sum(np.abs(losses))
@@ -125,11 +124,11 @@ def token_lines(opened: OpenBundle, blamed: Blamed, response: int) -> list[str]:
   """Returns a table of a response's tokens, with the largest loss first.
 
   Raises:
-    UsageError: If the first update is not made of that response.
+    UsageError: If the update is not made of that response.
   """
   there = {x["response"]: x for part in blamed.parts for x in part}
   if response not in there:
-    raise UsageError(f"--response: found {response}, expected one of the first update: {', '.join(map(str, sorted(there)))}")
+    raise UsageError(f"--response: found {response}, expected one of update {opened.update + 1}: {', '.join(map(str, sorted(there)))}")
   x = there[response]
   losses, shares, advantages = of_tokens(opened, blamed, x)
   lines = [f"response {response} of group {x['group']}, reward {x['reward']:.3g}: {shown(x['text'], limit=2 * _WIDTH)}"]
@@ -140,7 +139,7 @@ def token_lines(opened: OpenBundle, blamed: Blamed, response: int) -> list[str]:
 
 
 def changes(opened: OpenBundle, left_out: Sequence[dict[str, Any]] = ()) -> tuple[float, float]:
-  """Returns by how much the first update changes the log-probability of its own responses, in nats.
+  """Returns by how much the next update changes the log-probability of its own responses, in nats.
 
   Args:
     opened: The bundle.
@@ -150,11 +149,11 @@ def changes(opened: OpenBundle, left_out: Sequence[dict[str, Any]] = ()) -> tupl
     Means over the responses with a positive advantage, and over those with a negative one; NaN if
     there are none.
   """
-  there = [x for x in opened.responses if x["place"] is not None and x["place"][0] == 0]
+  there = opened.taken
   gone = {x["response"] for x in left_out}
   responses = {x["response"] for x in there} - gone if gone else None
-  state, _ = repeat.update(opened, jax.tree.map(jnp.copy, opened.state), 0, responses)
-  batch = opened.batches[0]
+  state, _ = repeat.update(opened, jax.tree.map(jnp.copy, opened.state), opened.update, responses)
+  batch = opened.batches[opened.update]
   read = needed_by_logprobs(batch._replace(routing=batch.routing if opened.config.moe.replay == "R3" else None))
   before, after = (np.asarray(opened.programs.logprobs(x.params, placed(opened, read)).logprobs) for x in (opened.state, state))
   moved = np.where(batch.mask > 0, after.astype(np.float64) - before, 0)

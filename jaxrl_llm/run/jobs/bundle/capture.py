@@ -1,6 +1,7 @@
 """The updates of an RL step of a run, reached as a branch is, and written to a bundle."""
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,8 +170,10 @@ def _compared(fork: Fork, learned: Learned) -> str:
   """Returns a line that compares the repeated step with the run's own row of metrics."""
   rows = [row for row in read_rows(Path(fork.workdir) / "metrics.jsonl") if (row["phase"], row["step"]) == ("rl", fork.step + 1)]
   own, again = rows[-1], combine(learned.updates) | learned.metrics
+  own |= {name: float(x) for name, x in own.get("nonfinite", {}).items()}
   names = [name for name in again if name in own and not name.startswith(NOT_TAKEN)]
-  differing = [name for name in names if again[name] != own[name]]
+  is_nan = lambda *values: all(isinstance(x, float) and math.isnan(x) for x in values)
+  differing = [name for name in names if again[name] != own[name] and not is_nan(again[name], own[name])]
   if not differing:
     return f"the repeated step equals the run's own row in each of its {len(names)} metrics"
   return f"the repeated step differs from the run's own row in {len(differing)} of {len(names)} metrics ({', '.join(differing[:3])}, ...)"

@@ -54,9 +54,10 @@ class OpenBundle(NamedTuple):
     changed: Fields that differ from those of the run, each with its old and its new value.
     mesh: Devices of the learner.
     programs: The learner's programs.
-    state: State before the first update, on the devices.
+    state: State before the update, on the devices.
     batches: Batch of each update on the host, as `rl_step` reads it.
     responses: The entry `responses.json`.
+    update: Number of the next update, from 0.
   """
 
   about: dict[str, Any]
@@ -67,6 +68,12 @@ class OpenBundle(NamedTuple):
   state: TrainState
   batches: list[TrainBatch]
   responses: list[dict[str, Any]]
+  update: int = 0
+
+  @property
+  def taken(self) -> list[dict[str, Any]]:
+    """The responses that the next update is made of."""
+    return [x for x in self.responses if x["place"] is not None and x["place"][0] == self.update]
 
 
 def open_bundle(path: Path, overrides: Mapping[str, list[str]] | None = None) -> OpenBundle:

@@ -75,6 +75,20 @@ def update(
   return state, to_floats(metrics)
 
 
+def before(opened: OpenBundle, number: int) -> OpenBundle:
+  """Returns a bundle whose next update is another one, from 0. The updates before it are taken.
+
+  Raises:
+    UsageError: If the step has no such update.
+  """
+  if not 0 <= number < len(opened.batches):
+    raise UsageError(f"--update: found {number + 1}, expected 1 to {len(opened.batches)}, the number of updates of the step")
+  state = opened.state
+  for earlier in range(number):
+    state, _ = update(opened, state, earlier)
+  return opened._replace(state=state, update=number)
+
+
 def repeat(opened: OpenBundle, responses: Collection[int] | None = None) -> tuple[list[dict[str, float]], TrainState]:
   """Takes all updates of a bundle. Returns the metrics of each, and the state after them."""
   state, updates = opened.state, []
