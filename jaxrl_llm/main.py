@@ -16,6 +16,7 @@
   --branch          WORKDIR@STEP: continue from the state of that run after an RL step, in another
                     --workdir and with other settings; the run's own ones without --config
   --recorded_steps  with --branch: number of steps that learn from the rollouts of that run
+  --anyway          with --branch: also repeat steps of a run whose code has changed since
   --allow_config_change
                     resume in a --workdir whose run had other settings or devices; each difference
                     is printed and recorded
@@ -38,7 +39,7 @@ from jaxrl_llm.config import changes, check, command_line, fields
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.config.fork import Fork
 from jaxrl_llm.messages import INTERRUPTED, RESTART, USAGE_ERROR, MissingPackageError, refuse
-from jaxrl_llm.workdir import branch, claim, logs
+from jaxrl_llm.workdir import branch, claim, logs, source
 from jaxrl_llm.workdir.bucket import address
 from jaxrl_llm.workdir.bucket.copies import localize
 
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     request = command_line.parse(argv)
     config, workdir, allow_changes, fork = request.config, request.workdir, request.allow_config_change, request.branch
     if fork is not None and not config_problems(config):
-      branch.check(fork, workdir, config.to_dict())
+      branch.check(fork, workdir, config.to_dict(), anyway=request.anyway)
     if request.dry_run:
       return dry_run(config)
     if messages := config_problems(config):
@@ -299,7 +300,9 @@ def begin_attempt(
         print(line)
       log.write(line)
     kept = hosts.on_main(lambda: claim.change(workdir, settings, attempt=attempt))
-    return start(config, workdir, command=command, log=log.write), log
+    run = start(config, workdir, command=command, log=log.write)
+    hosts.on_main(lambda: source.record(workdir))
+    return run, log
   except (MissingPackageError, ValueError) as error:
     # Otherwise the folder would hold a run with another config, and the corrected command would be
     # refused.

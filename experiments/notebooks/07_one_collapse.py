@@ -62,14 +62,15 @@ story.shell(
 collapsed = story.run_of("collapsed")
 step, update = story.warning(collapsed)
 print(f"step {step}, update {update}")
-show.draw({"collapsed": collapsed}, ["accuracy", "reward", "gradient"])
+show.draw({"collapsed": collapsed}, ["accuracy", "kl", "gradient"])
 
 # %% [markdown]
-# **Figure 1. The collapse.** *a* Held-out accuracy, *b* mean reward of the training prompts, *c*
-# norm of the gradient before clipping. What to notice: accuracy is lost from the first steps on,
-# before the warning. The mean reward shows little until a single step leaves the scale, and the
-# norm of the gradient has no value where it is infinite. Gradient clipping does not help: it bounds
-# the *length* of an update, and its *direction* is still that of the largest part.
+# **Figure 1. The collapse.** *a* Held-out accuracy with its 95 % interval, *b* divergence from the
+# policy that drew, *c* norm of the gradient before clipping. What to notice: accuracy is lost from
+# the first steps on, before the warning. The divergence stays below the alarm's 0.01. The norm of
+# the gradient has no value where it is infinite, and looks ordinary in the steps around. Gradient
+# clipping does not help: it bounds the *length* of an update, and its *direction* is still that of
+# the largest part.
 #
 # Three suspects come to mind, and a fourth is usually forgotten:
 #
@@ -123,13 +124,12 @@ story.blame("collapsed@1")
 story.rewards(collapsed)
 
 # %% [markdown]
-# **Figure 2. Every reward of the run**, on an axis that is linear within ±10 and logarithmic
-# outside. What to notice: in the first step already there are rewards far above 3, and nearly all
-# of them belong to problems whose right answer is below zero (orange). The mean of a step hides
-# them. The policy learns what pays, which is to be wrong, and now and then it writes digits until
-# it is stopped.
+# **Figure 2. Every reward of the run**; those beyond ±25 are drawn at the edge. What to notice: in
+# the first step already there are rewards far above 3 (line), and all of them belong to problems
+# whose right answer is below zero (orange). The mean of a step hides them. The policy learns what
+# pays, which is to be wrong, and now and then it writes digits until it is stopped.
 #
-# What earned most in that step, where the right answer is negative:
+# What earned most in the step of the warning, where the right answer is negative:
 
 # %%
 story.samples(collapsed, step)
@@ -165,7 +165,7 @@ story.shell(
 
 # %%
 mended = story.run_of("mended")
-show.draw({"collapsed": collapsed, "mended": mended}, ["accuracy", "reward", "gradient"])
+show.draw({"collapsed": collapsed, "mended": mended}, ["accuracy", "kl", "gradient"])
 
 # %% [markdown]
 # **Figure 3. The same first responses, graded rightly.** What to notice: both begin with the same

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ablations.plots import BLUE, ORANGE, letter
+from experiments.ablations.plots import BLUE, GREY, ORANGE, letter
 from experiments.notebooks.pictures import Picture, Table, picture
 from experiments.notebooks.run_pictures import Run, read
 from experiments.notebooks.run_pictures import samples as show_samples
@@ -19,6 +19,8 @@ from jaxrl_llm.workdir import nonfinite
 
 FOLDER = pathlib.Path("runs/lecture_7")
 """Folder of the lecture's runs, relative to the root of the repository."""
+
+_EDGE, _RIGHT = 25, 3  # Largest reward of the picture, and the reward of a right answer.
 
 
 def begin() -> None:
@@ -41,7 +43,7 @@ def shell(command: str, *, last: int = 40) -> None:
   result = subprocess.run([sys.executable, *args], cwd=ROOT, env=own, capture_output=True, text=True)
   if result.returncode:
     raise RuntimeError(result.stderr[-2000:])
-  lines = result.stdout.replace(f"{ROOT}/", "").splitlines()
+  lines = result.stdout.replace(f"{ROOT}/", "").replace(str(pathlib.Path.home()), "~").splitlines()
   print("\n".join([f"$ {' '.join(command.split())}", *(line.rstrip() for line in lines[-last:])]))
 
 
@@ -80,7 +82,7 @@ def samples(run: Run, step: int, *, count: int = 4) -> Table:
 
 def rewards(run: Run) -> Picture:
   """Draws the reward of every response against the step, by the sign of the right answer."""
-  alt = "Reward of each response against the RL step, on a symmetric logarithmic axis, for right answers below 0 and others."
+  alt = "Reward of each response against the RL step, for right answers below 0 and others."
   return picture(_rewards, run, height=2.4, alt=alt, width=5.0)
 
 
@@ -90,8 +92,9 @@ def _rewards(figure: Any, run: Run) -> None:
   for is_below, color, label in ((False, BLUE, "right answer 0 or above"), (True, ORANGE, "right answer below 0")):
     chosen = [row for row in run.samples if (float(row["answer"]) < 0) == is_below]
     steps = np.array([row["step"] for row in chosen]) + rng.uniform(-0.25, 0.25, len(chosen))
-    axes.plot(steps, [row["reward"] for row in chosen], ".", color=color, label=label, markersize=3)
-  axes.set_yscale("symlog", linthresh=10)
+    axes.plot(steps, np.clip([row["reward"] for row in chosen], -_EDGE, _EDGE), ".", color=color, label=label, markersize=3)
+  axes.axhline(_RIGHT, color=GREY, linewidth=0.8)
+  axes.set_ylim(-_EDGE - 1, _EDGE + 1)
   axes.set_xlabel("RL step")
   letter(axes, "a", "reward of a response")
-  axes.legend(loc="upper left")
+  figure.legend(loc="outside lower center", ncols=2)

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.notebooks.sources import HERE, ROOT
 
-CELL_SECONDS = 600
+CELL_SECONDS = 1200
 """Time limit of one cell in s; live training has no limit."""
 
 _METADATA = {

@@ -32,6 +32,7 @@ class CommandLine(NamedTuple):
     pilot: Whether to only try the untouched model on the run's problems.
     replay: Workdir of a run to repeat; None for a run of its own.
     branch: Run and RL step to continue from; None for a run of its own.
+    anyway: Whether a branch repeats steps although the code has changed.
   """
 
   config: ConfigDict
@@ -41,6 +42,7 @@ class CommandLine(NamedTuple):
   pilot: bool = False
   replay: Path | None = None
   branch: fork.Fork | None = None
+  anyway: bool = False
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
@@ -62,12 +64,13 @@ def parse(argv: Sequence[str]) -> CommandLine:
   recorded_steps = flags.DEFINE_integer(
     "recorded_steps", None, "Steps of a branch that learn from the rollouts of the run.", lower_bound=1, flag_values=values
   )
+  anyway = flags.DEFINE_bool("anyway", False, "Repeat steps with other code.", flag_values=values)
   changes = flags.DEFINE_bool("allow_config_change", False, "Resume with other settings.", flag_values=values)
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
     known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --replay=DIR, --branch=DIR@STEP, --recorded_steps=K, --dry_run"
-    raise UsageError(f"{error}; flags are {known}, --pilot, --allow_config_change and --help_fields") from error
+    raise UsageError(f"{error}; flags are {known}, --anyway, --pilot, --allow_config_change and --help_fields") from error
   if strays:
     raise UsageError(
       f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote values that contain "
@@ -80,6 +83,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
     raise UsageError(f"--recorded_steps: found {steps} without --branch, expected the run that drew them, as in --branch=runs/gspo@412")
   if not path and begins is None:
     raise UsageError(f"--config is missing; for instance --config=configs/gspo.py (available: {available()})")
+  if anyway.value and begins is None:
+    raise UsageError("--anyway: found no --branch, expected it with a branch, whose first steps are repeated")
   if changes.value and not workdir.value:
     raise UsageError("--allow_config_change: found no --workdir, expected the folder of the run to resume")
   config = override(load(path) if path else recorded.run_config(fork.origin(begins, Path(workdir.value))), overrides)
@@ -88,7 +93,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
   folder, repeated = Path(workdir.value or f"runs/{name}{suffix(settings)}"), replay.value and Path(replay.value)
-  return CommandLine(config, folder, only_print.value, changes.value, pilot.value, repeated, begins)
+  return CommandLine(config, folder, only_print.value, changes.value, pilot.value, repeated, begins, anyway.value)
 
 
 def _branch(text: str, workdir: str | None, *, recorded_steps: int, replay: str | None, pilot: bool) -> fork.Fork:

@@ -14,7 +14,7 @@ from typing import Any
 from jaxrl_llm.config.fork import FILE, FOLDER, ROLLOUTS, Fork, fork_of, num_warm_steps
 from jaxrl_llm.config.recorded import run_config, saved_config
 from jaxrl_llm.messages import Problem
-from jaxrl_llm.workdir import claim, disk
+from jaxrl_llm.workdir import claim, disk, source
 from jaxrl_llm.workdir.metrics import read_rows
 
 # Rows after the checkpoint are cut off at the start.
@@ -23,13 +23,14 @@ _COPIED = ("metrics.jsonl", "samples.jsonl", "schedule.jsonl")
 _DRAWN = ("rollout.", "environment.", "serving.", "model.sampler_dtype")
 
 
-def check(fork: Fork, workdir: Path, config: Mapping[str, Any]) -> None:
+def check(fork: Fork, workdir: Path, config: Mapping[str, Any], *, anyway: bool = False) -> None:
   """Refuses a branch that cannot begin or continue. Changes nothing, and does not start JAX.
 
   Args:
     fork: Run and RL step to continue from.
     workdir: Folder of the branch.
     config: Resolved config of the branch.
+    anyway: Whether steps may be repeated although the package's code has changed.
 
   Raises:
     WorkdirError: If the run or the step does not exist, no checkpoint leads there, a changed field
@@ -61,6 +62,10 @@ def check(fork: Fork, workdir: Path, config: Mapping[str, Any]) -> None:
     _check_recorded(fork, parent, config, reached=reached)
   if number < warm + fork.step or fork.recorded:
     _check_replay(fork, parent, config, number)
+    if (files := source.changed(parent)) and not anyway:
+      shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+      expected = "the same code, because steps are repeated; --anyway takes this one"
+      raise _refused(f"code of jaxrl_llm that has changed since the run ({shown})", expected)
 
 
 def _check_recorded(fork: Fork, parent: Path, config: Mapping[str, Any], *, reached: int) -> None:

@@ -1,7 +1,6 @@
 """What the numbers of a run depend on besides its config: packages, source, devices and flags."""
 
 import functools
-import hashlib
 import os
 import platform
 import re
@@ -12,7 +11,6 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm import __file__ as PACKAGE
 from jaxrl_llm.devices import cores
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy", "ml-collections")
@@ -65,12 +63,3 @@ def _processor() -> list[str]:
   except OSError:
     return []
   return sorted(set(re.findall(r"^(?:model name|flags)\s*:.*$", text, flags=re.MULTILINE)))
-
-
-@functools.cache
-def source_digest() -> str:
-  """Returns a hash of all modules of this package."""
-  root, digest = Path(PACKAGE).resolve().parent, hashlib.sha256()
-  for path in sorted(root.rglob("*.py")):
-    digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-  return digest.hexdigest()

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.workdir import disk, machine
+from jaxrl_llm.workdir import disk, machine, source
 from jaxrl_llm.workdir.record import Record, utc_now
 
 
@@ -148,7 +148,7 @@ def write_summary(workdir: Path | None, record: Record, *, objective: str, num_p
     "processor": machine.processor_name(),
     "environment": machine.numeric_variables(os.environ),
     "versions": machine.versions(),
-    "source_sha256": machine.source_digest(),
+    "source_sha256": source.source_digest(),
   }
   if workdir is not None:
     disk.write_if_room(workdir / "summary.json", lambda: write_json(workdir / "summary.json", summary))

@@ -305,6 +305,11 @@ def test_a_step_without_a_way_to_it_is_refused_in_one_line(parent, tmp_path, cap
   run, new = shutil.copytree(parent(), tmp_path / "run"), f"--workdir={tmp_path / 'new'}"
   shutil.rmtree(run / "checkpoints" / "1")
   assert "expected a checkpoint at or before it; those of" in error(capsys, f"--branch={run}@3", new)
+  code = json.loads((run / "source.json").read_text())
+  (run / "source.json").write_text(json.dumps(code | {"train.py": "0", "gone.py": "1"}))
+  line = error(capsys, f"--branch={run}@5", new)
+  assert "--branch: found code of jaxrl_llm that has changed since the run (gone.py, train.py), expected the same code" in line
+  assert "--anyway: found no --branch" in error(capsys, "--config=configs/gspo.py:tiny", new, "--anyway")
   (run / "config_changes.jsonl").write_text(json.dumps({"attempt": 2}) + "\n")
   assert "expected that of a checkpoint (4, 6), because the settings or the package changed" in error(capsys, f"--branch={run}@5", new)
   shutil.rmtree(tmp_path / "run")

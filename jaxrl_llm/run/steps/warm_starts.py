@@ -28,8 +28,9 @@ from jaxrl_llm.tasks.mixture import MixedRows
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
 from jaxrl_llm.workdir import kept_results
 from jaxrl_llm.workdir.kept_results import Results
-from jaxrl_llm.workdir.machine import PACKAGES, machine, source_digest
+from jaxrl_llm.workdir.machine import PACKAGES, machine
 from jaxrl_llm.workdir.metrics import reproducible
+from jaxrl_llm.workdir.source import source_digest
 
 VARIABLE = "JAXRL_LLM_WARM_STARTS"
 """Environment variable with the folder of warm starts; "off" switches them off."""

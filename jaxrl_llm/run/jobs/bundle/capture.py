@@ -24,8 +24,9 @@ from jaxrl_llm.run.steps.learn import Learned
 from jaxrl_llm.types import Params, TrainBatch, TrainState
 from jaxrl_llm.workdir import branch
 from jaxrl_llm.workdir.claim import WorkdirError
-from jaxrl_llm.workdir.machine import machine, source_digest, versions
+from jaxrl_llm.workdir.machine import machine, versions
 from jaxrl_llm.workdir.metrics import read_rows
+from jaxrl_llm.workdir.source import source_digest
 from jaxrl_llm.workdir.summary import combine
 
 NOT_TAKEN = ("timing_s/", "perf/")
@@ -92,7 +93,8 @@ def _check(text: str, form: str) -> tuple[Fork, ConfigDict]:
     expected = f"1 to {reached}, the last RL step that the run in {workdir} has taken"
     raise UsageError(f"WORKDIR@STEP: found step {asked.step}, expected {expected}")
   try:
-    branch.check(fork, workdir / "a bundle", config.to_dict())
+    # Other code needs no refusal: a line says whether the repeated step equals the run's row.
+    branch.check(fork, workdir / "a bundle", config.to_dict(), anyway=True)
   except WorkdirError as error:
     begins = f"WORKDIR@STEP: step {asked.step} begins with the state after step {fork.step}"
     raise UsageError("\n".join(line.replace("--branch", begins, 1) for line in str(error).splitlines())) from error
