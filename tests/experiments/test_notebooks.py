@@ -187,7 +187,7 @@ def test_keep_log_refuses_a_folder_without_a_run_and_a_path_as_a_name(tmp_path, 
 @pytest.mark.parametrize(
   ("given", "words"),
   [
-    (["07"], "unknown notebook '07'"),
+    (["99"], "unknown notebook '99'"),
     (["01_objective_"], "(did you mean '01_objectives'?)"),
     (["0"], "several notebooks begin with '0'"),
     ([""], "unknown notebook ''"),
