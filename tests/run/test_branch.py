@@ -101,7 +101,7 @@ UNCHANGED = {
 
 
 # "conversations with lag" is both of these at once.
-BY_HAND = [list(UNCHANGED).index(case) for case in ("after the last checkpoint of the lag", "conversations")]
+BY_HAND = [list(UNCHANGED).index(case) for case in ("after the last checkpoint of the lag", "conversations", "recorded rollouts")]
 
 
 @pytest.mark.parametrize("case", few(list(UNCHANGED), 2, rest="slow", by_hand=BY_HAND))
