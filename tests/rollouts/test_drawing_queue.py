@@ -129,7 +129,8 @@ def test_all_processes_get_the_portions_of_process_0(monkeypatch):
   talk = lambda i, versions=(), raw=(), **own: Conversation(
     i, [1, 2], [3, 4], [-0.5, 0.0], [True, False], turns, StopReason.TOKEN, versions=list(versions), raw_logprobs=list(raw), **own
   )
-  portions = [[], [talk(1, (3, -1), (-0.25, -2.0))], [], [talk(0, failed=("raised", "one line"), routes=np.zeros((3, 1, 1), np.int16)), talk(2)]]
+  first = talk(1, (3, -1), (-0.25, -2.0))
+  portions = [[], [first], [], [talk(0, failed=("raised", "one line"), routes=np.zeros((3, 1, 1), np.int16)), talk(2)]]
   job = Job([{}], 3, [5, 6, 7], "", Draws(8, 8))
   queues, channel = [SharedQueue(DrawingQueue(lambda params, version: Engine(), waits=True)) for _ in range(2)], Spoken()
   heard = []
