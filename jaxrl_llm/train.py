@@ -167,7 +167,7 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
       record.accuracy_final = evaluate(run, step + 1)
       run.compiled.passed("eval")
     run.compiled.passed("rl")
-    is_fork = run.until is not None and record.warm_steps + step + 1 == run.checkpoints.last
+    is_fork = record.warm_steps + step + 1 == run.checkpoints.last
     end_step(run, saves=saves(config, step) or is_fork, last=last, can_save=ahead.is_empty)
     if step == first:
       exempt()
