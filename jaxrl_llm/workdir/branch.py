@@ -102,7 +102,7 @@ def _check_replay(fork: Fork, parent: Path, config: Mapping[str, Any], number: i
   if claim.changes(parent, old) or _settings_changed(parent, number):
     why = "because the settings or the package changed afterwards, so that the steps up to it cannot be repeated"
     raise _refused(at, f"that of a checkpoint ({steps}), {why}")
-  if other is not None and number < num_warm_steps(old) + other.step + other.recorded:
+  if other is not None and other.recorded and number < num_warm_steps(old) + other.step + other.recorded:
     why = f"because {parent} learned from the rollouts of {other.workdir} up to then"
     raise _refused(at, f"that of a checkpoint after step {other.step + other.recorded}, {why}")
   if not fork.recorded and not claim.changes(parent, config):
