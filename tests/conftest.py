@@ -120,6 +120,8 @@ def pytest_runtest_teardown(item, nextitem):
   trim, the allocator would keep the pages.
   """
   if (nextitem is None or nextitem.path != item.path) and _resident_mb() > LARGE_MB:
+    if "tests.runs" in sys.modules:
+      sys.modules["tests.runs"].forget_programs()
     jax.clear_caches()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

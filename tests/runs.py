@@ -28,7 +28,9 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import tasks, train
 from jaxrl_llm.config.fields import unread_defaults
+from jaxrl_llm.decoding.engine import make as engine
 from jaxrl_llm.devices import hosts
+from jaxrl_llm.run.setup import drawing, experiment
 from jaxrl_llm.run.steps import learn
 from jaxrl_llm.workdir.metrics import read_rows, reproducible
 
@@ -52,7 +54,8 @@ def tiny_config(name: str = "gspo", overrides: dict[str, Any] | None = None) -> 
 def quick(devices: int = 1):
   """Restricts runs to the first `devices` devices, and makes them fast.
 
-  A dataset is loaded once, and a program is compiled once, without the costly optimizations.
+  A dataset is loaded once, and a program is compiled once, without the costly optimizations. Runs
+  with equal settings have the same programs, which are then not even traced again.
   """
   cache = {
     "jax_compilation_cache_dir": str(pathlib.Path.home() / "xla"),
@@ -65,13 +68,86 @@ def quick(devices: int = 1):
     jax.config.update(name, value)
   compilation_cache.reset_cache()
   try:
-    with mock.patch.object(jax, "device_count", lambda: devices), mock.patch.object(tasks, "make", load_once):
+    with contextlib.ExitStack() as patches:
+      patched = lambda module, name, value: patches.enter_context(mock.patch.object(module, name, value))
+      patched(jax, "device_count", lambda: devices)
+      patched(tasks, "make", load_once)
+      for module, name, key_of in SHARED:
+        patched(module, name, shared(getattr(module, name), key_of))
       yield
   finally:
     for name, value in before.items():
       jax.config.update(name, value)
     compilation_cache.reset_cache()
 
+
+_UNREAD = (
+  "seed", "task", "advantage", "alarms", "checkpoint", "environment", "log", "profile", "sandbox", "watchdog", "memory_gb",
+)  # fmt: skip
+"""Sections of a config that no program of a run reads, but for `log.gradient_noise_every`."""
+
+_MOST_PROGRAMS = 12
+_programs: collections.OrderedDict[tuple, Any] = collections.OrderedDict()
+
+
+def shared(make: Callable[..., Any], key_of: Callable[..., tuple | None]) -> Callable[..., Any]:
+  """Wraps a function to make what has the same key only once; None is the key of nothing."""
+
+  @functools.wraps(make)
+  def make_once(*args: Any, **settings: Any) -> Any:
+    key = key_of(*args, **settings)
+    if key is None:
+      return make(*args, **settings)
+    # The arguments stay, so that no other object gets the id of one of them.
+    made = _programs.pop((make, *key), None) or (make(*args, **settings), args)
+    _programs[make, *key] = made
+    while len(_programs) > _MOST_PROGRAMS:
+      _programs.popitem(last=False)
+    return made[0]
+
+  return make_once
+
+
+def _of_config(config: ConfigDict, *others: Any) -> tuple | None:
+  """Returns a key of programs made from a config and other values.
+
+  What a test imports by path may be another component under the same name.
+  """
+  values = {name: value for name, value in config.to_dict().items() if name not in _UNREAD}
+  text = json.dumps([values, config.log.gradient_noise_every], default=str)
+  return None if re.search(r"[a-z_]:[a-z_]", text) else (text, jax.device_count(), *others)
+
+
+def _of_learner(config: ConfigDict, mesh: Any, shape: Any, objective: Any, **settings: Any) -> tuple | None:
+  return _of_config(config, mesh, shape, repr(sorted(settings.items())))
+
+
+def _of_samplers(config: ConfigDict, model: Any, tokenizer: Any, params: Any, *, records_routes: bool) -> tuple | None:
+  ids = (type(tokenizer), tokenizer.vocab_size, tuple(tokenizer.stop_ids), tokenizer.pad_id)
+  return _of_config(config, model.mesh, model.config, ids, records_routes)
+
+
+def _of_model(shape: Any, **settings: Any) -> tuple:
+  return shape, repr(sorted(settings.items()))
+
+
+def _of_engine(model: Any, params: Any, *, vocabulary: Any = None, **settings: Any) -> tuple:
+  shapes = str(jax.tree.map(lambda x: (x.shape, x.dtype, getattr(x, "sharding", None)), params))
+  text = None if vocabulary is None else vocabulary.data.tobytes()
+  return id(model), shapes, text, repr(sorted(settings.items()))
+
+
+def forget_programs() -> None:
+  """Frees the programs of earlier runs."""
+  _programs.clear()
+
+
+SHARED = (
+  (experiment, "make_programs", _of_learner),
+  (drawing, "make_samplers", _of_samplers),
+  (drawing, "make_model", _of_model),
+  (engine, "make_programs", _of_engine),
+)
 
 _make_task = tasks.make
 load_once = functools.cache(

@@ -18,6 +18,7 @@ from jaxrl_llm.segments import token_weights
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 from jaxrl_llm.workdir.metrics import read_rows
 from tests.learner.test_splits import GRADIENT, MODELS, laid_out
+from tests.marks import few
 from tests.runs import VARIED, column, run_here, tiny_config
 
 LOSSES = (
@@ -97,7 +98,7 @@ def between_prompts(ours, groups):
 
 
 @pytest.mark.parametrize("in_groups", [False, True], ids=["independent", "in groups"])
-@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("at_once", few([1, 3], 1))
 def test_moments_equal_a_loop_over_single_responses(x64, at_once, in_groups):
   params, batch = bigram_problem(in_groups=in_groups)
   units = units_of(batch)
@@ -158,6 +159,7 @@ def test_responses_have_the_same_moments_in_every_layout():
   assert abs(noise(results[0], 0).ratio / noise(results[1], 0).ratio - 1) < 1e-3
 
 
+@pytest.mark.exhaustive
 def test_projections_keep_their_stated_error():
   """Squared lengths and products of projections, over seeds, for vectors that are not random."""
   rng = np.random.default_rng(0)

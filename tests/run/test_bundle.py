@@ -67,7 +67,7 @@ with mock.patch.object(jax, "device_count", lambda: 1):
 """
 
 
-@pytest.mark.parametrize("case", few(list(RUNS), "gspo", rest="slow", by_hand=(2,)))
+@pytest.mark.parametrize("case", few(list(RUNS), "gspo"))
 def test_it_runs_to_the_same_bits_in_another_process(case, boxed, tmp_path):
   """Without the run's folder, in a folder with nothing but the bundle."""
   run, path = boxed(case)

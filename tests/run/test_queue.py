@@ -202,7 +202,7 @@ def test_over_200_steps_no_token_is_too_old_and_no_length_is_preferred(tmp_path,
   assert distance < 1.36 * np.sqrt((len(drawn) + len(learned)) / (len(drawn) * len(learned)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_engine_and_the_sampler_draw_the_same_tokens_for_pictures(tmp_path, monkeypatch):
   """Responses of training and of evaluations, at a temperature above 0."""
   monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)

@@ -122,7 +122,7 @@ def test_a_calibrated_band_leaves_out_its_share():
   assert np.mean(out[advantages != 0]) == pytest.approx(protocol.CLIPPED, abs=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_small_trial_has_a_row_for_each_objective_and_policy():
   row = bed.run(8, 1, sizes=SMOKE._replace(digits=(8, 8), num_prompts=1), num_prompts=4)
   whole = {(x["k"], x["objective"]): x for x in row["rows"] if x["part"] == "all"}

@@ -58,7 +58,7 @@ def test_the_samples_of_a_prompt_are_whole_numbers_of_attempts():
   assert str(refused.value) == f"config.rollout.group_size: found 6, {expected}"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_compares_attempts_at_one_problem(tmp_path):
   run_here(tiny_config("self_play", {"warm_start.num_steps": 60}), tmp_path)
   # Pairs of samples share their problem, so no state has fewer than two steps.
