@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from jaxrl_llm.messages import did_you_mean
@@ -181,6 +182,6 @@ def read_entry(example: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 
 
 def _unpacked(value: dict[str, Any]) -> Any:
-  """Decodes JSON that marks lists that were tuples and mappings with keys that are not text."""
+  """Decodes JSON that marks tuples, fractions, and mappings with keys that are not text."""
   ((kind, items),) = value.items()
-  return tuple(items) if kind == "tuple" else dict(items)
+  return {"tuple": tuple, "items": dict, "fraction": lambda parts: Fraction(*parts)}[kind](items)

@@ -8,6 +8,7 @@ References:
 """
 
 import dataclasses
+import fractions
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -197,4 +198,6 @@ def _packed(value: Any) -> Any:
     return [_packed(item) for item in value]
   if isinstance(value, Mapping):
     return {"items": [[_packed(key), _packed(item)] for key, item in value.items()]}
+  if isinstance(value, fractions.Fraction):
+    return {"fraction": [value.numerator, value.denominator]}
   return value

@@ -1,5 +1,7 @@
 """Tasks of reasoning-gym by name: their problems at a level, in the form that verifiers need."""
 
+from fractions import Fraction
+
 import pytest
 
 from jaxrl_llm import tasks
@@ -21,11 +23,18 @@ def test_an_entry_is_read_back_unchanged(name):
       assert row["answer"] == entry["answer"] and dataset.score_answer(row["answer"], restored) == 1.0
 
 
-def test_tuples_and_keys_that_are_not_text():
-  metadata = {"grid": ((1, 2), [3, (4,)]), "tuple": {1: "a", (2, 3): None}, "items": [], "empty": {}}
+def test_values_that_json_lacks():
+  metadata = {"grid": ((1, 2), [3, (4,)]), "tuple": {1: "a", (2, 3): None}, "items": [], "empty": {}, "half": Fraction(1, 2)}
   entry = {"question": "?", "answer": None, "metadata": metadata}
   row = gym._row({"gym": "x", "settings": "{}", "level": 0, "id": "0"} | entry)
   assert read_entry(row, "entry") == entry and row["answer"] == ""
+  assert type(read_entry(row, "entry")["metadata"]["half"]) is Fraction
+
+
+def test_word_problems_with_fractions(tmp_path):
+  """Entry 7 of this generator has one among the values that it was made from."""
+  task = tasks.make("gym:gsm_symbolic", size=64, data_dir=tmp_path)
+  assert task.report.kept == 64
 
 
 def test_a_task(tmp_path):
