@@ -124,17 +124,21 @@ def _of_learner(config: ConfigDict, mesh: Any, shape: Any, objective: Any, **set
 
 def _of_samplers(config: ConfigDict, model: Any, tokenizer: Any, params: Any, *, records_routes: bool) -> tuple | None:
   ids = (type(tokenizer), tokenizer.vocab_size, tuple(tokenizer.stop_ids), tokenizer.pad_id)
-  return _of_config(config, model.mesh, model.config, ids, records_routes)
+  return _of_config(config, model.mesh, model.config, ids, records_routes, *_places(params))
 
 
-def _of_model(shape: Any, **settings: Any) -> tuple:
-  return shape, repr(sorted(settings.items()))
+def _of_model(shape: Any, *, mesh: Any, **settings: Any) -> tuple:
+  return shape, mesh, repr(sorted(settings.items()))
 
 
 def _of_engine(model: Any, params: Any, *, vocabulary: Any = None, **settings: Any) -> tuple:
-  shapes = str(jax.tree.map(lambda x: (x.shape, x.dtype, getattr(x, "sharding", None)), params))
   text = None if vocabulary is None else vocabulary.data.tobytes()
-  return id(model), shapes, text, repr(sorted(settings.items()))
+  return id(model), *_places(params), text, repr(sorted(settings.items()))
+
+
+def _places(params: Any) -> list[tuple]:
+  """Returns the shape and the devices of each array; the text of a mesh does not name its devices."""
+  return [(x.shape, str(x.dtype), getattr(x, "sharding", None)) for x in jax.tree.leaves(params)]
 
 
 def forget_programs() -> None:

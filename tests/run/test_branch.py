@@ -250,6 +250,8 @@ def test_rollouts_that_cannot_be_recorded_or_read_are_refused(parent, tmp_path, 
   assert "expected that of a checkpoint after step 6, because" in error(
     capsys, f"--branch={new}@5", f"--workdir={tmp_path / 'third'}", SAPO, "--config.num_steps=7"
   )
+  # A branch without recorded rollouts can be repeated like any run.
+  assert branch(run, 4, tmp_path / "plain") == branch(tmp_path / "plain", 5, tmp_path / "fourth", SAPO) == 0
   shutil.rmtree(new / "checkpoints" / "7")
   path = new / "branched_from" / "rollouts.zip"
   path.write_bytes(path.read_bytes()[:200] + b"damaged" + path.read_bytes()[207:])
