@@ -82,7 +82,8 @@ def quick(devices: int = 1):
 
 
 _UNREAD = (
-  "seed", "task", "advantage", "alarms", "checkpoint", "environment", "log", "profile", "sandbox", "watchdog", "memory_gb",
+  "seed", "task", "advantage", "alarms", "checkpoint", "environment", "log", "profile", "sandbox", "watchdog",
+  "memory_gb",
 )  # fmt: skip
 """Sections of a config that no program of a run reads, but for `log.gradient_noise_every`."""
 
@@ -137,7 +138,7 @@ def _of_engine(model: Any, params: Any, *, vocabulary: Any = None, **settings: A
 
 
 def _places(params: Any) -> list[tuple]:
-  """Returns the shape and the devices of each array; the text of a mesh does not name its devices."""
+  """Returns shape and devices of each array; the text of a mesh does not name its devices."""
   return [(x.shape, str(x.dtype), getattr(x, "sharding", None)) for x in jax.tree.leaves(params)]
 
 
