@@ -25,7 +25,7 @@ _API, _RUNS, _SESSIONS, _SAMPLERS = (
   "/api/v1/samplers/",
 )
 _MOST_BYTES = 64 * 2**20
-_POLL_S = 20.0
+_POLL_S = 30.0
 _MESSAGE = "application/x-protobuf"
 _CONFIG = {
   "pjwt_auth_enabled": False,

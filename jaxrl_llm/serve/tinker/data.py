@@ -14,7 +14,8 @@ from jaxrl_llm.serve.tinker import wire
 from jaxrl_llm.serve.tinker.losses import FIELDS, Loss
 from jaxrl_llm.types import TrainBatch
 
-_LEAST_ROW, _COMMON_ROW = 16, 256
+_LEAST_ROW, _COMMON_ROW, _LEAST_TOKENS = 16, 256, 1024
+_PADDING = 1.15
 _MOST_TARGETS = 128
 
 
@@ -122,7 +123,7 @@ def check_data(call: TrainingCall, loss: Loss, *, vocab_size: int, context: int)
 
   Args:
     call: The call.
-    loss: Its loss.
+    loss: Loss of the call.
     vocab_size: Number of ids.
     context: Largest number of tokens of a datum.
 
@@ -205,6 +206,24 @@ def power_of_two(size: int) -> int:
   return 1 << (size - 1).bit_length()
 
 
+def _rows_at_once(rows: int, most: int, least: int) -> int:
+  """Returns how many rows a program computes: many, but so that few of them are empty.
+
+  Args:
+    rows: Number of rows.
+    most: Largest result, a power of two.
+    least: Number below which empty rows cost less than small programs.
+
+  Example:
+    >>> [_rows_at_once(rows, 16, 4) for rows in (1, 3, 16, 20, 21, 33, 100)]
+    [1, 4, 16, 4, 8, 4, 16]
+  """
+  at_once = min(power_of_two(rows), most)
+  while at_once > least and at_once > 1 and -(-rows // at_once) * at_once > _PADDING * rows:
+    at_once //= 2
+  return at_once
+
+
 def pack(data: Sequence[Datum], loss: Loss, *, budget: int, shards: int) -> Packed:
   """Packs data into rows, whose sizes are few, so that few programs are compiled.
 
@@ -217,8 +236,10 @@ def pack(data: Sequence[Datum], loss: Loss, *, budget: int, shards: int) -> Pack
   lengths = [len(datum.tokens) for datum in data]
   slots = power_of_two(max(*lengths, min(sum(lengths), _COMMON_ROW), _LEAST_ROW))
   packed = assign_rows([Unit(0, (i,), (length,)) for i, length in enumerate(lengths)], slots)
-  most = max(budget // slots // shards, 1) * shards
-  at_once = min(power_of_two(-(-len(packed) // shards)) * shards, most)
+  at_once = _rows_at_once(
+    -(-len(packed) // shards), max(budget // slots // shards, 1), _LEAST_TOKENS // slots
+  )
+  at_once *= shards
   count, width = -(-len(packed) // at_once) * at_once, data[0].targets.shape[1]
   tokens, positions, segments = (np.zeros((count, slots), np.int32) for _ in range(3))
   targets = np.zeros((count, slots, width), np.int32)

@@ -27,7 +27,7 @@ from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch
 ALPHA = 32.0
 """Numerator of the scale of an adapter, alpha / rank, as in Tinker."""
 
-_TOKENS_AT_ONCE = 4096
+_TOKENS_AT_ONCE = 2048
 _MOST_PROGRAMS = 64
 
 
@@ -55,7 +55,7 @@ class Trained(NamedTuple):
   """What training changes of an adapter.
 
   Attributes:
-    weights: Its matrices.
+    weights: Matrices of the adapter.
     moments: State of Adam.
   """
 
@@ -82,7 +82,7 @@ class Learner:
 
   Args:
     base: Model without adapters.
-    params: Its params, which stay as they are.
+    params: Params of the model, which stay as they are.
     lora: Shape of the adapters.
 
   Raises:
@@ -90,8 +90,9 @@ class Learner:
   """
 
   def __init__(self, base: Model, params: Params, lora: Lora):
-    # Long rows would not fit with all activations of the forward pass.
-    self.model = make_model(base.config._replace(lora=lora, remat="full"), mesh=base.mesh)
+    self.model = make_model(base.config._replace(lora=lora, remat="none"), mesh=base.mesh)
+    # A long row would not fit with all activations of its forward pass.
+    self._of_long_rows = make_model(self.model.config._replace(remat="full"), mesh=base.mesh)
     is_trained = trainable(self.model.config, self.model.logical_axes)
     self._frozen = _beside_adapters(params, is_trained)
     mesh, out = base.mesh, {} if base.mesh is None else {"out_shardings": replicated(base.mesh)}
@@ -147,7 +148,8 @@ class Learner:
       Refusal: If the loss is not finite.
     """
     rows, places, at_once = pack(data, loss, budget=_TOKENS_AT_ONCE, shards=self._shards)
-    weigh, program = self._programs_of(loss, forward_only)
+    is_long = rows.tokens.shape[1] > _TOKENS_AT_ONCE
+    weigh, program = self._programs_of(loss, forward_only, is_long)
     batch, token_weight = weigh(rows.batch)
     parts, total = [], None
     pieces = split_rows((rows._replace(batch=batch), token_weight), len(rows.tokens) // at_once)
@@ -178,14 +180,17 @@ class Learner:
     mesh = self.model.mesh
     return piece if mesh is None else place_tokens(mesh, piece)
 
-  def _programs_of(self, loss: Loss, forward_only: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+  def _programs_of(
+    self, loss: Loss, forward_only: bool, is_long: bool
+  ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the jitted programs of a loss: weights of a whole batch, and the loss of some rows.
 
     Those that were not used for longest are dropped.
     """
-    key = loss.name, loss.settings, forward_only
+    key = loss.name, loss.settings, forward_only, is_long
     if key not in self._programs:
-      of_rows = partial(_loss_of_rows, self.model, loss.objective)
+      model = self._of_long_rows if is_long else self.model
+      of_rows = partial(_loss_of_rows, model, loss.objective)
 
       def with_gradient(trained: Params, frozen: Params, rows: Rows, weights: Array):
         (_, outputs), gradients = jax.value_and_grad(of_rows, has_aux=True)(trained, frozen, rows, weights)

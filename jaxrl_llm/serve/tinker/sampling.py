@@ -1,4 +1,4 @@
-"""Calls of `asample`: from their JSON to requests of the engine, and from completions to messages."""
+"""Calls of `asample`: from JSON to requests of the engine, and from completions to messages."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ def read(values: Mapping[str, Any], base: Base, *, owner: str, number: int) -> S
   """Reads a call.
 
   Args:
-    values: Its JSON.
+    values: JSON of the call.
     base: Model.
     owner: Id of the call.
     number: Number of its sampler in its session: without a seed, the same calls of two sessions

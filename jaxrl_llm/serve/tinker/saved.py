@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def saved_routes(
   """Returns handlers by method and path.
 
   Args:
-    sessions: Sessions, which know adapters that nobody has saved.
+    sessions: Sessions, which know adapters that are not saved.
     folder: Folder of all checkpoints.
     answering: Function that makes a handler of one that takes and returns a JSON value.
   """
@@ -57,7 +58,7 @@ def saved_routes(
       "is_lora": True,
       "lora_rank": about["rank"],
     }
-    when = max((card["time"] for card in cards), default=_time(0.0))
+    when = max((card["time"] for card in cards), default=_time(time.time()))
     more = {
       "last_request_time": when,
       "last_checkpoint": last["training"],

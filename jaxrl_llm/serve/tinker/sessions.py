@@ -64,7 +64,7 @@ class Adapter:
     model_id: Id of the adapter.
     base: Name of its model.
     learner: Programs of its shape.
-    trained: Its weights and moments.
+    trained: Weights and moments of the adapter.
     about: What describes its shape in a record.
   """
 
@@ -73,7 +73,7 @@ class Adapter:
     self.gradients: Params | None = None
     self.last_seq = -1
     self.published: Weights | None = None
-    self.used_at = time.time()
+    self.snapshots: list[str] = []
 
   def weights(self) -> Weights:
     """Returns the weights of now to draw with."""
@@ -101,7 +101,7 @@ class Session:
   """What a client holds.
 
   Args:
-    session_id: Id, which nobody can guess.
+    session_id: Id, a random one that cannot be guessed.
   """
 
   def __init__(self, session_id: str):
@@ -160,7 +160,6 @@ class Sessions:
       raise Refusal(
         404, "model_id: found no such adapter; create one, or wait until it is created", field="model_id"
       )
-    session.adapters[model_id].used_at = time.time()
     return session, session.adapters[model_id]
 
   def num_adapters(self) -> int:

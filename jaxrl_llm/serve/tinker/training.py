@@ -25,7 +25,7 @@ TARGETS = {"train_attn": "attention/.*", "train_mlp": "mlp/.*", "train_unembed":
 """Linear maps that each flag of a LoRA config adapts; a head that is the embedding has none."""
 
 MOST_ADAPTERS = 64
-_MOST_SHAPES, _MOST_RANK = 16, 1024
+_MOST_SHAPES, _MOST_RANK, _MOST_SNAPSHOTS = 16, 1024, 16
 _LEAST_TTL_S, _MOST_TTL_S = 3600, 10 * 366 * 86400
 _HIGH = 3e38  # Almost the largest float32.
 
@@ -172,6 +172,9 @@ class Trainer:
     of_now: Callable[[], Weights] = (lambda: weights) if kind == "snapshot" else (lambda: adapter.published)
     sampler_id = f"{session.session_id}:sample:{number}"
     session.samplers[sampler_id] = SamplerRef(adapter.base, None, of_now, number)
+    adapter.snapshots.append(sampler_id)
+    while len(adapter.snapshots) > _MOST_SNAPSHOTS:
+      session.samplers.pop(adapter.snapshots.pop(0), None)
     return Outcome({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
   def _write(
@@ -199,6 +202,9 @@ class Trainer:
   def load(self, adapter: Adapter, values: Mapping[str, Any]) -> Outcome:
     """Loads saved weights, and the moments if asked to; without them Adam begins anew."""
     place, with_moments = _loadable(values)
+    about = about_of(states.read_record(self.folder, place))
+    if about != adapter.about:
+      raise wrong("path", about, f"{adapter.about}, the shape of the adapter")
     fresh = adapter.learner.begin(0)
     like = fresh if with_moments else fresh._replace(moments=())
     loaded = adapter.learner.placed(states.load(self.folder, place, like))
@@ -220,12 +226,9 @@ class Trainer:
 
   def saved(self, place: states.Place) -> tuple[Base, Learner, dict[str, Any]]:
     """Returns the model of a saved adapter, the programs of its shape and what describes it."""
-    record = states.read_record(self.folder, place)
-    base, about = (
-      self.base(record.get("base_model")),
-      {key: record[key] for key in ("base_model", "rank", "alpha", "targets")},
-    )
-    return base, self.learner(base, record["rank"], tuple(record["targets"])), about
+    about = about_of(states.read_record(self.folder, place))
+    base = self.base(about["base_model"])
+    return base, self.learner(base, about["rank"], tuple(about["targets"])), about
 
   def sampler(self, base_model: Any, path: Any, number: int) -> SamplerRef:
     """Returns weights to sample from: those of a saved adapter, or of a model."""
@@ -234,9 +237,16 @@ class Trainer:
       return SamplerRef(base.name, None, lambda: base.weights, number)
     place = states.place_of(path, "model_path")
     base, learner, _ = self.saved(place)
-    loaded = learner.placed(states.load(self.folder, place, learner.begin(0)._replace(moments=())))
-    weights = Weights(lambda: learner.merged(loaded.weights))
+    like = learner.begin(0)._replace(moments=())
+    states.load(self.folder, place, like)  # A broken file is refused now.
+    # Read anew at each turn: a client may open many of them.
+    weights = Weights(lambda: learner.merged(learner.placed(states.load(self.folder, place, like)).weights))
     return SamplerRef(base.name, place.path, lambda: weights, number)
+
+
+def about_of(record: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what describes the shape of a saved adapter."""
+  return {key: record[key] for key in ("base_model", "rank", "alpha", "targets")}
 
 
 def check_adapters(count: int) -> None:

@@ -177,7 +177,7 @@ class Client:
     return self.ask("asample", value | {"prompt": chunks, "sampling_params": params} | more)
 
   def sample(self, *args, **options):
-    """Draws samples: tokens, log-probabilities and reason of each, and what is known of the prompt."""
+    """Draws samples, and returns them with what is known of the prompt."""
     return decode_samples(self.fetch(self.submit_sample(*args, **options)))
 
   def compute_logprobs(self, sampler, prompt):

@@ -213,7 +213,7 @@ def test_clients_that_leave_hold_nothing(tinker_bases, tmp_path):
     model = gone.create()
     sampler = gone.sampler(base_model="nano")
     long = [gone.submit_sample(sampler, TEXT[:4], params={"max_tokens": 60, "stop": []}) for _ in range(12)]
-    for _ in range(200):  # Requests whose answer nobody reads.
+    for _ in range(200):  # Requests whose answer is never read.
       connection = http.client.HTTPConnection("127.0.0.1", port_of(service))
       body = json.dumps({"request_id": long[-1]["request_id"]})
       connection.request("POST", "/api/v1/retrieve_future", body, {"content-type": "application/json"})

@@ -1,4 +1,4 @@
-"""The unmodified SDK, where it is installed: it brings transformers, so that the tests do without."""
+"""The unmodified SDK, where it is installed: it brings transformers, which the tests do not have."""
 
 import numpy as np
 import pytest

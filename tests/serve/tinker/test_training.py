@@ -1,10 +1,13 @@
-"""Training and sampling calls of the Tinker API: what they compute, and that it is the same again."""
+"""Training and sampling calls of the Tinker API: what they compute, and the same bits again."""
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxrl_llm import objectives
-from tests.serve.tinker.client import Client, Failed
+from jaxrl_llm.serve.tinker.learner import Adam, Trained, _adam_step
+from tests.serve.tinker.client import Client, Failed, decode_samples
 
 TEXT = np.array([72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33, 10, 65, 66, 67])
 SEEN = (TEXT[:-1], {"target_tokens": TEXT[1:], "weights": np.ones(15)})
@@ -105,7 +108,7 @@ def test_tinkers_losses_are_sums_of_their_formulas(service, name, config):
 
 
 def test_weights_on_log_probabilities_are_any_loss(service):
-  """A custom loss is what the SDK makes of it: forward, then its gradient as weights, negative too."""
+  """The SDK makes of a custom loss: forward, then its gradient as weights, negative ones too."""
   client = Client(service)
   models = [client.create(), client.create()]
   data = without_mask([sampled(np.random.default_rng(2), 14)])
@@ -185,11 +188,6 @@ def test_gradients_add_up_until_a_step(service):
 
 def test_a_step_is_that_of_adamw(service):
   """Of torch's AdamW, by hand: decoupled decay, corrected moments, the epsilon outside the root."""
-  import jax.numpy as jnp
-  import optax
-
-  from jaxrl_llm.serve.tinker.learner import Adam, Trained, _adam_step
-
   weights, gradient = {"a": jnp.array([1.0, -2.0])}, {"a": jnp.array([3.0, 4.0])}
   trained, settings = (
     Trained(weights, optax.scale_by_adam().init(weights)),
@@ -263,8 +261,6 @@ def test_samplers_of_other_weights_take_turns(service):
     (i, client.submit_sample(samplers[i], TEXT, params=params, prompt_logprobs=True))
     for i in (0, 1, 2, 0, 2, 1, 0)
   ]
-  from tests.serve.tinker.client import decode_samples
-
   for i, future in futures:
     np.testing.assert_array_equal(decode_samples(client.fetch(future)).prompt, alone[i])
   in_flight = client.publish(model, "inflight")
@@ -300,8 +296,8 @@ def test_saved_weights_come_back_with_and_without_moments(service):
   np.testing.assert_array_equal(client.compute(other, [SEEN], forward_only=True).logprobs[0], after)
   client.on("load_weights", other, path=sampler_path, optimizer=False)
   np.testing.assert_array_equal(client.compute(other, [SEEN]).logprobs[0], now)
-  client.step(other)
-  assert (client.compute(other, [SEEN], forward_only=True).logprobs[0] != after).any()  # Adam began anew.
+  client.step(other)  # By an Adam that began anew.
+  assert (client.compute(other, [SEEN], forward_only=True).logprobs[0] != after).any()
   np.testing.assert_allclose(
     client.compute_logprobs(client.sampler(model_path=sampler_path), TEXT)[1:], now, atol=1e-5
   )
