@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,18 @@ from jaxrl_llm.serve import calls, fields
 from jaxrl_llm.serve.exchange import Gone, header, reply, send_bytes
 from jaxrl_llm.serve.refusals import Refusal, hint, wrong
 from jaxrl_llm.serve.shell import App, Handler, Intake, Rules, make_asgi
-from jaxrl_llm.serve.tinker import sampling
+from jaxrl_llm.serve.tinker import sample_calls
 from jaxrl_llm.serve.tinker.data import TrainingCall, read_call
 from jaxrl_llm.serve.tinker.saved import saved_routes
-from jaxrl_llm.serve.tinker.sessions import Adapter, Call, Outcome, Session, Sessions, failure, outcome_of
+from jaxrl_llm.serve.tinker.sessions import (
+  Adapter,
+  Call,
+  ClientSession,
+  Outcome,
+  Sessions,
+  failure,
+  outcome_of,
+)
 from jaxrl_llm.serve.tinker.training import Base, Trainer, check_adapters
 
 _API, _RUNS, _SESSIONS, _SAMPLERS = (
@@ -85,7 +94,7 @@ def make_app(
     trainer.base(values.get("base_model"))
     return begun(session, f"{model_id}:create", values, lambda: trainer.create(session, model_id, values))
 
-  def new_adapter(values: dict[str, Any]) -> tuple[Session, str]:
+  def new_adapter(values: dict[str, Any]) -> tuple[ClientSession, str]:
     session = sessions.of(values.get("session_id"), "session_id")
     number = fields.whole(values, "model_seq_id", None, low=0, high=10**9 - 1)
     if number is None:
@@ -93,7 +102,9 @@ def make_app(
     check_adapters(sessions.num_adapters())
     return session, f"{session.session_id}:train:{number}"
 
-  def begun(session: Session, request_id: str, values: Any, work: Callable[[], Outcome]) -> dict[str, Any]:
+  def begun(
+    session: ClientSession, request_id: str, values: Any, work: Callable[[], Outcome]
+  ) -> dict[str, Any]:
     """Begins a training call, unless it is sent again; returns what its client asks with."""
     call, is_new = sessions.call(session, request_id, values if isinstance(values, str) else _digest(values))
     if is_new:
@@ -101,7 +112,7 @@ def make_app(
     return {"request_id": call.request_id}
 
   def on_adapter(
-    values: Any, model_id: Any, seq_id: Any, work: Callable[[Session, Adapter], Outcome]
+    values: Any, model_id: Any, seq_id: Any, work: Callable[[ClientSession, Adapter], Outcome]
   ) -> dict[str, Any]:
     """Begins a call on an adapter, after all that came before."""
     session, adapter = sessions.adapter(model_id)
@@ -119,7 +130,9 @@ def make_app(
     adapter.last_seq = max(adapter.last_seq, seq_id)
     return answer | {"model_id": model_id}
 
-  def on_adapter_by_json(names: str, work: Callable[[Session, Adapter, dict[str, Any]], Outcome]) -> Handler:
+  def on_adapter_by_json(
+    names: str, work: Callable[[ClientSession, Adapter, dict[str, Any]], Outcome]
+  ) -> Handler:
     def answer(values: dict[str, Any]) -> dict[str, Any]:
       fields.check_names(values, ("model_id", "seq_id", *names.split()), neutral={}, ignored=("type",))
       return on_adapter(
@@ -199,7 +212,7 @@ def make_app(
         404, "sampling_session_id: found no such sampler, or no seq_id with it", field="sampling_session_id"
       )
     base, request_id = bases[ref.base], f"{sampler_id}:{seq_id}"
-    asked = sampling.read(values, base, owner=request_id, number=ref.number)
+    asked = sample_calls.read(values, base, owner=request_id, number=ref.number)
     call, is_new = sessions.call(session, request_id, _digest(values))
 
     def done(completions: list[Decoded] | BaseException) -> None:
@@ -231,7 +244,7 @@ def make_app(
       await reply(send, 200, {"type": "try_again", "request_id": request_id, "queue_state": "active"})
       return
     outcome = call.outcome.result()
-    call.fetched_at = asyncio.get_running_loop().time()
+    call.fetched_at = time.monotonic()
     if outcome.refusal is not None:
       category = "user" if outcome.refusal.status < 500 else "server"
       await reply(send, 200, {"error": outcome.refusal.message, "category": category})
@@ -331,11 +344,11 @@ async def _is_done(call: Call, receive: Any) -> bool:
   return call.outcome.done()
 
 
-def _sampled(asked: sampling.SampleCall, completions: list[Decoded] | BaseException) -> Outcome:
+def _sampled(asked: sample_calls.SampleCall, completions: list[Decoded] | BaseException) -> Outcome:
   if isinstance(completions, FloatingPointError):
     return Outcome(refusal=Refusal(400, f"asample: {completions}"))
   if isinstance(completions, BaseException):
     return Outcome(refusal=failure(completions))
   if any(completion.reason == "aborted" for completion in completions):
     return Outcome(refusal=Refusal(410, "asample: the call was ended before its samples were whole"))
-  return Outcome(message=sampling.encode(asked, completions))
+  return Outcome(message=sample_calls.encode(asked, completions))

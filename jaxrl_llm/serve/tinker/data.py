@@ -55,7 +55,7 @@ class Datum(NamedTuple):
   inputs: dict[str, Float[np.ndarray, "n k"]]
 
 
-class Rows(NamedTuple):
+class DataRows(NamedTuple):
   """Packed rows.
 
   Attributes:
@@ -72,7 +72,7 @@ class Rows(NamedTuple):
 
 
 class Packed(NamedTuple):
-  """Rows of a call.
+  """DataRows of a call.
 
   Attributes:
     rows: The rows.
@@ -80,7 +80,7 @@ class Packed(NamedTuple):
     at_once: Number of rows that a program computes, which divides theirs.
   """
 
-  rows: Rows
+  rows: DataRows
   places: list[tuple[int, int]]
   at_once: int
 
@@ -265,4 +265,4 @@ def pack(data: Sequence[Datum], loss: Loss, *, budget: int, shards: int) -> Pack
   batch = TrainBatch(
     targets.reshape(count, -1), spread(positions), spread(segments), (mask != 0).astype(np.float32), **fields
   )
-  return Packed(Rows(tokens, positions, segments, batch), places, at_once)
+  return Packed(DataRows(tokens, positions, segments, batch), places, at_once)

@@ -20,7 +20,7 @@ from jaxrl_llm.models.lora import merged
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.segments import reduce_metrics, token_weights
 from jaxrl_llm.serve.refusals import Refusal
-from jaxrl_llm.serve.tinker.data import Datum, Rows, pack
+from jaxrl_llm.serve.tinker.data import DataRows, Datum, pack
 from jaxrl_llm.serve.tinker.losses import Loss
 from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch
 
@@ -192,7 +192,7 @@ class Learner:
       model = self._of_long_rows if is_long else self.model
       of_rows = partial(_loss_of_rows, model, loss.objective)
 
-      def with_gradient(trained: Params, frozen: Params, rows: Rows, weights: Array):
+      def with_gradient(trained: Params, frozen: Params, rows: DataRows, weights: Array):
         (_, outputs), gradients = jax.value_and_grad(of_rows, has_aux=True)(trained, frozen, rows, weights)
         return outputs, gradients
 
@@ -223,7 +223,7 @@ def _loss_of_rows(
   objective: Objective,
   trained: Params,
   frozen: Params,
-  rows: Rows,
+  rows: DataRows,
   weights: Float[Array, "B T"],
 ):
   """Computes the loss Σ w·l of rows; returns also the log-probabilities, the losses and metrics."""

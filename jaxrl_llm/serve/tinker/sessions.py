@@ -22,7 +22,7 @@ from jaxrl_llm.types import Params
 PATIENCE_S = 600.0
 """Time without a word of a client after which its session ends; it sends one every 10 seconds."""
 
-_KEPT_S = 60.0  # Time for which an outcome is kept after it was fetched, should the answer be lost.
+_KEPT_S = 30.0  # Time for which an outcome is kept after it was fetched, should the answer be lost.
 _MOST_SESSIONS, _MOST_OUTCOMES, _MOST_WAITING = 256, 8192, 1024
 _SWEEP_S = 5.0
 
@@ -97,7 +97,7 @@ class SamplerRef(NamedTuple):
   number: int
 
 
-class Session:
+class ClientSession:
   """What a client holds.
 
   Args:
@@ -115,12 +115,12 @@ class Sessions:
   """All sessions, and the thread that trains."""
 
   def __init__(self, patience_s: float = PATIENCE_S):
-    self._sessions: dict[str, Session] = {}
+    self._sessions: dict[str, ClientSession] = {}
     self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tinker learner")
     self._patience_s, self._sweeper = patience_s, None
     self._places = threading.BoundedSemaphore(_MOST_WAITING)
 
-  def begin(self) -> Session:
+  def begin(self) -> ClientSession:
     """Begins a session.
 
     Raises:
@@ -130,11 +130,11 @@ class Sessions:
       self._sweep()
     if len(self._sessions) >= _MOST_SESSIONS:
       raise busy(f"{_MOST_SESSIONS} sessions are open, expected fewer; close one")
-    session = Session(secrets.token_hex(16))
+    session = ClientSession(secrets.token_hex(16))
     self._sessions[session.session_id] = session
     return session
 
-  def of(self, some_id: Any, field: str) -> Session:
+  def of(self, some_id: Any, field: str) -> ClientSession:
     """Returns the session of an id, or of the id of something that it holds.
 
     Raises:
@@ -149,7 +149,7 @@ class Sessions:
     session.seen_at = time.monotonic()
     return session
 
-  def adapter(self, model_id: Any) -> tuple[Session, Adapter]:
+  def adapter(self, model_id: Any) -> tuple[ClientSession, Adapter]:
     """Returns an adapter and its session.
 
     Raises:
@@ -166,7 +166,7 @@ class Sessions:
     """Returns the number of adapters of all clients."""
     return sum(len(session.adapters) for session in self._sessions.values())
 
-  def call(self, session: Session, request_id: str, digest: str = "") -> tuple[Call, bool]:
+  def call(self, session: ClientSession, request_id: str, digest: str = "") -> tuple[Call, bool]:
     """Returns the call of an id, and whether it is new.
 
     Raises:
@@ -186,7 +186,7 @@ class Sessions:
     session.calls[request_id] = Call(request_id, digest)
     return session.calls[request_id], True
 
-  def train(self, session: Session, call: Call, work: Callable[[], Outcome]) -> None:
+  def train(self, session: ClientSession, call: Call, work: Callable[[], Outcome]) -> None:
     """Has the thread that trains do the work of a call, after all that came before.
 
     Raises:
@@ -212,7 +212,7 @@ class Sessions:
     """Has the thread that trains do something, and waits for it."""
     return await asyncio.wrap_future(self._worker.submit(work))
 
-  def end(self, session: Session) -> None:
+  def end(self, session: ClientSession) -> None:
     """Ends a session and frees what it holds."""
     self._sessions.pop(session.session_id, None)
     session.is_over = True

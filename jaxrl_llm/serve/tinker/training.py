@@ -17,7 +17,7 @@ from jaxrl_llm.serve.tinker.data import TrainingCall, check_data
 from jaxrl_llm.serve.tinker.learner import ALPHA, Adam, Learner, Trained
 from jaxrl_llm.serve.tinker.losses import make_loss
 from jaxrl_llm.serve.tinker.sampler import Sampler, Weights
-from jaxrl_llm.serve.tinker.sessions import Adapter, Outcome, SamplerRef, Session
+from jaxrl_llm.serve.tinker.sessions import Adapter, ClientSession, Outcome, SamplerRef
 from jaxrl_llm.text_types import Tokenizer
 from jaxrl_llm.types import Params
 
@@ -94,7 +94,7 @@ class Trainer:
       self._learners.popitem(last=False)
     return self._learners[key]
 
-  def create(self, session: Session, model_id: str, values: Mapping[str, Any]) -> Outcome:
+  def create(self, session: ClientSession, model_id: str, values: Mapping[str, Any]) -> Outcome:
     """Creates an adapter."""
     base, config = self.base(values.get("base_model")), values.get("lora_config")
     check_optimizer(values.get("optimizer_config"))
@@ -157,7 +157,7 @@ class Trainer:
     self._write(adapter, place, adapter.trained, values, overwrite=fields.flag(values, "overwrite", False))
     return Outcome({"path": place.path, "type": "save_weights"})
 
-  def save_for_sampler(self, session: Session, adapter: Adapter, values: Mapping[str, Any]) -> Outcome:
+  def save_for_sampler(self, session: ClientSession, adapter: Adapter, values: Mapping[str, Any]) -> Outcome:
     """Saves weights to sample from, or keeps them in memory for a sampler without a name."""
     if values.get("path") is not None:
       place = states.Place(adapter.model_id, "sampler_weights", states.check_name(values["path"]))
@@ -212,7 +212,7 @@ class Trainer:
     adapter.gradients = None
     return Outcome({"path": place.path, "model_id": adapter.model_id, "type": "load_weights"})
 
-  def create_from(self, session: Session, model_id: str, values: Mapping[str, Any]) -> Outcome:
+  def create_from(self, session: ClientSession, model_id: str, values: Mapping[str, Any]) -> Outcome:
     """Creates an adapter of the shape of a saved one, with its weights."""
     place, _ = _loadable(values)
     base, learner, about = self.saved(place)

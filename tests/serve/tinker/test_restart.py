@@ -17,12 +17,12 @@ from tests.serve.tinker.test_training import SEEN, course
 URL = re.compile(r"the Tinker API serves (\S+) at (http://127\.0\.0\.1:\d+)")
 
 
-def begin(folder, states):
+def begin(folder, states, devices=1):
   """Starts a server in a process of its own."""
   options = [f"--model=nano={folder}", f"--states={states}", "--port=0", "--slots=2", "--context=64"]
   process = subprocess.Popen(
     [sys.executable, "-m", "jaxrl_llm.serve", "--tinker", *options],
-    cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    cwd=ROOT, env=environment(devices), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
   )  # fmt: skip
   line = process.stdout.readline()
   if not (match := URL.match(line)):
@@ -51,3 +51,22 @@ def test_a_killed_server_loses_nothing_that_was_saved(checkpoint_folder, tmp_pat
   process.send_signal(signal.SIGINT)
   output, log = process.communicate(timeout=30)
   assert (process.returncode, output, log) == (0, "", "ended\n")
+
+
+@pytest.mark.slow
+def test_two_devices_compute_what_one_does(checkpoint_folder, tmp_path):  # noqa: F811
+  computed = []
+  for devices in (1, 2):
+    process, service = begin(checkpoint_folder, tmp_path / "states", devices)
+    client = Client(service)
+    model = client.create()
+    out = course(client, model, 3)
+    logprobs = np.concatenate([np.frombuffer(x, "<f4") for x in out if isinstance(x, bytes)])
+    drawn = client.sample(client.publish(model), SEEN[0], params={"max_tokens": 20, "stop": [], "seed": 1}, prompt_logprobs=True)
+    computed.append((logprobs, drawn.prompt[1:], drawn.sequences[0][0]))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+  (logprobs, prompt, tokens), (others, other_prompt, other_tokens) = computed
+  np.testing.assert_allclose(logprobs, others, atol=2e-5)
+  np.testing.assert_allclose(prompt, other_prompt, atol=2e-5)
+  assert tokens == other_tokens

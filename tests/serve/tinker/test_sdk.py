@@ -1,7 +1,11 @@
-"""The unmodified SDK, where it is installed: it brings transformers, which the tests do not have."""
+"""The unmodified SDK, where it is installed: it brings transformers, which tests do not have."""
+
+import re
 
 import numpy as np
 import pytest
+
+from tests.runs import ROOT
 
 tinker = pytest.importorskip("tinker")
 
@@ -90,3 +94,10 @@ def test_an_error_of_the_user_is_one(sdk):
   assert caught.value.category == "user"
   with pytest.raises(tinker.NotFoundError, match="found 'nono'"):
     sdk.create_lora_training_client(base_model="nono").result()
+
+
+def test_the_example_of_the_guide_runs(service, capsys):
+  (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tinker.md").read_text(), re.DOTALL)
+  exec(code.replace("http://127.0.0.1:8000", service.url).replace('"smol"', '"nano"'), {})
+  losses = [float(line) for line in capsys.readouterr().out.splitlines()[:10]]
+  assert losses[-1] < losses[0]
