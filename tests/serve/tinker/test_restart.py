@@ -62,7 +62,9 @@ def test_two_devices_compute_what_one_does(checkpoint_folder, tmp_path):  # noqa
     model = client.create()
     out = course(client, model, 3)
     logprobs = np.concatenate([np.frombuffer(x, "<f4") for x in out if isinstance(x, bytes)])
-    drawn = client.sample(client.publish(model), SEEN[0], params={"max_tokens": 20, "stop": [], "seed": 1}, prompt_logprobs=True)
+    drawn = client.sample(
+      client.publish(model), SEEN[0], params={"max_tokens": 20, "stop": [], "seed": 1}, prompt_logprobs=True
+    )
     computed.append((logprobs, drawn.prompt[1:], drawn.sequences[0][0]))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)

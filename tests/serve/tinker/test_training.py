@@ -111,8 +111,9 @@ def test_weights_on_log_probabilities_are_any_loss(service):
   """The SDK makes of a custom loss: forward, then its gradient as weights, negative ones too."""
   client = Client(service)
   models = [client.create(), client.create()]
-  data = without_mask([sampled(np.random.default_rng(2), 14)])
-  tokens, inputs = data[0]
+  ((tokens, inputs),) = without_mask([sampled(np.random.default_rng(2), 14)])
+  inputs["advantages"] = np.linspace(-2, 2, 14)
+  data = [(tokens, inputs)]
   client.compute(models[0], data, "dro", {"beta": 0.2})
   logprobs = client.compute(
     models[1],
