@@ -50,7 +50,10 @@ def make(
   bases: dict[str, Base] = {}
   try:
     for name, place in named.items():
-      opened = open_checkpoint(place, dtype=dtype, tensor=tensor)
+      try:
+        opened = open_checkpoint(place, dtype=dtype, tensor=tensor)
+      except ValueError as error:
+        raise ValueError(str(error).replace("--checkpoint:", f"--model={name}:")) from error
       bases[name] = make_base(name, opened, tokenizer_id=_tokenizer_id(place), **sizes)
     return bases, make_app(bases, folder, rules=rules)
   except BaseException:

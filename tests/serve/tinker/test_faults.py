@@ -252,7 +252,7 @@ def test_a_key_comes_in_the_header_of_the_sdk(tinker_bases, tmp_path):
   [
     (["nano"], None, "--model: found 'nano', expected NAME=WHERE"),
     (["a=nowhere", "a=nowhere"], None, "found the name 'a' twice"),
-    (["a=nowhere"], None, "--checkpoint: found 'nowhere'"),
+    (["a=nowhere"], None, "--model=a: found 'nowhere'"),
     (["a=nowhere"], "sk-0123456789abcdef", "--api_key: found another beginning, expected 'tml-'"),
   ],
 )
