@@ -409,12 +409,12 @@ def _request_maker(
       grammar=grammar,
     )
     # The first choice scores the prompt for all.
-    return [request._replace(seed=_seed_of(seed, i), prompt_likeliest=None if i else prompt_likeliest) for i in range(n)]
+    return [request._replace(seed=seed_of(seed, i), prompt_likeliest=None if i else prompt_likeliest) for i in range(n)]
 
   return make
 
 
-def _seed_of(seed: int, choice: int) -> int:
+def seed_of(seed: int, choice: int) -> int:
   """Returns the seed of a choice: the client's own for the first, unrelated ones for the others."""
   if not choice:
     return seed

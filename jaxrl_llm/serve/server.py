@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.decoding.engine.requests import Engine
 from jaxrl_llm.devices.addresses import check_address, is_loopback
-from jaxrl_llm.serve.app import App, Rules, make_app
+from jaxrl_llm.serve.app import make_app
 from jaxrl_llm.serve.calls import Served
 from jaxrl_llm.serve.chat_page import build_chat_page
+from jaxrl_llm.serve.shell import App, Rules
 from jaxrl_llm.text_types import Tokenizer
 
 
@@ -85,15 +86,48 @@ def start(
     OSError: If the address cannot be used.
     ImportError: If the package uvicorn is not installed.
   """
-  check_address(host, api_key)
-  check_installed()
-  patience = Patience() if patience is None else patience
-  name_in_url = f"[{host}]" if ":" in host else host
-  rules = Rules() if rules is None else rules
-  rules = rules._replace(api_key=api_key, hosts=tuple(dict.fromkeys([*rules.hosts, name_in_url.lower()])))
+  rules = rules_of(host, api_key, rules)
   tells_cached = api_key is None and is_loopback(host) if tells_cached is None else tells_cached
   served = Served(name, tokenizer, engine.limits, tokenizer.vocab_size if vocab_size is None else vocab_size, tells_cached)
   app = make_app(engine, served, page=build_chat_page(), rules=rules, created=int(time.time()))
+  return listen(app, host=host, port=port, patience=patience)
+
+
+def rules_of(host: str, api_key: str | None, rules: Rules | None = None) -> Rules:
+  """Returns the rules for clients of a host.
+
+  Args:
+    host: Address to listen on.
+    api_key: Key that every call must carry; None for none, on loopback only.
+    rules: Other rules; None for the defaults.
+
+  Raises:
+    ValueError: If others reach the host and there is no key. One line.
+    ImportError: If the package uvicorn is not installed.
+  """
+  check_address(host, api_key)
+  check_installed()
+  rules = Rules() if rules is None else rules
+  return rules._replace(api_key=api_key, hosts=tuple(dict.fromkeys([*rules.hosts, _in_url(host).lower()])))
+
+
+def _in_url(host: str) -> str:
+  return f"[{host}]" if ":" in host else host
+
+
+def listen(app: App, *, host: str, port: int, patience: Patience | None = None) -> Service:
+  """Serves an application in a thread and returns when it accepts connections.
+
+  Args:
+    app: Application, which the service's `close` closes.
+    host: Address to listen on.
+    port: Port to listen on; 0 chooses a free one.
+    patience: Waiting times; None for the defaults.
+
+  Raises:
+    OSError: If the address cannot be used.
+  """
+  patience = Patience() if patience is None else patience
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   listener = socket.create_server((host, port), family=family, backlog=patience.connections)
   server = _make_server(app, patience)
@@ -108,7 +142,7 @@ def start(
     app.close()
     listener.close()
 
-  url = f"http://{name_in_url}:{listener.getsockname()[1]}"
+  url = f"http://{_in_url(host)}:{listener.getsockname()[1]}"
   return Service(url, app.open, lambda: len(server.server_state.connections), thread.is_alive, close)
 
 

@@ -43,7 +43,13 @@ def test_bad_input_is_one_line(options, words, capsys, monkeypatch):
   assert line.startswith("error: ") and words in line
 
 
-@pytest.mark.parametrize("options", [["--slots=0"], ["--port=65536"], ["--port=x"], ["--context=1.5"], ["--dtype=int4"], ["--model=x"], []])
+@pytest.mark.parametrize(
+  "options",
+  [
+    ["--slots=0"], ["--port=65536"], ["--port=x"], ["--context=1.5"], ["--dtype=int4"], ["--model=x"], [], ["--tinker"],
+    ["--tinker", "--model=a=b"],
+  ],
+)  # fmt: skip
 def test_arguments_that_are_none_are_usage_errors(options, capsys):
   with pytest.raises(SystemExit, match="2"):
     command.main([*options, *(["--checkpoint=nowhere"] if options else [])])

@@ -8,7 +8,7 @@ import pytest
 from jaxrl_llm.decoding.engine.requests import Decoded, EngineLimits, Request
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.chat_template import ChatTemplate
-from jaxrl_llm.serve import app
+from jaxrl_llm.serve import shell
 from tests.runs import wait_for
 from tests.serve.fake_engine import CHAT, COMPLETION, EOS, GENERATE, ChatBytes, FakeEngine, ask, events_of, serving
 
@@ -579,7 +579,7 @@ def test_every_call_needs_the_key():
 
 def test_keys_are_compared_in_constant_time(monkeypatch):
   compared = []
-  monkeypatch.setattr(app.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+  monkeypatch.setattr(shell.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
   with serving(api_key="s3cret") as service:
     assert ask(service, "/v1/models", headers={"authorization": "Bearer x"})[0] == 401
   assert compared == [(b"x", b"s3cret")]

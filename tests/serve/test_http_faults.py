@@ -12,8 +12,8 @@ import time
 import pytest
 
 from jaxrl_llm.decoding.engine.requests import EngineLimits
-from jaxrl_llm.serve.app import Rules
 from jaxrl_llm.serve.server import Patience
+from jaxrl_llm.serve.shell import Rules
 from tests.runs import wait_for
 from tests.serve.fake_engine import COMPLETION, RESET, FakeEngine, ask, connect, events_of, head, port_of, serving, whole
 
