@@ -87,7 +87,7 @@ def test_every_link_of_a_page_exists(page):
 
 
 def dead_links(page, text):
-  """Returns the links that lead to no file, to a file without a page, or to no heading of a page."""
+  """Returns the links that lead to no file, to one without a page, or to no heading of a page."""
   dead, prose = [], re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
   targets = [*re.findall(r"\]\(([^)\s]+)\)", prose), *re.findall(r'(?:href|src)="([^"]+)"', prose)]
   for path, _, heading in (target.partition("#") for target in targets if "://" not in target):
