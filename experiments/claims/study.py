@@ -134,7 +134,8 @@ def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], pat
 
   Yields:
     After every block: the rows of the trials so far, in the order of the plan, and the seeds whose
-    imitation did not fail.
+    imitation did not fail. If that of a control with a model of its own fails, the seed's other
+    arms are left out too.
   """
   stored, planned = read_trials(path), []
   done, failed = [row for row in stored if "failed" not in row], [row["seed"] for row in stored if "failed" in row]
@@ -147,7 +148,7 @@ def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], pat
           continue
         try:
           done.append(run(sizes, names, arm))
-        # Raised before any arm of the seed is trained, so that no result influences the choice.
+        # Raised before an arm is trained from this start, so that no result influences the choice.
         except beds.StartFailed as reason:
           print(f"{reason}; it is left out", flush=True)
           failed.append(names["seed"])
@@ -156,7 +157,8 @@ def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], pat
         print(json.dumps(done[-1]), file=file, flush=True)
     planned += [names for names, _ in trials]
     named = [({name: row[name] for name in planned[0]}, row) for row in done]
-    order = sorted((planned.index(names), place) for place, (names, _) in enumerate(named) if names in planned)
+    counted = [names for names in planned if names["seed"] not in failed]
+    order = sorted((counted.index(names), place) for place, (names, _) in enumerate(named) if names in counted)
     yield [done[place] for _, place in order], [seed for seed in seeds if seed not in failed]
 
 

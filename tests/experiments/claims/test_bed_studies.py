@@ -239,17 +239,18 @@ def test_a_seed_without_a_policy_to_train_is_left_out_of_every_arm(tmp_path, mon
 
   def run(sizes, names, arm):
     tried.append((names["arm"], names["seed"]))
-    if names["seed"] == 0:
-      raise beds.StartFailed("seed 0: found fewer than 30% right")
+    if names["seed"] == 0 or names == {"arm": "b", "seed": 2}:
+      raise beds.StartFailed(f"seed {names['seed']}: found fewer than 30% right")
     return names | {"processor_seconds": 1.0, "wall_seconds": 2.0}
 
   monkeypatch.setattr(study, "run", run)
   monkeypatch.setattr(gate_rules, "judge", lambda results: {})
-  study.measure(a_study(), beds.SMOKE, (0, 1), tmp_path)
-  assert tried == [("a", 0), ("a", 1), ("b", 1)]
+  study.measure(a_study(), beds.SMOKE, (0, 1, 2), tmp_path)
+  assert tried == [("a", 0), ("a", 1), ("a", 2), ("b", 1), ("b", 2)]
   results = from_json((tmp_path / "results.json").read_text())
   assert results["seeds"] == [1] and [row["seed"] for row in results["trials"]] == [1, 1]
-  assert capsys.readouterr().out == "seed 0: found fewer than 30% right; it is left out\n"
+  out = [f"seed {seed}: found fewer than 30% right; it is left out\n" for seed in (0, 2)]
+  assert capsys.readouterr().out == "".join(out)
 
 
 def test_a_seed_that_failed_is_not_tried_again(tmp_path, monkeypatch):
