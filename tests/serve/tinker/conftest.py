@@ -11,7 +11,7 @@ from jaxrl_llm.serve.tinker import start
 from jaxrl_llm.serve.tinker.app import make_app
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tinker_bases():
   model = make_model(preset("nano", vocab_size=264)._replace(tie_embeddings=False))
   opened = Opened(model, model.init(jax.random.key(7)), ByteTokenizer(), "nano", 0)
@@ -20,7 +20,7 @@ def tinker_bases():
   start.close(bases)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(tinker_bases, tmp_path_factory):
   app = make_app(tinker_bases, tmp_path_factory.mktemp("states"), rules=server.rules_of("127.0.0.1", None))
   service = server.listen(app, host="127.0.0.1", port=0)
