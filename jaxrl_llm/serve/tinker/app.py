@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -244,7 +243,7 @@ def make_app(
       await reply(send, 200, {"type": "try_again", "request_id": request_id, "queue_state": "active"})
       return
     outcome = call.outcome.result()
-    call.fetched_at = time.monotonic()
+    call.fetched_at = sessions.clock()
     if outcome.refusal is not None:
       category = "user" if outcome.refusal.status < 500 else "server"
       await reply(send, 200, {"error": outcome.refusal.message, "category": category})

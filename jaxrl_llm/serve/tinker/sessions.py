@@ -102,19 +102,26 @@ class ClientSession:
 
   Args:
     session_id: Id, a random one that cannot be guessed.
+    seen_at: Time of the client's last word, in seconds.
   """
 
-  def __init__(self, session_id: str):
-    self.session_id, self.seen_at, self.is_over = session_id, time.monotonic(), False
+  def __init__(self, session_id: str, seen_at: float):
+    self.session_id, self.seen_at, self.is_over = session_id, seen_at, False
     self.adapters: dict[str, Adapter] = {}
     self.samplers: dict[str, SamplerRef] = {}
     self.calls: dict[str, Call] = {}
 
 
 class Sessions:
-  """All sessions, and the thread that trains."""
+  """All sessions, and the thread that trains.
 
-  def __init__(self, patience_s: float = PATIENCE_S):
+  Args:
+    patience_s: Time without a word of a client after which its session ends.
+    clock: Function that returns the time in seconds; a test may pass its own.
+  """
+
+  def __init__(self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic):
+    self.clock = clock
     self._sessions: dict[str, ClientSession] = {}
     self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tinker learner")
     self._patience_s, self._sweeper = patience_s, None
@@ -130,7 +137,7 @@ class Sessions:
       self._sweep()
     if len(self._sessions) >= _MOST_SESSIONS:
       raise busy(f"{_MOST_SESSIONS} sessions are open, expected fewer; close one")
-    session = ClientSession(secrets.token_hex(16))
+    session = ClientSession(secrets.token_hex(16), self.clock())
     self._sessions[session.session_id] = session
     return session
 
@@ -146,7 +153,7 @@ class Sessions:
       raise Refusal(
         status, f"{field}: found no such id; its session has ended, or the server was restarted", field=field
       )
-    session.seen_at = time.monotonic()
+    session.seen_at = self.clock()
     return session
 
   def adapter(self, model_id: Any) -> tuple[ClientSession, Adapter]:
@@ -222,7 +229,7 @@ class Sessions:
     session.adapters, session.samplers, session.calls = {}, {}, {}
 
   def _sweep(self) -> None:
-    now = time.monotonic()
+    now = self.clock()
     for session in list(self._sessions.values()):
       if now - session.seen_at > self._patience_s:
         self.end(session)
