@@ -142,17 +142,22 @@ def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], pat
   for block in blocks:
     trials = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
     known = [{name: row[name] for name in trials[0][0]} for row in done]
+    left = [(names, arm) for names, arm in trials if names not in known]
     with path.open("a") as file:
-      for names, arm in trials:
-        if names in known or names["seed"] in failed:
+      for names, arm in left:
+        seed = names["seed"]
+        if seed in failed:
           continue
         try:
+          # All starts before the first arm, which would be for nothing if that of a control fails.
+          for model in {other.model: None for others, other in left if others["seed"] == seed}:
+            beds.warm_params(sizes, seed, model)
           done.append(run(sizes, names, arm))
         # Raised before an arm is trained from this start, so that no result influences the choice.
         except beds.StartFailed as reason:
           print(f"{reason}; it is left out", flush=True)
-          failed.append(names["seed"])
-          print(json.dumps({"seed": names["seed"], "failed": str(reason)}), file=file, flush=True)
+          failed.append(seed)
+          print(json.dumps({"seed": seed, "failed": str(reason)}), file=file, flush=True)
           continue
         print(json.dumps(done[-1]), file=file, flush=True)
     planned += [names for names, _ in trials]

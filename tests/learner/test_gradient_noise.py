@@ -68,24 +68,26 @@ def bigram_problem(seed=0, rows=4, slots=14, in_groups=False):
   return params, batch._replace(old_logprobs=own.logprobs + shifted, old_entropy=own.entropy, **groups)
 
 
-def gradient_of_one(outputs_fn, objective, params, batch, row, segment, count):
-  """Differentiates a response's part of the loss, times the number of responses."""
+def gradients_of_all(outputs_fn, objective, params, batch):
+  """Differentiates each response's part of the loss, times the number of responses."""
+  units = units_of(batch)
   batch = batch if objective.prepare is None else objective.prepare(batch)
   weights = token_weights(objective, batch.mask, batch.segments, batch.groups)
-  chosen = (jnp.arange(len(batch.tokens))[:, None] == row) & (batch.segments == segment) & (weights > 0)
 
-  def loss(params):
-    losses, _ = objective.token_loss(outputs_fn(params, batch), batch)
-    return count * jnp.sum(jnp.where(chosen, weights * losses, 0))
+  @jax.jit
+  def gradient_of_one(row, segment):
+    chosen = (jnp.arange(len(batch.tokens))[:, None] == row) & (batch.segments == segment) & (weights > 0)
 
-  return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.grad(loss)(params))])
+    def loss(params):
+      losses, _ = objective.token_loss(outputs_fn(params, batch), batch)
+      return len(units) * jnp.sum(jnp.where(chosen, weights * losses, 0))
+
+    return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(jax.grad(loss)(params))])
+
+  return np.stack([gradient_of_one(row, segment) for row, segment, _ in units])
 
 
-def gradients_of_all(outputs_fn, objective, params, batch):
-  units = units_of(batch)
-  return np.stack([gradient_of_one(outputs_fn, objective, params, batch, row, segment, len(units)) for row, segment, _ in units])
-
-
+@functools.partial(jax.jit, static_argnums=0)
 def of_losses(outputs_fn, params, batch):
   outputs = outputs_fn(params, batch)
   return stacked([cotangents(objectives.make(name, **settings), outputs, batch) for name, settings in LOSSES])
@@ -139,7 +141,7 @@ def test_the_mean_gradient_is_that_of_the_update(shape, layout):
   objective = objectives.make("gspo", clip_low=0.05, clip_high=0.08, kl_coef=0.1, entropy_coef=0.01)
   step = make_train_step(outputs_fn, objective, GRADIENT, learning_rate=lambda count: 0.0)
   state, metrics = jax.jit(step)(init_state(params, GRADIENT), batch)
-  own = stacked([cotangents(objective, outputs_fn(params, batch), batch)])
+  own = jax.jit(lambda params, batch: stacked([cotangents(objective, outputs_fn(params, batch), batch)]))(params, batch)
   moments = make_moments(outputs_fn, at_once=3)(params, batch, own, units_of(batch))
   gradient = np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.opt_state)])
   assert moments.count == 32
@@ -150,11 +152,11 @@ def test_responses_have_the_same_moments_in_every_layout():
   model = make_model(MODELS["dense"])
   params = model.init(jax.random.key(0))
   outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
-  results = []
+  moments, results = make_moments(outputs_fn, at_once=4), []
+  of_loss = jax.jit(lambda params, batch: stacked([cotangents(objectives.make("sapo"), outputs_fn(params, batch), batch)]))
   for layout in ("padded", "shared"):
     batch = jax.tree.map(jnp.asarray, laid_out(layout))
-    own = stacked([cotangents(objectives.make("sapo"), outputs_fn(params, batch), batch)])
-    results.append(make_moments(outputs_fn, at_once=4)(params, batch, own, units_of(batch)))
+    results.append(moments(params, batch, of_loss(params, batch), units_of(batch)))
   np.testing.assert_allclose(results[0].squares, results[1].squares, rtol=1e-4)
   assert abs(noise(results[0], 0).ratio / noise(results[1], 0).ratio - 1) < 1e-3
 

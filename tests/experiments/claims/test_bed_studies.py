@@ -192,6 +192,7 @@ def test_a_stopped_study_resumes_where_it_was(tmp_path, monkeypatch):
     ran.append((names["arm"], names["seed"]))
     return names | {"processor_seconds": 1.0, "wall_seconds": 2.0}
 
+  monkeypatch.setattr(beds, "warm_params", lambda *of: None)
   monkeypatch.setattr(study, "run", run)
   monkeypatch.setattr(gate_rules, "judge", lambda results: {})
   with pytest.raises(KeyboardInterrupt):
@@ -215,6 +216,7 @@ def test_a_study_whose_rules_have_changed_since_its_first_trial_does_not_resume(
 
 
 def test_a_second_run_adds_to_the_results_of_the_first(tmp_path, monkeypatch):
+  monkeypatch.setattr(beds, "warm_params", lambda *of: None)
   monkeypatch.setattr(study, "run", lambda sizes, names, arm: names | {"processor_seconds": 1.0, "wall_seconds": 2.0})
   monkeypatch.setattr(gate_rules, "judge", lambda results: {"E15": {"rule": "r", "trials": len(results.get("second_trials", ()))}})
   twice = a_study()._replace(second=study.Second(a_study().arms[0], (7, 8, 9), lambda sizes, rows: {"distortion": [{"k3": 1.0}]}))
@@ -235,32 +237,39 @@ def test_a_second_run_adds_to_the_results_of_the_first(tmp_path, monkeypatch):
 
 
 def test_a_seed_without_a_policy_to_train_is_left_out_of_every_arm(tmp_path, monkeypatch, capsys):
-  tried = []
+  """Also one whose control alone has none: no arm of it is trained for nothing."""
+  tried, models = [], {"a": "dense", "b": "experts", "c": "all experts"}
+  arms = [({"arm": name}, beds.Arm("reinforce", model=model)) for name, model in models.items()]
+
+  def warm_params(sizes, seed, model):
+    if seed == 0 or (seed, model) in ((2, "all experts"), (3, "dense")):
+      raise beds.StartFailed(f"seed {seed}: found fewer than 30% right")
 
   def run(sizes, names, arm):
     tried.append((names["arm"], names["seed"]))
-    if names["seed"] == 0 or names == {"arm": "b", "seed": 2}:
-      raise beds.StartFailed(f"seed {names['seed']}: found fewer than 30% right")
     return names | {"processor_seconds": 1.0, "wall_seconds": 2.0}
 
+  monkeypatch.setattr(beds, "warm_params", warm_params)
   monkeypatch.setattr(study, "run", run)
   monkeypatch.setattr(gate_rules, "judge", lambda results: {})
-  study.measure(a_study(), beds.SMOKE, (0, 1, 2), tmp_path)
-  assert tried == [("a", 0), ("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+  # The control is in the block of one arm; seed 3 fails in the block after it.
+  of_blocks = a_study()._replace(arms=(arms[1:], arms[:1]))
+  study.measure(of_blocks, beds.SMOKE, (0, 1, 2, 3), tmp_path)
+  assert tried == [("b", 1), ("c", 1), ("b", 3), ("c", 3), ("a", 1)]
   results = from_json((tmp_path / "results.json").read_text())
-  assert results["seeds"] == [1] and [row["seed"] for row in results["trials"]] == [1, 1]
-  out = [f"seed {seed}: found fewer than 30% right; it is left out\n" for seed in (0, 2)]
+  assert results["seeds"] == [1] and [row["seed"] for row in results["trials"]] == [1, 1, 1]
+  out = [f"seed {seed}: found fewer than 30% right; it is left out\n" for seed in (0, 2, 3)]
   assert capsys.readouterr().out == "".join(out)
 
 
 def test_a_seed_that_failed_is_not_tried_again(tmp_path, monkeypatch):
   tried, path = [], tmp_path / "trials.jsonl"
 
-  def run(sizes, names, arm):
-    tried.append(names["seed"])
+  def warm_params(sizes, seed, model):
+    tried.append(seed)
     raise beds.StartFailed("found fewer than 30% right")
 
-  monkeypatch.setattr(study, "run", run)
+  monkeypatch.setattr(beds, "warm_params", warm_params)
   for _ in range(2):
     assert list(study.trained(a_study().arms, beds.SMOKE, (0, 1), path))[-1] == ([], [])
   assert tried == [0, 1]
