@@ -250,6 +250,7 @@ LAYOUTS = {
   "padded on the left": ((8, 16), {row: (row, 9) for row in range(6)}),
   "packed, last first": ((8, 16), {5: (0, 1), 3: (0, 8), 2: (2, 3), 1: (2, 5), 0: (2, 9)}),
   "packed, wide": ((4, 24), {0: (0, 2), 1: (0, 8), 2: (0, 12), 3: (1, 1), 5: (3, 16), 4: (2, 4)}),
+  "packed, many rows": ((16, 16), {5: (0, 1), 3: (0, 8), 2: (12, 3), 1: (12, 5), 0: (12, 9)}),
   "one a row, many rows": ((16, 9), {5: (0, 1), 4: (3, 1), 3: (4, 2), 2: (5, 8), 1: (10, 3), 0: (15, 1)}),
 }
 
@@ -341,29 +342,19 @@ def in_single_precision(batch):
   return batch | {field: batch[field].astype(np.float32).astype(float) for field in DIFFERENTIATED}
 
 
+# Two micro-batches, on devices of which most have no counted token.
+SPLIT = dict(layout="packed, many rows", rows_at_once=8, num_devices=8)
+
+
 @every_objective
-def test_micro_batches_on_many_devices_change_nothing(x64, batch, evaluate, everything_on, name):
+def test_micro_batches_of_packed_rows_on_devices_change_nothing(x64, batch, evaluate, everything_on, name):
   batch = in_single_precision(batch)
   expected = evaluate(name, batch, **everything_on(name))
   # A quantile reads the same array as the mean, and its sort takes a third of the compilation. The
   # statistics of the ratios are the same code in all objectives; `test_splits` covers them.
   wanted = lambda metric: not metric.endswith("/p99") and not metric.startswith("ratio/")
   objective = only_metrics(make(name, **everything_on(name)), wanted)
-  actual = update(objective, batch, "one a row, many rows", rows_at_once=8, num_devices=8)
-  assert_same_update(actual, expected, filter(wanted, expected.metrics))
-
-
-@every_objective
-def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, everything_on, name):
-  """Micro-batches of one row, one of them without a counted token.
-
-  The test above covers the metrics, which saves half the compilation here.
-  """
-  batch = in_single_precision(batch)
-  expected = evaluate(name, batch, **everything_on(name))
-  objective = only_metrics(make(name, **everything_on(name)), lambda metric: False)
-  actual = update(objective, batch, "packed, wide", rows_at_once=1, num_devices=1)
-  assert_same_update(actual, expected, ["actor/loss"])
+  assert_same_update(update(objective, batch, **SPLIT), expected, filter(wanted, expected.metrics))
 
 
 # Means over the samples of a prompt, which lie in any rows.
@@ -513,8 +504,8 @@ SETTINGS_OF_CORRECTIONS = {
 
 
 @pytest.mark.parametrize("name", few(CORRECTIONS, "m2po", "rejection", "kpop", "sequence_tv", rest="slow"))
-def test_splits_change_no_correction(x64, batch, name):
-  """Each of them around one that selects tokens, in micro-batches of one row and on 8 devices."""
+def test_splits_change_no_correction(x64, batch, evaluate, name):
+  """Each of them around one that selects tokens, in micro-batches of packed rows on devices."""
   batch = in_single_precision(batch | {"old_entropy": batch["entropy"][::-1]})
   batch["old_entropy"] = np.where(batch["mask"] > 0, batch["old_entropy"], 0.0)
   del batch["ref_logprobs"]
@@ -522,19 +513,14 @@ def test_splits_change_no_correction(x64, batch, name):
   objective = CORRECTIONS[name](inner, **SETTINGS_OF_CORRECTIONS[name])
   metrics = lambda metric: metric.startswith(("rollout_corr/", "off_policy/", "actor/kept")) and not metric.endswith("/p99")
   objective = only_metrics(objective, metrics)
-  runs = [
-    update(objective, batch, layout, rows_at_once=rows_at_once, num_devices=num_devices)
-    for layout, rows_at_once, num_devices in (
-      ("padded on the left", None, 1), ("packed, wide", 1, 1), ("one a row, many rows", 8, 8)
-    )
-  ]  # fmt: skip
-  (expected, expected_metrics), *others = runs
-  untouched = update(only_metrics(make("dapo"), metrics), batch, "padded on the left", rows_at_once=None, num_devices=1)[0]
-  assert np.any(expected["logprobs"] != untouched["logprobs"]) and np.any(expected["logprobs"] != 0)
-  for grads, actual_metrics in others:
-    np.testing.assert_allclose(grads["logprobs"], expected["logprobs"], rtol=2.4e-7, atol=1e-37)
-    for key in filter(metrics, expected_metrics):
-      np.testing.assert_allclose(actual_metrics[key], expected_metrics[key], rtol=1e-12, atol=1e-12, err_msg=key)
+  whole = dict(layout="padded on the left", rows_at_once=None, num_devices=1)
+  expected, expected_metrics = update(objective, batch, **whole)
+  grads, actual_metrics = update(objective, batch, **SPLIT)
+  np.testing.assert_allclose(grads["logprobs"], expected["logprobs"], rtol=2.4e-7, atol=1e-37)
+  for key in filter(metrics, expected_metrics):
+    np.testing.assert_allclose(actual_metrics[key], expected_metrics[key], rtol=1e-12, atol=1e-12, err_msg=key)
+  untouched = evaluate("dapo", batch, wanted=()).grads["logprobs"]
+  assert np.any(np.abs(expected["logprobs"] - untouched) > 1e-6) and np.any(expected["logprobs"] != 0)
 
 
 def test_every_correction_has_settings_here():
