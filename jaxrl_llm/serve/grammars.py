@@ -26,7 +26,7 @@ _SPACE = r"[ \t\r\n]{1,40}"
 _OPTIONS = {"whitespace_pattern": _SPACE, "lenient": False, "coerce_one_of": False}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _EXPECTED = 'text, json_object or json_schema, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}'
-_ENDS = ("ignore_eos", "min_tokens", "stop", "stop_token_ids")
+_KEEPS_OPEN = ("ignore_eos", "min_tokens")
 
 
 class TokenGrammar:
@@ -146,13 +146,13 @@ def call_grammar(tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer, v
 
 
 def check_ends(values: Mapping[str, Any], asked: str) -> None:
-  """Refuses what would end an answer where its grammar does not, or keep it from ending.
+  """Refuses what would keep an answer from ending where its grammar ends.
 
   Args:
     values: Fields of a request.
     asked: Field that asks for the grammar.
   """
-  for name in _ENDS:
+  for name in _KEEPS_OPEN:
     if values.get(name):
       raise wrong(name, values[name], f"no such field with {asked}, which says where the answer ends", code="unsupported_field")
 

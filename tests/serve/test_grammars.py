@@ -140,6 +140,22 @@ def test_answers_depend_on_the_seed_and_other_calls_do_not_change(service):
   assert chats(service, 3, **free) == chats(service, 3, **free, response_format={"type": "text"})
 
 
+def test_stops_of_the_client_end_an_answer_before_its_grammar_does(service):
+  """As agents ask for by default, such as those of smolagents beside a forced call."""
+  asked = {"messages": HI, "response_format": of_schema("record"), "temperature": 5, "seed": 7}
+  (whole,) = ask(service, CHAT, asked)[2]["choices"]
+  text = whole["message"]["content"]
+  (cut,) = ask(service, CHAT, {**asked, "stop": [":"]})[2]["choices"]
+  assert whole["stop_reason"] is None and cut["message"]["content"] == text[: text.index(":")]
+  assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", ":")
+  (cut,) = ask(service, CHAT, {**asked, "stop_token_ids": [ord(":")]})[2]["choices"]
+  assert cut["message"]["content"].startswith(text[: text.index(":")]) and cut["stop_reason"] == ord(":")
+  calling = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 20, "seed": 3}
+  answers = [ask(service, CHAT, calling | stops)[2]["choices"][0] for stops in ({}, {"stop": ["Observation:", "Calling tools:"]})]
+  calls = [[call["function"] for call in choice["message"]["tool_calls"]] for choice in answers]
+  assert calls[0] == calls[1] and len(calls[0]) == 1
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_stream_has_the_text_and_the_numbers_of_the_whole_answer(service, greedy):
   asked = {"messages": HI, "response_format": of_schema("record"), "temperature": 0 if greedy else 9, "seed": 2, "logprobs": True, "n": 2}
@@ -213,12 +229,10 @@ BAD = [
   (schema({"$ref": "http://127.0.0.1/schema"}), SCHEMA, "cannot obey"),
   (schema({"enum": ["\ud800"]}), SCHEMA, "cannot obey"),
   (schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), SCHEMA, "nothing can follow"),
-  ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop", "response_format"),
-  ({"response_format": {"type": "json_object"}, "stop_token_ids": [5]}, "stop_token_ids", "response_format"),
   ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "response_format"),
   ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens", "response_format"),
   ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "response_format", "text with tools"),
-  ({"tools": TOOLS, "tool_choice": "required", "stop": ["x"]}, "stop", "tool_choice"),
+  ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos", "tool_choice"),
   ({"tools": TOOLS, "tool_choice": "add"}, "tool_choice", '"required"'),
   ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "ad"}}}, "tool_choice.function.name", "did you mean 'add'"),
   ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "NAME"),
