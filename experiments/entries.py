@@ -1,7 +1,8 @@
 """Tables of pages that are made from code and results, so that they cannot go stale.
 
 `python -m experiments.entries` writes them between the marks of docs/objectives.md (every
-objective, estimator and correction) and of README.md (what is measured; `measured.py`). What an
+objective, estimator and correction), of README.md (what is measured; `measured.py`) and of
+docs/serving.md (clients of others). What an
 entry does is the first line of its docstring, its settings are those of its signature, and its
 papers are those of its section "References".
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments import measured
+from experiments.clients import table as clients
 from jaxrl_llm import advantages
 from jaxrl_llm.advantages import estimators
 from jaxrl_llm.objectives import OBJECTIVES, make
@@ -118,6 +120,7 @@ def page_with_tables(page: str, tables: Mapping[str, str]) -> str:
 PAGES: dict[str, Callable[[], dict[str, str]]] = {
   "README.md": lambda: {"measured": _table(measured.HEAD, measured.rows())},
   "docs/objectives.md": tables,
+  "docs/serving.md": lambda: {"clients": _table(clients.HEAD, clients.rows()) + f"\n{clients.in_words()}.\n"},
 }
 """Function that makes the tables of each page."""
 

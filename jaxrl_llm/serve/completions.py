@@ -176,12 +176,16 @@ async def stream(send: Callable[..., Any], call: Call, events: asyncio.Queue, se
   completions: dict[int, Decoded] = {}
   is_open, header = False, ()
 
+  def with_usage(value: dict[str, Any], drawn: int) -> dict[str, Any]:
+    return value | ({"usage": answers.usage_so_far(call, drawn)} if call.running_usage else {})
+
   async def write(*values: Any) -> None:
     nonlocal is_open
     if not is_open:
       is_open = True
       await send(start(200, (*_EVENTS, *header)))
-      values = (*answers.first_chunks(call, shared), *values)
+      # Before any token; `sent` already counts those of the values.
+      values = (*(with_usage(first, 0) for first in answers.first_chunks(call, shared)), *values)
     lines = b"".join(b"data: " + (value if isinstance(value, bytes) else encode(value)) + b"\n\n" for value in values)
     await send({"type": "http.response.body", "body": lines, "more_body": True})
 
@@ -194,7 +198,7 @@ async def stream(send: Callable[..., Any], call: Call, events: asyncio.Queue, se
     lengths[index] += len(text)
     sent[index] += len(piece.tokens)
     value = answers.chunk(call, served, spelling, shared, completion=completion, string=streams[index].stopped_by, **options)
-    return value | ({"usage": answers.usage_so_far(call, sum(sent))} if call.running_usage else {})
+    return with_usage(value, sum(sent))
 
   try:
     while len(completions) < len(call.requests):

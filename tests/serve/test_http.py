@@ -483,10 +483,11 @@ def test_each_chunk_has_the_numbers_of_tokens_so_far():
     options = {"include_usage": True, "continuous_usage_stats": True}
     for path, value in ((CHAT, {"messages": HI}), (COMPLETION, {"prompt": "hi"})):
       *events, last = events_of(ask(service, path, {**value, "stream": True, "stream_options": options})[2])
-      counts = [event["usage"]["completion_tokens"] for event in events if "usage" in event]
+      counts = [event["usage"]["completion_tokens"] for event in events]
       assert counts == sorted(counts) and counts[0] < counts[-1] == last["usage"]["completion_tokens"] == 6
+      assert path != CHAT or counts[0] == 0 == len(events[0]["choices"][0]["delta"]["content"])  # The chunk of the role.
       prompt = last["usage"]["prompt_tokens"]
-      assert all(event["usage"]["total_tokens"] == prompt + n for event, n in zip([e for e in events if "usage" in e], counts, strict=True))
+      assert all(event["usage"]["total_tokens"] == prompt + n for event, n in zip(events, counts, strict=True))
 
 
 @pytest.mark.parametrize(("options", "tells"), [({}, True), ({"api_key": "x"}, False), ({"api_key": "x", "tells_cached": True}, True)])

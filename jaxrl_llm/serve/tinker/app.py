@@ -14,6 +14,7 @@ from jaxrl_llm.serve.refusals import Refusal, hint, wrong
 from jaxrl_llm.serve.shell import App, Handler, Intake, Rules, make_asgi
 from jaxrl_llm.serve.tinker import sample_calls
 from jaxrl_llm.serve.tinker.data import TrainingCall, read_call
+from jaxrl_llm.serve.tinker.sampler import Weights
 from jaxrl_llm.serve.tinker.saved import saved_routes
 from jaxrl_llm.serve.tinker.sessions import (
   Adapter,
@@ -214,12 +215,21 @@ def make_app(
     asked = sample_calls.read(values, base, owner=request_id, number=ref.number)
     call, is_new = sessions.call(session, request_id, _digest(values))
 
-    def done(completions: list[Decoded] | BaseException) -> None:
-      call.outcome.set_result(outcome_of(lambda: _sampled(asked, completions)))
-
     if is_new:
+      weights = ref.weights()
+
+      def done(completions: list[Decoded] | BaseException) -> None:
+        work = lambda: _sampled(asked, completions, weights)
+        if asked.scored_from is None or isinstance(completions, BaseException):
+          call.outcome.set_result(outcome_of(work))
+          return
+        # The thread that trains scores the prompt, by the programs that train.
+        queued = outcome_of(lambda: sessions.train(session, call, work) or Outcome())
+        if queued.refusal is not None:
+          call.outcome.set_result(queued)
+
       try:
-        call.abort = base.sampler.submit(ref.weights(), asked.requests, done)
+        call.abort = base.sampler.submit(weights, asked.requests, done)
       except Refusal:
         del session.calls[request_id]
         raise
@@ -343,11 +353,12 @@ async def _is_done(call: Call, receive: Any) -> bool:
   return call.outcome.done()
 
 
-def _sampled(asked: sample_calls.SampleCall, completions: list[Decoded] | BaseException) -> Outcome:
+def _sampled(asked: sample_calls.SampleCall, completions: list[Decoded] | BaseException, weights: Weights) -> Outcome:
   if isinstance(completions, FloatingPointError):
     return Outcome(refusal=Refusal(400, f"asample: {completions}"))
   if isinstance(completions, BaseException):
     return Outcome(refusal=failure(completions))
   if any(completion.reason == "aborted" for completion in completions):
     return Outcome(refusal=Refusal(410, "asample: the call was ended before its samples were whole"))
-  return Outcome(message=sample_calls.encode(asked, completions))
+  scores = None if asked.scored_from is None else weights.score(asked.prompt)
+  return Outcome(message=sample_calls.encode(asked, completions, scores))

@@ -21,7 +21,7 @@ from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.segments import reduce_metrics, token_weights
 from jaxrl_llm.serve.refusals import Refusal
 from jaxrl_llm.serve.tinker.data import DataRows, Datum, pack
-from jaxrl_llm.serve.tinker.losses import Loss
+from jaxrl_llm.serve.tinker.losses import Loss, make_loss
 from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch
 
 ALPHA = 32.0
@@ -175,6 +175,14 @@ class Learner:
       for (row, start), datum in zip(places, data, strict=True)
     ]
     return Outputs(of_data, {"loss:sum": value, **metrics}, total)
+
+  def score(self, weights: Params, ids: Sequence[int]) -> Float[np.ndarray, " n"]:
+    """Returns the log-probability of each id but the first, to the bit as a forward pass on them."""
+    if len(ids) < 2:
+      return np.zeros(0, np.float32)
+    targets = np.asarray(ids[1:])[:, None]
+    data = [Datum(np.asarray(ids[:-1]), targets, {"weights": np.ones(targets.shape, np.float32)})]
+    return self.compute(weights, data, make_loss("cross_entropy", {}), forward_only=True).logprobs[0][:, 0]
 
   def _placed(self, piece: PyTree) -> PyTree:
     mesh = self.model.mesh

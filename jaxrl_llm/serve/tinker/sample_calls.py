@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from jaxrl_llm.decoding.engine.requests import Decoded, Request, Score
 from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE
@@ -146,7 +147,8 @@ def read(values: Mapping[str, Any], base: Base, *, owner: str, number: int) -> S
     owner=owner,
     likeliest=likeliest,
   )
-  of_prompt = None if scored_from is None else topk_prompt
+  # Only the likeliest ids of a prompt come from the engine.
+  of_prompt = topk_prompt or None
   requests = [
     request._replace(seed=seed_of(seed, i), prompt_likeliest=None if i else of_prompt) for i in range(count)
   ]
@@ -166,14 +168,22 @@ def _stops(params: Mapping[str, Any], base: Base) -> tuple[tuple[int, ...], tupl
   return (), fields.texts(params, "stop", most=MAX_STOPS, longest=LONGEST_STOP, inside="sampling_params.")
 
 
-def encode(call: SampleCall, completions: Sequence[Decoded]) -> bytes:
-  """Encodes the samples of a call as the message that the SDK reads."""
+def encode(
+  call: SampleCall, completions: Sequence[Decoded], of_prompt: Float[np.ndarray, " n"] | None
+) -> bytes:
+  """Encodes the samples of a call as the message that the SDK reads.
+
+  Args:
+    call: What was asked.
+    completions: Its samples.
+    of_prompt: Log-probability of each id of the prompt but the first; None if not asked.
+  """
   out = [(1, _sequence(call, completion)) for completion in completions]
   if call.scored_from is not None:
-    scores = [None, *completions[0].prompt_scores]
-    scores[: call.scored_from] = [None] * min(call.scored_from, len(scores))
-    out.append((2, _floats([np.nan if score is None else score.logprob for score in scores])))
+    out.append((2, _floats([*[np.nan] * call.scored_from, *of_prompt[call.scored_from - 1 :].tolist()])))
     if call.topk_prompt:
+      scores = [None, *completions[0].prompt_scores]
+      scores[: call.scored_from] = [None] * min(call.scored_from, len(scores))
       out.append((3, _likeliest(scores, call.topk_prompt)))
   return wire.encode(*out, (4, completions[0].cached_tokens))
 

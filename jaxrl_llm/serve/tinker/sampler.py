@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from jaxrl_llm.decoding.engine.requests import Decoded, Engine, Handle, Request
 from jaxrl_llm.serve.refusals import busy
 from jaxrl_llm.types import Params
@@ -19,10 +22,12 @@ class Weights:
 
   Args:
     params: Function that returns them, as params of the engine's model.
+    score: Function that returns the log-probability of each id but the first, as the learner
+      computes it.
   """
 
-  def __init__(self, params: Callable[[], Params]):
-    self.params = params
+  def __init__(self, params: Callable[[], Params], score: Callable[[Sequence[int]], Float[np.ndarray, " n"]]):
+    self.params, self.score = params, score
 
 
 class _Job(NamedTuple):

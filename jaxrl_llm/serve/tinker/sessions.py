@@ -78,7 +78,7 @@ class Adapter:
   def weights(self) -> Weights:
     """Returns the weights of now to draw with."""
     learner, weights = self.learner, self.trained.weights
-    return Weights(lambda: learner.merged(weights))
+    return Weights(lambda: learner.merged(weights), lambda ids: learner.score(weights, ids))
 
 
 class SamplerRef(NamedTuple):

@@ -1,17 +1,23 @@
 """Starts the Tinker API: opens the models and makes an engine for each of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from jaxrl_llm.decoding.engine.fleet import make_engines
+from jaxrl_llm.models import Lora
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.run.jobs.serving import Opened, open_checkpoint
 from jaxrl_llm.serve.calls import MAX_LIKELIEST
 from jaxrl_llm.serve.shell import App, Rules
 from jaxrl_llm.serve.tinker.app import make_app
+from jaxrl_llm.serve.tinker.learner import ALPHA, Learner
 from jaxrl_llm.serve.tinker.sampler import Sampler, Weights
-from jaxrl_llm.serve.tinker.training import Base
+from jaxrl_llm.serve.tinker.training import TARGETS, Base
 
 _KEY = "tml-"
 
@@ -83,9 +89,19 @@ def make_base(
   context = min(context, config.max_positions or context)
   options = dict(slots=slots, context=context, max_requests=max_requests, likeliest=MAX_LIKELIEST, version=1)
   engine = make_engines(opened.model, opened.params, tokenizer=opened.tokenizer, **options)
-  weights = Weights(lambda: opened.params)
+  weights = Weights(lambda: opened.params, _scorer(opened))
   shared = opened.model, opened.params, opened.tokenizer
   return Base(name, *shared, tokenizer_id, context, Sampler(engine, weights), weights)
+
+
+def _scorer(opened: Opened) -> Callable[[Sequence[int]], Float[np.ndarray, " n"]]:
+  """Returns a function that scores ids by a model: as an adapter that changes nothing would."""
+
+  @functools.cache
+  def learner() -> Learner:
+    return Learner(opened.model, opened.params, Lora(rank=1, alpha=ALPHA, targets=(TARGETS["train_attn"],)))
+
+  return lambda ids: learner().score(learner().begin(0).weights, ids)
 
 
 def close(bases: Mapping[str, Base]) -> None:

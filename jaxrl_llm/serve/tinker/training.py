@@ -240,7 +240,8 @@ class Trainer:
     like = learner.begin(0)._replace(moments=())
     states.load(self.folder, place, like)  # A broken file is refused now.
     # Read anew at each turn: a client may open many of them.
-    weights = Weights(lambda: learner.merged(learner.placed(states.load(self.folder, place, like)).weights))
+    read = lambda: learner.placed(states.load(self.folder, place, like)).weights
+    weights = Weights(lambda: learner.merged(read()), lambda ids: learner.score(read(), ids))
     return SamplerRef(base.name, place.path, lambda: weights, number)
 
 

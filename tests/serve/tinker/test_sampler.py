@@ -25,8 +25,8 @@ class Turning(FakeEngine):
 
 
 def begin(count):
-  engine, weights = Turning(), [Weights(lambda i=i: f"adapter {i}") for i in range(count)]
-  base = Weights(lambda: "base")
+  engine, weights = Turning(), [Weights(lambda i=i: f"adapter {i}", len) for i in range(count)]
+  base = Weights(lambda: "base", len)
   return engine, Sampler(engine, base, most=8), [base, *weights]
 
 
@@ -62,7 +62,7 @@ def test_a_call_that_is_ended_or_fails_is_alone():
   engine.running.set()
   wait_until(lambda: "ended" in outcomes)
   assert {completion.reason for completion in outcomes["ended"]} == {"aborted"}
-  broken = Weights(lambda: 1 / 0)
+  broken = Weights(lambda: 1 / 0, len)
   sampler.submit(broken, [Request([1], max_tokens=5)], lambda outcome: outcomes.update(broken=outcome))
   wait_until(lambda: "broken" in outcomes)
   assert isinstance(outcomes["broken"], ZeroDivisionError)
