@@ -25,7 +25,7 @@ Seen = Iterator[tuple[str, str]]
 
 
 def openai(url: str, model: str, tokenizer: str) -> Seen:
-  """The SDK's own calls, with pydantic's schemas."""
+  """Makes the SDK's own calls, with pydantic's schemas."""
   import openai as sdk
   from pydantic import BaseModel, ConfigDict
 
@@ -76,7 +76,7 @@ def openai(url: str, model: str, tokenizer: str) -> Seen:
 
 
 def openai_agents(url: str, model: str, tokenizer: str) -> Seen:
-  """An agent with two tools, and one without."""
+  """Runs an agent with two tools, and one without."""
   import agents
   from openai import AsyncOpenAI
 
@@ -115,7 +115,7 @@ def openai_agents(url: str, model: str, tokenizer: str) -> Seen:
 
 
 def smolagents(url: str, model: str, tokenizer: str) -> Seen:
-  """`ToolCallingAgent` with two tools."""
+  """Runs `ToolCallingAgent` with two tools."""
   import smolagents as smol
 
   calls = []
@@ -152,7 +152,7 @@ def smolagents(url: str, model: str, tokenizer: str) -> Seen:
 
 
 def langchain(url: str, model: str, tokenizer: str) -> Seen:
-  """`ChatOpenAI`, and structured output by its three methods."""
+  """Calls `ChatOpenAI`, also for structured output by its three methods."""
   from langchain_openai import ChatOpenAI
   from pydantic import BaseModel, ConfigDict
 
@@ -198,7 +198,7 @@ PROBLEMS = [("The capital of France is", [" Paris", " green"], 0), ("Two plus tw
 
 
 def lm_eval(url: str, model: str, tokenizer: str) -> Seen:
-  """Tasks of each kind of the harness, from the command line."""
+  """Runs tasks of each kind of the harness, from the command line."""
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     lines = [json.dumps({"question": question, "choices": choices, "gold": gold}) for question, choices, gold in PROBLEMS]
@@ -226,7 +226,7 @@ def lm_eval(url: str, model: str, tokenizer: str) -> Seen:
 
 
 def guidellm(url: str, model: str, tokenizer: str) -> Seen:
-  """A benchmark of three synthetic requests with its own defaults."""
+  """Runs a benchmark of three synthetic requests with its own defaults."""
   with tempfile.TemporaryDirectory() as folder:
     command = [str(pathlib.Path(sys.executable).with_name("guidellm")), "run", "--backend", f"kind=openai_http,target={url}"]
     command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8", "--profile", "kind=synchronous"]
@@ -241,7 +241,7 @@ def guidellm(url: str, model: str, tokenizer: str) -> Seen:
 
 
 def skyrl(url: str, model: str, tokenizer: str) -> Seen:
-  """The default body of `RemoteInferenceClient`, which is not a package of its own."""
+  """Sends the default body of `RemoteInferenceClient`, which is not a package of its own."""
   drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 8, "min_tokens": 1, "logprobs": 1}
   drawn |= {"include_stop_str_in_output": True, "skip_special_tokens": True, "stop": None}
   value = {"model": model, "token_ids": [504, 1012, 282], "sampling_params": drawn}

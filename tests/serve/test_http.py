@@ -485,7 +485,8 @@ def test_each_chunk_has_the_numbers_of_tokens_so_far():
       *events, last = events_of(ask(service, path, {**value, "stream": True, "stream_options": options})[2])
       counts = [event["usage"]["completion_tokens"] for event in events]
       assert counts == sorted(counts) and counts[0] < counts[-1] == last["usage"]["completion_tokens"] == 6
-      assert path != CHAT or counts[0] == 0 == len(events[0]["choices"][0]["delta"]["content"])  # The chunk of the role.
+      # A chat begins with the chunk of the role.
+      assert path != CHAT or counts[0] == 0 == len(events[0]["choices"][0]["delta"]["content"])
       prompt = last["usage"]["prompt_tokens"]
       assert all(event["usage"]["total_tokens"] == prompt + n for event, n in zip(events, counts, strict=True))
 

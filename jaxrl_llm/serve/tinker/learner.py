@@ -177,7 +177,7 @@ class Learner:
     return Outputs(of_data, {"loss:sum": value, **metrics}, total)
 
   def score(self, weights: Params, ids: Sequence[int]) -> Float[np.ndarray, " n"]:
-    """Returns the log-probability of each id but the first, to the bit as a forward pass on them."""
+    """Returns the log-probability of each id but the first, to the bit as `compute` does."""
     if len(ids) < 2:
       return np.zeros(0, np.float32)
     targets = np.asarray(ids[1:])[:, None]

@@ -175,7 +175,7 @@ def encode(
 
   Args:
     call: What was asked.
-    completions: Its samples.
+    completions: Samples of the call.
     of_prompt: Log-probability of each id of the prompt but the first; None if not asked.
   """
   out = [(1, _sequence(call, completion)) for completion in completions]
