@@ -47,7 +47,7 @@ _PROPERTIES = {
   "rivers": {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 1, "maxItems": 2},
 }  # fmt: skip
 SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": list(_PROPERTIES), "additionalProperties": False}
-"""Schema of which every answer ends before its budget."""
+"""Schema of which every answer ends before its budget, however much white space it has."""
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def tried(client: str, python: str, url: str, model: str, tokenizer: pathlib.Pat
 
 def schema_answers(url: str, count: int, *, at_once: int = 16) -> dict[str, int]:
   """Draws answers to `SCHEMA`, and counts those that obey it and their tokens."""
-  asked = {"messages": [{"role": "user", "content": "Describe a city."}], "temperature": 1.0, "max_tokens": 200}
+  asked = {"messages": [{"role": "user", "content": "Describe a city."}], "temperature": 1.0, "max_tokens": 1500}
   asked |= {"response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}}
 
   def of_seed(seed: int) -> tuple[int, int]:
