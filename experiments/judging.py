@@ -211,7 +211,7 @@ def collapsed(curve: Sequence[float], *, share: float = 0.5) -> bool:
   """Returns whether a trial has collapsed by the endpoint of the claims judged before `fell`.
 
   A trial has collapsed if its held-out accuracy stays below half of its own peak over the last
-  quarter of training. The rules of E6, E15, E17 and E20 name this function, and their verdicts
+  quarter of training. The rules of E15, E17 and E20 name this function, and their verdicts
   were read by it, so it stays as it is. It misses a policy that falls from one third to chance and
   has its peak at the start: [33, 5, 10, 14, 18, 18, 13] % is no collapse. By `fell` one verdict of
   the stored rows would differ: "E17, none collapses first, T = 1.4" would be inconclusive (1 seed

@@ -168,10 +168,10 @@ mixture.measured("training")
 # arms coincide *(a)*, and at 2e-3 all fall, with and without replay *(c)*. It does *not* follow
 # that replay is useless: here an update changes 0.2 % of the experts, and in the papers 10 %. The
 # result shows that the machinery is exact and that the divergence falls as it should. A negative
-# result at small scale is a statement about the scale. [A second
-# study](../claims/moe_stability/README.md) went to 64 updates per batch at the rate of panel *c*:
-# GRPO did not collapse there without replay, and replay is not shown to narrow its ratios, so the
-# mechanism of the claim was [not engaged](../claims/README.md).
+# result at small scale is a statement about the scale. [A deeper
+# mixture](../claims/experts/README.md) changes 7 % of its experts in 15 updates, and replay halves the
+# variance of the log-ratios there. GRPO collapses, with replay in 7 and without in 9 of 13 seeds, but
+# as often with a frozen router; GSPO does not collapse.
 
 # %% [markdown]
 # ## Exercises

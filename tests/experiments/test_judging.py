@@ -104,7 +104,7 @@ def test_only_claims_that_were_judged_by_the_older_endpoint_use_it():
   """New studies call `judging.fell`; the verdicts of judged claims stay those of `collapsed`."""
   places = [path for path in (ROOT / "experiments").rglob("*.py") if path.name != "judging.py"]
   users = {path.relative_to(ROOT / "experiments").as_posix() for path in places if re.search(r"\bcollapsed\(", path.read_text())}
-  claims = ("gate_asymmetry", "mismatch", "moe_stability", "staleness")
+  claims = ("gate_asymmetry", "mismatch", "staleness")
   judged = {f"claims/{name}/rules.py" for name in claims} | {"claims/staleness/figures.py", "ablations/routing_replay/rules.py"}
   assert users == judged | {"studies/forecast/__main__.py"}
 
