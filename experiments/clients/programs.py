@@ -244,7 +244,7 @@ def skyrl(url: str, model: str, tokenizer: str) -> Seen:
   """Sends the default body of `RemoteInferenceClient`, which is not a package of its own."""
   drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 8, "min_tokens": 1, "logprobs": 1}
   drawn |= {"include_stop_str_in_output": True, "skip_special_tokens": True, "stop": None}
-  value = {"model": model, "token_ids": [504, 1012, 282], "sampling_params": drawn}
+  value = {"model": model, "token_ids": [72, 101, 108], "sampling_params": drawn}
   headers = {"content-type": "application/json"}
   with urllib.request.urlopen(urllib.request.Request(f"{url}/inference/v1/generate", json.dumps(value).encode(), headers)) as answer:
     (choice,) = json.load(answer)["choices"]

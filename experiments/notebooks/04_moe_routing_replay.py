@@ -169,9 +169,9 @@ mixture.measured("training")
 # that replay is useless: here an update changes 0.2 % of the experts, and in the papers 10 %. The
 # result shows that the machinery is exact and that the divergence falls as it should. A negative
 # result at small scale is a statement about the scale. [A deeper
-# mixture](../claims/experts/README.md) changes 7 % of its experts in 15 updates, and replay halves the
-# variance of the log-ratios there. GRPO collapses, with replay in 7 and without in 9 of 13 seeds, but
-# as often with a frozen router; GSPO does not collapse.
+# mixture](../claims/experts/README.md) changes 7 % of its experts in 15 updates, and replay halves
+# the variance of the log-ratios there. GRPO collapses, with replay in 7 and without in 9 of 13
+# seeds, but as often with a frozen router; GSPO does not collapse.
 
 # %% [markdown]
 # ## Exercises
