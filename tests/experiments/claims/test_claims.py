@@ -67,7 +67,7 @@ def test_a_confirmatory_rule_has_to_survive_holm():
   assert "| **inconclusive**, reproduced if it were the only one |" in page.row(claim, results, 0.2)
 
 
-# The imitation of eight layers of experts often fails, before any arm is trained; its README says so.
+# The imitation of eight layers of experts often fails, before any arm is trained.
 FEWER_SEEDS = {"experiments.claims.experts": 0.5}
 
 
