@@ -231,6 +231,7 @@ def environment(devices: int = 1) -> dict[str, str]:
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path.home() / "xla"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
   }
 
 
