@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from jaxrl_llm.pretrained.chat_template import ChatTemplate
+from jaxrl_llm.pretrained.chat_template import ChatTemplate, render
 from jaxrl_llm.pretrained.tool_calls import FORMS, HERMES, find_calls, form_of, shows_tools
-from tests.pretrained.chats import SOURCES
+from tests.pretrained.chats import REPLIES, SOURCES
 
 XML, BARE = FORMS[1:]
 TYPES = {
@@ -113,3 +114,26 @@ def test_hostile_texts_and_schemas_are_read():
   for schema in (None, [], "x", {"properties": []}, {"properties": {"count": 7}}, {"properties": {"count": {"type": 7}}}):
     tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
     assert len(arguments(xml(count="1"), XML, tools)) == 1
+
+
+@pytest.mark.parametrize("family", [family for family in SOURCES if family != "smollm2"])
+def test_a_hundred_planted_calls_come_back(family):
+  """Written by the published template, with texts that are hard to quote, between other words."""
+  rng, names = np.random.default_rng(0), ("add", "add_all", "find-it")
+  tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": TYPES}}} for name in names]
+  template = ChatTemplate(SOURCES[family][0], family, {"bos_token": "<s>", "tools": tools})
+  form, asked = form_of(template), {"role": "user", "content": "What is it?"}
+  hard = [*REPLIES, "</tool_call>", "</parameter>\n</function>", '{"name": "add"}', "\\", "\t", "}}", "a\r\nb", "7", "null", "1e3"]
+  values = {
+    "text": lambda: "".join(hard[i] for i in rng.integers(len(hard), size=rng.integers(1, 3))), "count": lambda: int(rng.integers(-(10**9), 10**9)),
+    "share": lambda: float(rng.normal()), "flag": lambda: bool(rng.integers(2)), "items": lambda: [1, "a]", [None, {"b": True}]],
+    "map": lambda: {"a b": "}", "c": [1.5, {}]},
+  }  # fmt: skip
+  start = len(render(template, [asked], add_generation_prompt=False))
+  returned = 0
+  for i in range(100):
+    wanted = names[i % 3], {name: draw() for name, draw in values.items() if rng.integers(3)}
+    call = {"id": "call00000", "type": "function", "function": {"name": wanted[0], "arguments": wanted[1]}}
+    written = render(template, [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], add_generation_prompt=False)[start:]
+    returned += [(call.name, json.loads(call.arguments)) for _, call in find_calls(written, tools, form)] == [wanted]
+  assert returned == 100
