@@ -125,7 +125,8 @@ def test_a_hundred_planted_calls_come_back(family):
   form, asked = form_of(template), {"role": "user", "content": "What is it?"}
   hard = [*REPLIES, "</tool_call>", "</parameter>\n</function>", '{"name": "add"}', "\\", "\t", "}}", "a\r\nb", "7", "null", "1e3"]
   values = {
-    "text": lambda: "".join(hard[i] for i in rng.integers(len(hard), size=rng.integers(1, 3))), "count": lambda: int(rng.integers(-(10**9), 10**9)),
+    "text": lambda: "".join(hard[i] for i in rng.integers(len(hard), size=rng.integers(1, 3))),
+    "count": lambda: int(rng.integers(-(10**9), 10**9)),
     "share": lambda: float(rng.normal()), "flag": lambda: bool(rng.integers(2)), "items": lambda: [1, "a]", [None, {"b": True}]],
     "map": lambda: {"a b": "}", "c": [1.5, {}]},
   }  # fmt: skip
