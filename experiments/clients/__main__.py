@@ -30,6 +30,7 @@ from experiments.clients import programs
 from experiments.clients.table import PATH
 from experiments.provenance import processor
 from experiments.results import to_json
+from jaxrl_llm.messages import UsageError, one_line, refuse
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
 from jaxrl_llm.pretrained.tokenizer_files import files_of
@@ -124,8 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   status = 0
   with contextlib.ExitStack() as stack:
     folder = args.environments or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    path = where.resolve(source.find(args.checkpoint).path)
-    tokenizer = stack.enter_context(files_of(load_tokenizer(path)))
+    try:
+      tokenizer = stack.enter_context(files_of(load_tokenizer(where.resolve(source.find(args.checkpoint).path))))
+    except (OSError, ValueError, UsageError) as error:
+      return refuse(one_line(error, typed=False))
     url, model = stack.enter_context(serving(args.checkpoint))
     for client in args.clients:
       python, version = installed(client, folder)
@@ -134,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       print(f"{client}: {', '.join(features) or 'nothing'}" + (f"; then {failed}" if failed else ""), flush=True)
       status |= failed is not None
       PATH.write_text(to_json(results))
-    if args.answers:
+    if args.answers > 0:
       results["schema"] = schema_answers(url, args.answers) | about
       print(f"a JSON schema: {results['schema']['obeyed']} of {args.answers} answers obey it", flush=True)
       status |= results["schema"]["obeyed"] != args.answers

@@ -226,6 +226,7 @@ def make_app(
         # The thread that trains scores the prompt, by the programs that train.
         queued = outcome_of(lambda: sessions.train(session, call, work) or Outcome())
         if queued.refusal is not None:
+          session.calls[request_id] = call  # The client knows of it, and fetches the refusal.
           call.outcome.set_result(queued)
 
       try:
