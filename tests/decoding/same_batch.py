@@ -1,7 +1,7 @@
 """One batch of one config and one seed, for tests that draw it in different places.
 
-`python -m tests.decoding.same_batch FOLDER` draws it in one of several processes, on the devices of
-all of them, by both drivers.
+`python -m tests.decoding.same_batch FOLDER DRIVER` draws it in one of several processes, on the
+devices of all of them.
 """
 
 import pathlib
@@ -62,14 +62,12 @@ def draw(experiment: Experiment, *, between: Callable[[], None] = lambda: None) 
     return gather(playing, job, drawing.tokenizer, prompt_buckets=drawing.prompt_buckets)[0].rollouts
 
 
-def main(folder: pathlib.Path) -> None:
+def main(folder: pathlib.Path, driver: str) -> None:
   """Draws the batch and saves it, in each process."""
   hosts.join_processes()
-  for driver in ("drain", "loop"):
-    drawn = draw(build_experiment(config_of(driver, EXPERT)))
-    arrays = {name: x for name, x in drawn._asdict().items() if x is not None}
-    np.savez(folder / f"{driver}-{jax.process_index()}.npz", **arrays)
+  drawn = draw(build_experiment(config_of(driver, EXPERT)))
+  np.savez(folder / f"{jax.process_index()}.npz", **{name: x for name, x in drawn._asdict().items() if x is not None})
 
 
 if __name__ == "__main__":
-  main(pathlib.Path(sys.argv[1]))
+  main(pathlib.Path(sys.argv[1]), sys.argv[2])

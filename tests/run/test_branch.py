@@ -102,8 +102,8 @@ UNCHANGED = {
 
 # The others have the same parts in other pairs.
 BY_HAND = [list(UNCHANGED).index(case) for case in (
-  "after the last checkpoint of the lag", "with a checkpoint of the lag", "a critic and an adaptive coefficient", "carried groups",
-  "conversations", "recorded rollouts", "recorded conversations",
+  "with a checkpoint", "after the last checkpoint of the lag", "with a checkpoint of the lag", "a critic and an adaptive coefficient",
+  "carried groups", "a curriculum and beliefs", "conversations", "recorded rollouts", "recorded conversations",
 )]  # fmt: skip
 
 
