@@ -2,9 +2,8 @@
 
 `python -m experiments.entries` writes them between the marks of docs/objectives.md (every
 objective, estimator and correction), of README.md (what is measured; `measured.py`) and of
-docs/serving.md (clients of others). What an
-entry does is the first line of its docstring, its settings are those of its signature, and its
-papers are those of its section "References".
+docs/serving.md (clients of others). What an entry does is the first line of its docstring, its
+settings are those of its signature, and its papers are those of its section "References".
 """
 
 import inspect

@@ -66,7 +66,7 @@ ROWS = (
     "E6", "GSPO, arXiv:2507.18071", f"{HERE}.experts", "figures/experts.png",
     says="On a mixture of experts, GRPO collapses without routing replay; GSPO needs none.",
     main_rule="E6, collapses: GRPO above GRPO with R2",
-    note="GRPO collapses in 9 of 13 seeds, with a frozen router in 9, with replay in 7, GSPO in none: here routes are not the cause",
+    note="GRPO collapses in 9 of 13 seeds, with a frozen router in 9, with replay in 7, GSPO in none; with nothing to route it does in 8",
   ),
   Claim(
     "E7", "arXiv:2512.01374, arXiv:2510.11370", f"{ABLATIONS}.routing_replay", "figures/sampler_mismatch.png",

@@ -171,7 +171,7 @@ mixture.measured("training")
 # result at small scale is a statement about the scale. [A deeper
 # mixture](../claims/experts/README.md) changes 7 % of its experts in 15 updates, and replay halves
 # the variance of the log-ratios there. GRPO collapses, with replay in 7 and without in 9 of 13
-# seeds, but as often with a frozen router; GSPO does not collapse.
+# seeds, but in 8 where there is nothing to route; GSPO in none.
 
 # %% [markdown]
 # ## Exercises
