@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.kernels import permutations
+from jaxrl_llm.kernels.partial import joined, mean_of, nothing_of
 from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.kernels.visibility import MASKED, blocks_seen, padded, visible
 
@@ -116,25 +117,20 @@ def _product(subscripts: str, x: Array, y: Array) -> Float[Array, "..."]:
 
 
 def _forward(q, k, v, blocks: _Blocks):
-  def visit(step, carry):
-    out, highest, total = carry
+  def visit(step, part):
     i, j = blocks.of_queries[step], blocks.of_keys[step]
     scores, seen = _scores(q, k, blocks, i, j)
-    scores = jnp.where(seen, scores, MASKED)
-    top = jnp.maximum(highest[i], scores.max(-1))
-    weights, shrink = jnp.exp(scores - top[..., None]), jnp.exp(highest[i] - top)
-    more = _product("krs,ksc->krc", weights.astype(v.dtype), v[j])
-    out = out.at[i].set(out[i] * shrink[..., None] + more)
-    return out, highest.at[i].set(top), total.at[i].set(total[i] * shrink + weights.sum(-1))
+    mix = lambda weights: _product("krs,ksc->krc", weights.astype(v.dtype), v[j])
+    more = joined(jax.tree.map(lambda x: x[i], part), jnp.where(seen, scores, MASKED), mix)
+    return jax.tree.map(lambda x, own: x.at[i].set(own), part, more)
 
-  nothing = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:3], MASKED, jnp.float32), jnp.zeros(q.shape[:3], jnp.float32)
-  out, highest, total = jax.lax.fori_loop(0, blocks.count, visit, nothing)
-  sees = highest > MASKED  # A query that sees nothing has weights of 1 on meaningless keys.
-  total = jnp.where(sees, total, 1.0)
-  out = jnp.where(sees[..., None], out / total[..., None], 0).astype(q.dtype)
+  part = jax.lax.fori_loop(0, blocks.count, visit, nothing_of(q))
+  sees = part.top > MASKED  # A query that sees nothing has weights of 1 on meaningless keys.
+  total = jnp.where(sees, part.total, 1.0)
+  out = jnp.where(sees[..., None], mean_of(part, total), 0).astype(q.dtype)
   # A remat policy that saves both by name spares the backward pass this loop.
   out = checkpoint_name(out, "attention")
-  log_sum = checkpoint_name(jnp.where(sees, highest + jnp.log(total), 0), "attention")
+  log_sum = checkpoint_name(jnp.where(sees, part.top + jnp.log(total), 0), "attention")
   return out, (q, k, v, blocks, out, log_sum)
 
 

@@ -13,29 +13,40 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.kernels.chunked import chunked_attention
 from jaxrl_llm.kernels.flash import KERNELS, flash_attention
+from jaxrl_llm.kernels.partial import CPU_BLOCK, joined, mean_of, nothing_of
 from jaxrl_llm.kernels.precision import default_precision_of, precision_of
-from jaxrl_llm.kernels.visibility import MASKED, Rows, packed
+from jaxrl_llm.kernels.visibility import MASKED, Rows, packed, padded
 from jaxrl_llm.messages import Problem, did_you_mean
 
 __all__ = ["BACKENDS", "Rows", "check_backend", "cudnn_attention", "packed", "row_attention", "suited", "xla_attention"]
 
 
 def xla_attention(
-  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"]
+  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"], *, block: int = 1
 ) -> Float[Array, "B T H C"]:
   """Computes grouped-query attention in plain array operations, with the softmax in float32.
 
   Query head h reads key-value head h·K // H. The mask is True if a query may attend to a key.
+  Products are of whole blocks of tokens, as those of longer rows: the sums do not depend on T.
   """
-  batch, length, num_heads, width = q.shape
-  # Query heads are grouped by the key-value head that they read, so keys and values are never
-  # repeated in memory.
-  q = q.reshape(batch, length, k.shape[2], -1, width)
-  scores = jnp.einsum("btkgc,bskc->bkgts", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32) * width**-0.5
+  batch, tokens, num_heads, width = q.shape
+  q, k, v = (padded(x, block) for x in (q, k, v))
+  mask = jnp.pad(mask, ((0, 0), *((0, -size % block) for size in mask.shape[1:])))
+  length, num_kv = q.shape[1], k.shape[2]
+  # [B T H C] -> [B K H/K·T C]: query heads are grouped by the key-value head that they read, so
+  # keys and values are never repeated in memory.
+  q = q.reshape(batch, length, num_kv, -1, width).transpose(0, 2, 3, 1, 4).reshape(batch, num_kv, -1, width)
+  scores = jnp.einsum("bkrc,bskc->bkrs", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32) * width**-0.5
   # Finite, so that a fully masked row (padding) gives a uniform softmax, not a NaN in the gradient.
-  scores = jnp.where(mask[:, None, None], scores, MASKED)
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum("bkgts,bskc->btkgc", weights, v, precision=precision_of(weights, v)).reshape(batch, length, num_heads, width)
+  scores = jnp.where(jnp.tile(mask, (1, num_heads // num_kv, 1))[:, None], scores, MASKED)
+
+  def mix(weights: Float[Array, "B K R S"]) -> Float[Array, "B K R C"]:
+    weights = weights.astype(v.dtype)
+    return jnp.einsum("bkrs,bskc->bkrc", weights, v, precision=precision_of(weights, v), preferred_element_type=jnp.float32)
+
+  # As the first block of several: XLA fuses a sum that nothing precedes with other operations.
+  mixed = mean_of(joined(nothing_of(q), scores, mix)).astype(v.dtype)
+  return mixed.reshape(batch, num_kv, -1, length, width).transpose(0, 3, 1, 2, 4).reshape(batch, length, num_heads, width)[:, :tokens]
 
 
 def cudnn_attention(
@@ -165,8 +176,8 @@ def check_backend(name: str) -> None:
 # Platforms of the backends that do not run everywhere. CPUs emulate "flash", for tests.
 _PLATFORMS = {"cudnn": ("gpu",), "flash": tuple(KERNELS)}
 
-# Tokens per block: few on a CPU, to stay in its cache; elsewhere enough to fill the device.
-_BLOCK = {"cpu": 64, "gpu": 256, "tpu": 512}
+# Tokens per block: elsewhere than on a CPU enough to fill the device.
+_BLOCK = {"cpu": CPU_BLOCK, "gpu": 256, "tpu": 512}
 # Rows up to this length do not benefit from blocks: on a CPU they are one block, and elsewhere each
 # step of the loop waits for the one before.
 _AT_ONCE = {"cpu": 64, "gpu": 2048, "tpu": 2048}
@@ -176,7 +187,7 @@ _FLASH = 2048
 # Functions `(q, k, v, rows, mesh, platform) -> attention`. XLA itself shards those without
 # `_on_each_device`.
 BACKENDS = {
-  "xla": lambda q, k, v, rows, mesh, platform: xla_attention(q, k, v, rows.mask),
+  "xla": lambda q, k, v, rows, mesh, platform: xla_attention(q, k, v, rows.mask, block=16 if platform == "cpu" else 1),
   "chunked": lambda q, k, v, rows, mesh, platform: _on_each_device(
     partial(chunked_attention, block=_BLOCK.get(platform, 256)), q, k, v, rows, mesh
   ),

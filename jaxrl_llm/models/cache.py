@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.kernels import columns_tpu
+from jaxrl_llm.kernels.partial import CPU_BLOCK, joined, mean_of, nothing_of
 from jaxrl_llm.kernels.precision import in_parts, precision_of
 from jaxrl_llm.kernels.types import KeyValues, KeyValuesByToken, Partial, Visits
 from jaxrl_llm.kernels.visibility import MASKED
@@ -24,7 +25,7 @@ NOWHERE = jnp.iinfo(jnp.int32).max
 """Column of a token that is not written."""
 
 _PIECE = 256
-"""Largest number of columns that a span reads at a time."""
+"""Largest number of columns that a span reads at a time on an accelerator."""
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
 
@@ -313,11 +314,13 @@ def map_prompts(function: Callable[[PyTree], PyTree], cache: Cache) -> Cache:
   return cache._replace(prompts=function(cache.prompts))
 
 
-def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"] | Bool[Array, "B G S"]) -> Partial:
+def attend(
+  q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"] | Bool[Array, "B G S"], before: Partial | None = None
+) -> Partial:
   """Attends from queries to a part of the cached tokens, with scores and sums in float32.
 
   Queries are grouped by the key-value head that they read. The mask is True if the queries of a row
-  may attend to a token, all of them or each by itself.
+  may attend to a token, all of them or each by itself. The tokens join those of `before`, if given.
   """
   in_full = lambda x: x.astype(q.dtype) if x.dtype == jnp.int8 else x
   k, v = in_full(held.k), in_full(held.v)
@@ -328,21 +331,16 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   if held.k_scale is not None:
     scores = scores * held.k_scale[:, :, None]
   scores = jnp.where(mask[:, None, None] if mask.ndim == 2 else mask[:, None], scores, MASKED)
-  top = jnp.max(scores, axis=-1)
-  weights = jnp.exp(scores - top[..., None])
-  total = jnp.sum(weights, axis=-1)
-  if held.v_scale is not None:
-    weights = weights * held.v_scale[:, :, None]
-  parts = in_parts(weights, v.dtype)
-  weights = jnp.concatenate(parts, axis=2)
-  mix = jnp.einsum("bkgs,bksc->bkgc", weights, v, precision=precision_of(weights, v), preferred_element_type=jnp.float32)
-  return Partial(top, total, reduce(jnp.add, jnp.split(mix, len(parts), axis=2)))
 
+  def mix(weights: Float[Array, "B K G S"]) -> Float[Array, "B K G C"]:
+    if held.v_scale is not None:
+      weights = weights * held.v_scale[:, :, None]
+    parts = in_parts(weights, v.dtype)
+    weights = jnp.concatenate(parts, axis=2)
+    mixed = jnp.einsum("bkgs,bksc->bkgc", weights, v, precision=precision_of(weights, v), preferred_element_type=jnp.float32)
+    return reduce(jnp.add, jnp.split(mixed, len(parts), axis=2))
 
-def nothing_of(q: Float[Array, "B K G C"]) -> Partial:
-  """Returns the part of no keys, which changes no sum."""
-  zeros = jnp.zeros(q.shape, jnp.float32)
-  return Partial(jnp.full(q.shape[:-1], MASKED, jnp.float32), zeros[..., 0], zeros)
+  return joined(before, scores, mix)
 
 
 def attend_spans(
@@ -360,20 +358,20 @@ def attend_spans(
   q = q.reshape(num_spans, length, num_kv, -1, width).transpose(0, 2, 1, 3, 4).reshape(num_spans, num_kv, -1, width)
   columns = jnp.where(spans.columns == NOWHERE, -1, spans.columns)
   ends = jnp.repeat(columns, q.shape[2] // length, axis=1)
-  part = nothing_of(q)
+  part, longest = nothing_of(q), CPU_BLOCK if platform_of(mesh) == "cpu" else _PIECE
   for block, (start, size) in zip(blocks, _columns(blocks), strict=True):
-    piece = next(piece for piece in range(min(size, _PIECE), 0, -1) if size % piece == 0)
+    piece = next(piece for piece in range(min(size, longest), 0, -1) if size % piece == 0)
 
     def add(i, part, block=block, start=start, piece=piece):
       of_row = lambda x, axis: jax.vmap(
         lambda row: jax.lax.dynamic_slice_in_dim(jax.lax.dynamic_index_in_dim(x, row, keepdims=False), i * piece, piece, axis - 1)
       )(_rows(spans))
       mask = start + i * piece + jnp.arange(piece) <= ends[:, :, None]
-      return _sum([part, attend(q, _map(of_row, block), mask)])
+      return attend(q, _map(of_row, block), mask, part)
 
     count = jnp.clip(-(-(jnp.max(columns) + 1 - start) // piece), 0, size // piece)
     part = jax.lax.fori_loop(0, count, add, part)
-  mixed = part.mix / jnp.maximum(part.total, 1)[..., None]
+  mixed = mean_of(part, jnp.maximum(part.total, 1))
   return mixed.reshape(num_spans, num_kv, length, -1, width).transpose(0, 2, 1, 3, 4).reshape(num_spans, length, -1, width)
 
 
@@ -394,8 +392,7 @@ def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:
   References:
     FlashAttention, arXiv:2205.14135, 2022; Hydragen (shared prefixes), arXiv:2402.05099, 2024.
   """
-  whole = _sum(parts)
-  return whole.mix / whole.total[..., None]
+  return mean_of(_sum(parts))
 
 
 def attend_prompts(

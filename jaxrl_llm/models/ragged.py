@@ -16,8 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.kernels import ragged_gpu, ragged_tpu
+from jaxrl_llm.kernels.partial import nothing_of
 from jaxrl_llm.kernels.types import KeyValues, Partial, Visits
-from jaxrl_llm.models.cache import View, nothing_of
+from jaxrl_llm.models.cache import View
 from jaxrl_llm.models.cache import attend as attend_all
 from jaxrl_llm.models.cache import attend_prompts as attend_all_prompts
 

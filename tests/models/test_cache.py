@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm.kernels import columns_tpu
 from jaxrl_llm.kernels.types import KeyValues, KeyValuesByToken
 from jaxrl_llm.models import cache, make_model, preset
+from jaxrl_llm.models.attention import packed, row_attention
 
 ROWS, KV, GROUP, WIDTH = 6, 2, 3, 8
 
@@ -43,6 +44,25 @@ def test_parts_of_the_keys_make_one_softmax(rng, dtype, error, layout):
   merged, expected = np.asarray(cache.merge(parts)), softmax_loop(q, k, v, mask)
   assert np.abs(merged - expected).max() < error and (dtype == "float32" or np.abs(merged - expected).max() > 1e-5)
   np.testing.assert_allclose(cache.merge(parts[::-1]), merged, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [33, 64, 65, 256])
+def test_spans_attend_as_whole_rows_do_to_the_last_bit(rng, length):
+  """Whatever the blocks of the cache, and by spans of any length."""
+  q, k, v = (jnp.asarray(rng.standard_normal((2, length, heads, 64)), jnp.float32) for heads in (6, 2, 2))
+  attend = jax.jit(lambda *x: row_attention(*x, packed(jnp.ones((2, length), jnp.int32)), backend="auto", mesh=None))
+  expected = np.asarray(attend(q, k, v))
+  held = [cache.empty(2, size, num_kv_heads=2, head_dim=64, dtype="float32") for size in (64, 64, 192)]
+  all_columns = jnp.tile(jnp.arange(length), (2, 1))
+  held = cache.write_spans(held, cache.key_values(k, v, "float32"), cache.Spans(None, all_columns))
+  for size in (32, 48):
+    for start in range(0, length, size):
+      here = slice(start, min(start + size, length))
+      columns = jnp.full((2, size), cache.NOWHERE).at[:, : here.stop - start].set(all_columns[:, here])
+      spans = cache.Spans(None, columns)
+      queries = jnp.zeros((2, size, 6, 64)).at[:, : here.stop - start].set(q[:, here])
+      mixed = np.asarray(jax.jit(cache.attend_spans)(queries, held, spans))[:, : here.stop - start]
+      np.testing.assert_array_equal(mixed, expected[:, here])
 
 
 @pytest.mark.parametrize("pieces", [1, 2])

