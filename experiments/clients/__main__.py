@@ -6,13 +6,14 @@
 
 The command serves a checkpoint, installs each client into an environment of its own, and has it do
 what `programs` asks of it. Then it draws answers to a JSON schema. What works, with versions and
-dates, goes to `results.json`. It needs the extras `serve`, `grammar` and `hf`, several GB of disk
-for the clients, and access to their packages.
+dates, goes to `results.json`. It needs the extras `serve`, `grammar`, `hf` and `sweeps`, several GB
+of disk for the clients, and access to their packages.
 """
 
 import argparse
 import contextlib
 import datetime
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -23,8 +24,6 @@ import venv
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import jsonschema
 
 from experiments.clients import programs
 from experiments.clients.table import PATH
@@ -91,6 +90,8 @@ def tried(client: str, python: str, url: str, model: str, tokenizer: pathlib.Pat
 
 def schema_answers(url: str, count: int, *, at_once: int = 16) -> dict[str, int]:
   """Draws answers to `SCHEMA`, and counts those that obey it and their tokens."""
+  import jsonschema
+
   asked = {"messages": [{"role": "user", "content": "Describe a city."}], "temperature": 1.0, "max_tokens": 1500}
   asked |= {"response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}}
 
@@ -120,6 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--answers", type=int, default=1000, help="answers to a JSON schema")
   parser.add_argument("--environments", type=pathlib.Path, help="folder of the clients' environments, which are kept in it")
   args = parser.parse_args(argv)
+  if args.answers > 0 and importlib.util.find_spec("jsonschema") is None:
+    return refuse("--answers: the package jsonschema checks them: pip install 'jaxrl-llm[sweeps]', or --answers=0")
   results: dict[str, Any] = json.loads(PATH.read_text()) if PATH.exists() else {"clients": {}}
   about = {"date": datetime.date.today().isoformat(), "checkpoint": args.checkpoint, "processor": processor()}
   status = 0
