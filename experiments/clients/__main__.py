@@ -16,6 +16,7 @@ import datetime
 import importlib.util
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -126,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   results: dict[str, Any] = json.loads(PATH.read_text()) if PATH.exists() else {"clients": {}}
   about = {"date": datetime.date.today().isoformat(), "checkpoint": args.checkpoint, "processor": processor()}
   status = 0
+  # So that the server ends too, which is a process of its own.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   with contextlib.ExitStack() as stack:
     folder = args.environments or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     try:

@@ -27,7 +27,8 @@ def xla_attention(
   """Computes grouped-query attention in plain array operations, with the softmax in float32.
 
   Query head h reads key-value head h·K // H. The mask is True if a query may attend to a key.
-  Products are of whole blocks of tokens, as those of longer rows: the sums do not depend on T.
+  Rows are padded to a multiple of `block` tokens, because products of other lengths may add in
+  another order than those of longer rows.
   """
   batch, tokens, num_heads, width = q.shape
   q, k, v = (padded(x, block) for x in (q, k, v))
