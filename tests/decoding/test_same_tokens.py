@@ -144,8 +144,8 @@ def logs(folder):
   return "".join(path.read_text() for path in sorted(folder.glob("*.log")))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("driver", few(["loop", "drain"], 0))
+@pytest.mark.exhaustive  # `run/test_multihost.py` has two processes that draw conversations.
+@pytest.mark.parametrize("driver", ["loop", "drain"])
 def test_two_processes_of_four_devices(driver, reference, tmp_path):
   with started(tmp_path, "tests.decoding.same_batch", str(tmp_path), driver, count=2) as processes:
     assert [process.wait(timeout=600) for process in processes] == [0, 0], logs(tmp_path)

@@ -67,7 +67,7 @@ def slowly(monkeypatch):
 
 @pytest.mark.parametrize(
   ("name", "in_flight"),
-  few([("gspo", "keep"), ("tools", "recompute"), ("tools", "wait"), ("figures", "keep")], 0, rest="slow", by_hand=(2, 3)),
+  few([("gspo", "keep"), ("tools", "recompute"), ("tools", "wait"), ("figures", "keep")], 0),
 )
 def test_a_run_is_repeated_to_the_last_bit(name, in_flight, slowly, tmp_path, monkeypatch):
   monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
