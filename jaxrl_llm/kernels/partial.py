@@ -1,7 +1,8 @@
 """The softmax over keys, part by part: the one order of sums in which plain programs attend.
 
 A query's scores are computed for blocks of keys that begin at the start of its sequence, one block
-after the other. A program that follows this order adds the same numbers whatever else it computes.
+after the other. Two programs in this order get the same bits, unless a product of another size adds
+in an order of its own.
 """
 
 from collections.abc import Callable
