@@ -14,6 +14,7 @@ from jaxrl_llm.serve.tinker import wire
 from jaxrl_llm.serve.tinker.losses import FIELDS, Loss
 from jaxrl_llm.types import TrainBatch
 
+# On a CPU a program of fewer tokens than the least row adds in another order; see `kernels.partial`.
 _LEAST_ROW, _COMMON_ROW, _LEAST_TOKENS = 64, 256, 1024
 _PADDING = 1.15
 _MOST_TARGETS = 128
@@ -224,7 +225,7 @@ def _rows_at_once(rows: int, most: int, least: int) -> int:
   return at_once
 
 
-def pack(data: Sequence[Datum], loss: Loss, *, budget: int, shards: int) -> Packed:
+def pack(data: Sequence[Datum], loss: Loss, *, budget: int, shards: int, unit: int = 1) -> Packed:
   """Packs data into rows, whose sizes are few, so that few programs are compiled.
 
   Args:
@@ -232,10 +233,12 @@ def pack(data: Sequence[Datum], loss: Loss, *, budget: int, shards: int) -> Pack
     loss: The loss that reads them.
     budget: Number of tokens that a program computes at once, a power of two.
     shards: Number of devices that rows are split over.
+    unit: Number of slots of which each datum starts at a multiple.
   """
   lengths = [len(datum.tokens) for datum in data]
-  slots = power_of_two(max(*lengths, min(sum(lengths), _COMMON_ROW), _LEAST_ROW))
-  packed = assign_rows([Unit(0, (i,), (length,)) for i, length in enumerate(lengths)], slots)
+  rooms = [-(-length // unit) * unit for length in lengths]
+  slots = power_of_two(max(*rooms, min(sum(rooms), _COMMON_ROW), _LEAST_ROW))
+  packed = assign_rows([Unit(0, (i,), (room,)) for i, room in enumerate(rooms)], slots)
   at_once = _rows_at_once(
     -(-len(packed) // shards), max(budget // slots // shards, 1), _LEAST_TOKENS // slots
   )
@@ -254,7 +257,7 @@ def pack(data: Sequence[Datum], loss: Loss, *, budget: int, shards: int) -> Pack
       positions[row, here], segments[row, here] = np.arange(lengths[i]), number
       for name, x in data[i].inputs.items():
         arrays[FIELDS[name]][row, here] = x
-      places[i], start = (row, start), start + lengths[i]
+      places[i], start = (row, start), start + rooms[i]
   spread = lambda x: np.repeat(x, width, axis=1)
   of_loss = {name: x.reshape(count, -1) for name, x in arrays.items()}
   mask = of_loss.pop("mask", spread(segments))

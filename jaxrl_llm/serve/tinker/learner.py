@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from jaxrl_llm.devices.mesh import num_row_shards, place_tokens, replicated
+from jaxrl_llm.devices.mesh import num_row_shards, place_tokens, platform_of, replicated
+from jaxrl_llm.kernels.partial import CPU_BLOCK
 from jaxrl_llm.learner.train_step import split_rows
 from jaxrl_llm.models import Lora, Model, make_model, trainable
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
@@ -97,6 +98,8 @@ class Learner:
     self._frozen = _beside_adapters(params, is_trained)
     mesh, out = base.mesh, {} if base.mesh is None else {"out_shardings": replicated(base.mesh)}
     self._shards = 1 if mesh is None else num_row_shards(mesh)
+    # On a CPU a datum's numbers then do not depend on the others of its row.
+    self._unit = CPU_BLOCK if platform_of(mesh) == "cpu" else 1
     self._init = jax.jit(lambda key: partition(self.model.init(key), is_trained)[0], **out)
     self._merge = jax.jit(lambda trained, frozen: merged(self.model.config, combine(trained, frozen)))
     self._step, self._add = jax.jit(_adam_step), jax.jit(partial(jax.tree.map, jnp.add))
@@ -147,7 +150,7 @@ class Learner:
     Raises:
       Refusal: If the loss is not finite.
     """
-    rows, places, at_once = pack(data, loss, budget=_TOKENS_AT_ONCE, shards=self._shards)
+    rows, places, at_once = pack(data, loss, budget=_TOKENS_AT_ONCE, shards=self._shards, unit=self._unit)
     is_long = rows.tokens.shape[1] > _TOKENS_AT_ONCE
     weigh, program = self._programs_of(loss, forward_only, is_long)
     batch, token_weight = weigh(rows.batch)

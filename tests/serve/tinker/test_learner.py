@@ -33,7 +33,7 @@ def test_small_programs_add_up_to_a_large_one(adapters, monkeypatch):
   trained = adapters.begin(3)
   whole = adapters.compute(trained.weights, data, loss, forward_only=False)
   monkeypatch.setattr(data_lib, "_COMMON_ROW", 32)
-  for budget in (64, 16):  # Two programs of two rows, and rows that are longer than a budget.
+  for budget in (128, 16):  # Programs of two rows, and rows that are longer than a budget.
     monkeypatch.setattr(learner, "_TOKENS_AT_ONCE", budget)
     parts = adapters.compute(trained.weights, data, loss, forward_only=False)
     assert parts.metrics["loss:sum"] == pytest.approx(whole.metrics["loss:sum"], rel=1e-5)
@@ -42,6 +42,21 @@ def test_small_programs_add_up_to_a_large_one(adapters, monkeypatch):
       np.testing.assert_allclose(of_whole, of_parts, atol=1e-5)
     for one, other in zip(*map(jax.tree.leaves, (whole.gradients, parts.gradients)), strict=True):
       np.testing.assert_allclose(one, other, atol=1e-4 * float(np.abs(one).max() + 1e-6))
+
+
+@pytest.mark.parametrize("unit", [1, 64])
+def test_each_datum_begins_at_a_multiple_of_the_unit(unit):
+  """On a CPU its numbers then do not depend on the others of its row."""
+  rng, loss = np.random.default_rng(0), make_loss("cross_entropy", {})
+  data = [Datum(x := rng.integers(0, 264, n), x[:, None], {"weights": np.ones((n, 1), np.float32)}) for n in (70, 30, 140, 64)]
+  packed = data_lib.pack(data, loss, budget=2048, shards=1, unit=unit)
+  assert len({row for row, _ in packed.places}) < len(data)
+  for datum, (row, start) in zip(data, packed.places, strict=True):
+    assert start % unit == 0
+    here = slice(start, start + len(datum.tokens))
+    np.testing.assert_array_equal(packed.rows.tokens[row, here], datum.tokens)
+    assert packed.rows.positions[row, here].tolist() == list(range(len(datum.tokens)))
+  assert np.sum(packed.rows.segments > 0) == sum(len(datum.tokens) for datum in data)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(adapters):
