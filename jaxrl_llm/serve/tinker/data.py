@@ -14,7 +14,7 @@ from jaxrl_llm.serve.tinker import wire
 from jaxrl_llm.serve.tinker.losses import FIELDS, Loss
 from jaxrl_llm.types import TrainBatch
 
-# A CPU adds in another order in a program of fewer tokens than the least row; see `kernels.partial`.
+# In a program of fewer tokens than the least row a CPU adds otherwise; see `kernels.partial`.
 _LEAST_ROW, _COMMON_ROW, _LEAST_TOKENS = 64, 256, 1024
 _PADDING = 1.15
 _MOST_TARGETS = 128
