@@ -74,13 +74,43 @@ def chunked_attention(
   block = min(block, stripe or block)
   q, k, v, segments, keys, slots = (padded(x, block) for x in (q, k, v, segments, keys, slots[None]))
   prefixes = None if prefixes is None else padded(prefixes, block)
-  # [B T H C] -> [B·I, K, H/K·q, C]: stacks the query heads that read one key-value head, so that
-  # they share one matrix product.
-  split = lambda x: x.reshape(batch, -1, block, groups, x.shape[2] // groups, width).transpose(0, 1, 3, 4, 2, 5)
-  merge = lambda x: x.reshape(-1, groups, x.shape[3] * block, width)
-  out = _attend(*(merge(split(x)) for x in (q, k, v)), _blocks(segments, prefixes, keys, slots[0], block))
-  out = out.reshape(batch, -1, groups, heads // groups, block, width).transpose(0, 1, 4, 2, 3, 5)
-  return out.reshape(batch, -1, heads, width)[:, :length]
+  out = _attend(*(_stacked(x, groups, block) for x in (q, k, v)), _blocks(segments, prefixes, keys, slots[0], block))
+  return _unstacked(out, batch, heads, block)[:, :length]
+
+
+def _stacked(x: Float[Array, "B T H C"], groups: int, block: int) -> Float[Array, "N K R C"]:
+  """Stacks the query heads that read one key-value head, so that they share one matrix product."""
+  # [B T H C] -> [B·I, K, H/K·q, C]
+  x = x.reshape(x.shape[0], -1, block, groups, x.shape[2] // groups, x.shape[3]).transpose(0, 1, 3, 4, 2, 5)
+  return x.reshape(-1, groups, x.shape[3] * block, x.shape[5])
+
+
+def _unstacked(x: Float[Array, "N K R C"], batch: int, heads: int, block: int) -> Float[Array, "B T H C"]:
+  groups, width = x.shape[1], x.shape[3]
+  x = x.reshape(batch, -1, groups, heads // groups, block, width).transpose(0, 1, 4, 2, 3, 5)
+  return x.reshape(batch, -1, heads, width)
+
+
+def gradients(
+  q: Float[Array, "B T H C"],
+  k: Float[Array, "B T K C"],
+  v: Float[Array, "B T K C"],
+  segments: Int[Array, "B T"],
+  prefixes: Int[Array, "B T"] | None,
+  out: Float[Array, "B T H C"],
+  log_sum: Float[Array, "B T H"],
+  d_out: Float[Array, "B T H C"],
+  *,
+  block: int,
+) -> tuple[Float[Array, "B T H C"], Float[Array, "B T K C"], Float[Array, "B T K C"]]:
+  """Computes the gradients of attention that another function has computed, with its log-sum-exp."""
+  (batch, length), groups = segments.shape, k.shape[2]
+  heads = q.shape[2], groups, groups
+  q, k, v, out, log_sum, d_out = (_stacked(padded(x, block), groups, block) for x in (q, k, v, out, log_sum[..., None], d_out))
+  segments, prefixes = padded(segments, block), None if prefixes is None else padded(prefixes, block)
+  blocks = _blocks(segments, prefixes, segments, jnp.arange(segments.shape[1], dtype=jnp.int32), block)
+  *of_tokens, _ = _backward((q, k, v, blocks, out, log_sum[..., 0]), d_out)
+  return tuple(_unstacked(x, batch, count, block)[:, :length] for x, count in zip(of_tokens, heads, strict=True))
 
 
 def _blocks(segments: Array, prefixes: Array | None, keys: Array, slots: Array, block: int) -> _Blocks:

@@ -6,16 +6,21 @@ in an order of its own.
 """
 
 from collections.abc import Callable
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl_llm.kernels.precision import in_parts, precision_of
 from jaxrl_llm.kernels.types import Partial
 from jaxrl_llm.kernels.visibility import MASKED
 
 CPU_BLOCK = 64
 """Number of keys of a block on a CPU, few enough to stay in its cache."""
+
+_LEAST_WIDTH = 16
+"""Least number of columns of a product whose sums have one order on a CPU, however many its rows."""
 
 
 def nothing_of(q: Float[Array, "*queries C"]) -> Partial:
@@ -56,3 +61,18 @@ def mean_of(part: Partial, total: Float[Array, "*queries"] | None = None) -> Flo
   """Returns Σ weight·v / Σ weight of a part, or of its sums with another total."""
   # By the reciprocal, as XLA computes some of these quotients, and not others.
   return part.mix * (1 / (part.total if total is None else total))[..., None]
+
+
+def scored(q: Float[Array, "*batch R C"], k: Float[Array, "*batch S C"]) -> Float[Array, "*batch R S"]:
+  """Computes the scores q·k / √C of queries and keys in float32."""
+  scores = jnp.einsum("...rc,...sc->...rs", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32)
+  return scores * q.shape[-1] ** -0.5
+
+
+def mixed(weights: Float[Array, "*batch R S"], v: Float[Array, "*batch S C"]) -> Float[Array, "*batch R C"]:
+  """Computes Σ weight·v in float32, of weights that are rounded no further than to 16 bits."""
+  width, parts = v.shape[-1], in_parts(weights, v.dtype)
+  weights = jnp.concatenate(parts, axis=-2)
+  v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, max(_LEAST_WIDTH - width, 0))])
+  mix = jnp.einsum("...rs,...sc->...rc", weights, v, precision=precision_of(weights, v), preferred_element_type=jnp.float32)
+  return reduce(jnp.add, jnp.split(mix[..., :width], len(parts), axis=-2))

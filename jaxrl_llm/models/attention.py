@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
+from jaxrl_llm.kernels.by_sequence import attention_by_sequence
 from jaxrl_llm.kernels.chunked import chunked_attention
 from jaxrl_llm.kernels.flash import KERNELS, flash_attention
 from jaxrl_llm.kernels.partial import CPU_BLOCK, joined, mean_of, nothing_of
@@ -175,7 +176,7 @@ def check_backend(name: str) -> None:
 
 
 # Platforms of the backends that do not run everywhere. CPUs emulate "flash", for tests.
-_PLATFORMS = {"cudnn": ("gpu",), "flash": tuple(KERNELS)}
+_PLATFORMS = {"cudnn": ("gpu",), "flash": tuple(KERNELS), "by_sequence": ("cpu",)}
 
 # Tokens per block: elsewhere than on a CPU enough to fill the device.
 _BLOCK = {"cpu": CPU_BLOCK, "gpu": 256, "tpu": 512}
@@ -192,6 +193,7 @@ BACKENDS = {
   "chunked": lambda q, k, v, rows, mesh, platform: _on_each_device(
     partial(chunked_attention, block=_BLOCK.get(platform, 256)), q, k, v, rows, mesh
   ),
+  "by_sequence": lambda q, k, v, rows, mesh, platform: _on_each_device(attention_by_sequence, q, k, v, rows, mesh),
   "cudnn": lambda q, k, v, rows, mesh, platform: cudnn_attention(q, k, v, rows.mask),
   "flash": lambda q, k, v, rows, mesh, platform: _on_each_device(
     partial(flash_attention, platform=platform, interpret=platform == "cpu"), q, k, v, rows, mesh

@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.kernels import columns_tpu
-from jaxrl_llm.kernels.partial import CPU_BLOCK, joined, mean_of, nothing_of
-from jaxrl_llm.kernels.precision import in_parts, precision_of
+from jaxrl_llm.kernels.partial import CPU_BLOCK, joined, mean_of, mixed, nothing_of
+from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.kernels.types import KeyValues, KeyValuesByToken, Partial, Visits
 from jaxrl_llm.kernels.visibility import MASKED
 from jaxrl_llm.models.config import ModelConfig
@@ -333,12 +333,7 @@ def attend(
   scores = jnp.where(mask[:, None, None] if mask.ndim == 2 else mask[:, None], scores, MASKED)
 
   def mix(weights: Float[Array, "B K G S"]) -> Float[Array, "B K G C"]:
-    if held.v_scale is not None:
-      weights = weights * held.v_scale[:, :, None]
-    parts = in_parts(weights, v.dtype)
-    weights = jnp.concatenate(parts, axis=2)
-    mixed = jnp.einsum("bkgs,bksc->bkgc", weights, v, precision=precision_of(weights, v), preferred_element_type=jnp.float32)
-    return reduce(jnp.add, jnp.split(mixed, len(parts), axis=2))
+    return mixed(weights if held.v_scale is None else weights * held.v_scale[:, :, None], v)
 
   return joined(before, scores, mix)
 
@@ -371,8 +366,19 @@ def attend_spans(
 
     count = jnp.clip(-(-(jnp.max(columns) + 1 - start) // piece), 0, size // piece)
     part = jax.lax.fori_loop(0, count, add, part)
-  mixed = mean_of(part, jnp.maximum(part.total, 1))
-  return mixed.reshape(num_spans, num_kv, length, -1, width).transpose(0, 2, 1, 3, 4).reshape(num_spans, length, -1, width)
+  out = mean_of(part, jnp.maximum(part.total, 1))
+  return out.reshape(num_spans, num_kv, length, -1, width).transpose(0, 2, 1, 3, 4).reshape(num_spans, length, -1, width)
+
+
+def attend_in_order(
+  q: Float[Array, "B K G C"], prompts: KeyValues | None, blocks: Sequence[KeyValues], view: View, *, mesh: Mesh | None = None
+) -> Float[Array, "B K G C"]:
+  """Attends from one token per row to its sequence, in the order of `kernels.by_sequence`.
+
+  Each row has its own column, the next one of its sequence.
+  """
+  by_head = q.reshape(len(q), 1, -1, q.shape[-1])
+  return attend_spans(by_head, blocks, Spans(None, view.column[:, None]), mesh=mesh).reshape(q.shape)
 
 
 def _sum(parts: Sequence[Partial]) -> Partial:

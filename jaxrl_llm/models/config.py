@@ -145,6 +145,8 @@ class ModelConfig(NamedTuple):
     decode_attention: Attention of a decoding step: "xla", which reads all columns of the cache,
       "ragged", the kernel for TPUs or GPUs that reads the tokens that rows hold (CPUs emulate it),
       or "auto" for the kernel on TPUs.
+    exact: Whether all programs add in one order, on CPUs, so that a sampler's log-probabilities are
+      the learner's to the last bit.
     decode_weights: Format of the weights of linear maps in a decoding step, one of
       `quantized.FORMATS`; None keeps them in `dtype`.
     head_tokens: Number of tokens per device whose logits exist at a time; None for the default of
@@ -175,6 +177,7 @@ class ModelConfig(NamedTuple):
   attention: str = "auto"
   decode_attention: str = "auto"
   decode_weights: str | None = None
+  exact: bool = False
   head_tokens: int | None = None
   vision: Vision | None = None
   train_tower: bool = False

@@ -170,7 +170,7 @@ def _outputs(
   return jax.tree.map(lambda y: jnp.where(flat, y[place], 0).reshape(counted.shape), outputs)
 
 
-def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, Array, tuple[Array, Array]]:
+def chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, Array, tuple[Array, Array]]:
   """Computes log-probabilities, entropies, score norms, largest logits and log-sums of a chunk."""
   top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
   # Differences of large logits would lose the digits that the results consist of. All results read
@@ -214,7 +214,7 @@ def _chunked_fwd(piece: VocabularyPiece, head: Any, x: Array, targets: Array, nu
   def of_chunk(i):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
     raw = piece.unembed(rounded, part(rows))
-    own = _chunk_logprobs(piece.filter_logits(raw, part(ids)), part(ids))
+    own = chunk_logprobs(piece.filter_logits(raw, part(ids)), part(ids))
     return own, None if teacher is None else piece.comparer.compare(raw, piece.teacher_unembed(teacher_head, part(teacher_rows)))
 
   def body(i, outputs):

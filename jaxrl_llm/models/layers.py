@@ -90,7 +90,7 @@ class Attention(nnx.Module):
     """Attends from every token to the earlier ones of its segment; also returns keys and values."""
     # Computed in each layer: for whole rows, recomputing the angles is cheaper than storing them.
     q, k, v = self.project(x, rotation_of(self.config, positions))
-    return linear(self, "o", row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh), self.config, ins=2), (k, v)
+    return linear(self, "o", row_attention(q, k, v, rows, backend="by_sequence" if self.config.exact else self.config.attention, mesh=self.mesh), self.config, ins=2), (k, v)
 
   @jax.named_scope("attention")
   def step(
@@ -103,10 +103,14 @@ class Attention(nnx.Module):
     q, k, v = self.project(x[:, None], rotated)
     blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name, type(blocks[0])), view.column, mesh=self.mesh)
     q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
-    parts = [ragged.attend_block(q, block, view, i, mesh=self.mesh) for i, block in enumerate(blocks)]
-    if view.prompts is not None:
-      parts.append(ragged.attend_prompts(q, prompts, view, mesh=self.mesh))
-    mixed = cache.merge(parts).astype(x.dtype).reshape(x.shape[0], -1, q.shape[-1])
+    if self.config.exact:
+      mixed = cache.attend_in_order(q, prompts, blocks, view, mesh=self.mesh)
+    else:
+      parts = [ragged.attend_block(q, block, view, i, mesh=self.mesh) for i, block in enumerate(blocks)]
+      if view.prompts is not None:
+        parts.append(ragged.attend_prompts(q, prompts, view, mesh=self.mesh))
+      mixed = cache.merge(parts)
+    mixed = mixed.astype(x.dtype).reshape(x.shape[0], -1, q.shape[-1])
     return linear(self, "o", mixed, self.config, ins=2), blocks
 
   @jax.named_scope("attention")

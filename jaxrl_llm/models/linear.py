@@ -5,6 +5,7 @@ Every parameter names its logical axes; `mesh` maps these to mesh axes.
 
 import math
 import re
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -17,6 +18,9 @@ from jaxrl_llm.kernels.precision import dot, precision_of
 from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.types import Params
+
+_LEAST_ROWS, _LEAST_OUTPUTS = 64, 16
+"""Least sizes of a product whose sums have one order on a CPU, however many its rows."""
 
 ADAPTER = "_lora_"
 """Part of the name of every adapter matrix: `q_lora_a` and `q_lora_b` adapt `q`."""
@@ -134,6 +138,20 @@ def _swiglu_bwd(saved: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
 swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_bwd)
 
 
+def in_one_order(product: Callable[[Array, Array], Array], x: Float[Array, "*batch I"], weight: Float[Array, "I O"]) -> Float[Array, "*batch O"]:
+  """Computes x·W so that the bits of a row depend neither on the other rows nor on their number.
+
+  `product` multiplies matrices. Small ones are padded with zeros, since XLA on CPUs adds in another
+  order there; see `devices.xla_flags.EXACT` for the rest.
+  """
+  rows, outputs = math.prod(x.shape[:-1]), weight.shape[1]
+  weight = jnp.pad(weight, ((0, 0), (0, max(_LEAST_OUTPUTS - outputs, 0))))
+  if rows >= _LEAST_ROWS:
+    return product(x, weight)[..., :outputs]
+  padded = jnp.pad(x.reshape(rows, -1), ((0, _LEAST_ROWS - rows), (0, 0)))
+  return product(padded, weight)[:rows, :outputs].reshape(*x.shape[:-1], outputs)
+
+
 def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelConfig, *, ins: int = 1) -> Float[Array, "..."]:
   """Computes x·W for the weight `name` of a module; see `matmul`.
 
@@ -144,6 +162,10 @@ def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelC
   def times(x, variable, ins):
     weight = variable.get_value()
     product = quantized.matmul if isinstance(weight, quantized.Quantized) else matmul
+    if config.exact:
+      matrix = weight.reshape(math.prod(weight.shape[:ins]), -1)
+      y = in_one_order(product, x.reshape(*x.shape[: x.ndim - ins], len(matrix)), matrix)
+      return checkpoint_name(y.reshape(*y.shape[:-1], *weight.shape[ins:]), "linear")
     return checkpoint_name(product(x, weight, ins), "linear")
 
   y = times(x, getattr(module, name), ins)

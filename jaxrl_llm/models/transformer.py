@@ -17,7 +17,7 @@ from jaxrl_llm.models.attention import Rows, packed
 from jaxrl_llm.models.cache import Cache, Spans, View, key_values, layout_of, num_positions
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, RMSNorm, rotation_of
-from jaxrl_llm.models.linear import adapter, linear, matmul_in_float32, param
+from jaxrl_llm.models.linear import adapter, in_one_order, linear, matmul_in_float32, param
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
@@ -341,5 +341,6 @@ class Transformer(nnx.Module):
       return linear(self, "head", x, self.config).astype(jnp.float32)
     head = (self.embedding if self.config.tie_embeddings else self.head).get_value()
     values, scale = head if isinstance(head, Quantized) else (head, None)
-    logits = matmul_in_float32(x, values.T if self.config.tie_embeddings else values)
+    values = values.T if self.config.tie_embeddings else values
+    logits = in_one_order(matmul_in_float32, x, values) if self.config.exact else matmul_in_float32(x, values)
     return logits if scale is None else logits * scale

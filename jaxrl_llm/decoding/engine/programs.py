@@ -18,6 +18,7 @@ from jaxrl_llm.devices.mesh import platform_of, replicated, row_sharding
 from jaxrl_llm.kernels.partial import CPU_BLOCK
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import copy_rows, put_rows, take_rows
+from jaxrl_llm.models.head import chunk_logprobs
 from jaxrl_llm.models.image_slots import Room, blank
 from jaxrl_llm.types import Images, Params, StopReason
 
@@ -470,6 +471,7 @@ def _stretch(
     filtered = filter_logits(allowed, temperature=rows.temperatures, top_k=rows.top_ks, top_p=rows.top_ps)
     keys_of_step = jax.vmap(jax.random.fold_in)(keys, rows.ordinals + state.step)
     tokens, logprobs = draw(filtered, keys_of_step, whole_rows=model.whole_rows)
+    logprobs = chunk_logprobs(filtered, tokens)[0] if model.config.exact else logprobs
     lengths = jnp.broadcast_to(state.step + 1, tokens.shape)
     stops = advance_stops(table, state.matching, state.reasons, tokens, lengths=lengths, limits=rows.budgets)
     drawn = StretchTokens(
