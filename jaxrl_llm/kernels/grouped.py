@@ -39,7 +39,7 @@ class Kernels(NamedTuple):
 
 
 def grouped_matmul_for(
-  platform: str, *, dense_bytes: int = _DENSE_BYTES, interpret: bool = False
+  platform: str, *, dense_bytes: int = _DENSE_BYTES, interpret: bool = False, tile: int | None = None
 ) -> Callable[[Array, Array, Array], Array]:
   """Returns the function `(rows [M D], matrices [E D F], sizes [E]) -> [M F]` for a platform.
 
@@ -51,6 +51,8 @@ def grouped_matmul_for(
       method.
     dense_bytes: Most bytes of groups x rows x width for which a GPU runs no kernel, but XLA's dense
       product.
+    tile: Number of rows of a product on a CPU; None for one that follows from the numbers of rows
+      and groups, on which the order of the sums then depends.
     interpret: Whether to emulate the kernels of a TPU or GPU, slowly, on other devices.
 
   Example:
@@ -63,7 +65,7 @@ def grouped_matmul_for(
   """
   emulated = lambda function: partial(function, interpret=interpret)
   of_platforms = {
-    "cpu": Kernels(_products, _of_matrices),
+    "cpu": Kernels(_products if tile is None else partial(_products, tile=tile), _of_matrices),
     "gpu": Kernels(emulated(grouped_gpu.products), emulated(grouped_gpu.of_matrices)),
     "tpu": Kernels(grouped_tpu.products, emulated(grouped_tpu.of_matrices)),
   }
@@ -139,10 +141,10 @@ def _tiles(sizes: Int[Array, " E"], tile: int) -> _Tiles:
 
 
 def _products(
-  rows: Float[Array, "M A"], matrices: Float[Array, "E ..."], sizes: Int[Array, " E"], *, contracted: int
+  rows: Float[Array, "M A"], matrices: Float[Array, "E ..."], sizes: Int[Array, " E"], *, contracted: int, tile: int | None = None
 ) -> Float[Array, "M B"]:
   """Contracts each group of rows with an axis of its matrix, 1 or 2."""
-  num_rows, tile = len(rows), _tile(len(rows), len(matrices))
+  num_rows, tile = len(rows), tile or _tile(len(rows), len(matrices))
   tiles, precision = _tiles(sizes, tile), precision_of(rows, matrices)
   rows = jnp.pad(rows, ((0, tile), (0, 0)))
   first = jax.lax.dot_general(rows[tiles.rows], matrices, (((2,), (contracted,)), ((0,), (0,))), precision=precision)

@@ -19,7 +19,7 @@ from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.types import Params
 
-_LEAST_ROWS, _LEAST_OUTPUTS = 64, 16
+LEAST_ROWS, _LEAST_OUTPUTS = 64, 16
 """Least sizes of a product whose sums have one order on a CPU, however many its rows."""
 
 ADAPTER = "_lora_"
@@ -146,9 +146,9 @@ def in_one_order(product: Callable[[Array, Array], Array], x: Float[Array, "*bat
   """
   rows, outputs = math.prod(x.shape[:-1]), weight.shape[1]
   weight = jnp.pad(weight, ((0, 0), (0, max(_LEAST_OUTPUTS - outputs, 0))))
-  if rows >= _LEAST_ROWS:
+  if rows >= LEAST_ROWS:
     return product(x, weight)[..., :outputs]
-  padded = jnp.pad(x.reshape(rows, -1), ((0, _LEAST_ROWS - rows), (0, 0)))
+  padded = jnp.pad(x.reshape(rows, -1), ((0, LEAST_ROWS - rows), (0, 0)))
   return product(padded, weight)[:rows, :outputs].reshape(*x.shape[:-1], outputs)
 
 

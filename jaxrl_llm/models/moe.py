@@ -16,7 +16,7 @@ from jaxrl_llm.models import residual, routing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.copies import sums_by_product, sums_for
 from jaxrl_llm.models.experts import Weights, dispatch, masked
-from jaxrl_llm.models.linear import adapter, param
+from jaxrl_llm.models.linear import LEAST_ROWS, adapter, in_one_order, param
 from jaxrl_llm.models.quantized import Quantized
 
 _MASKED_TOKENS, _MASKED_EXPERTS = 512, 8
@@ -78,6 +78,7 @@ def over_mesh(
   mesh: Mesh | None,
   scale: float,
   axes: tuple[str, ...] = ("expert",),
+  exact: bool = False,
 ) -> Float[Array, "B T D"]:
   """Runs `dispatch` with experts sharded over devices.
 
@@ -95,14 +96,16 @@ def over_mesh(
     scale: Scale of the adapters, alpha / rank.
     axes: Mesh axes that the experts are sharded over: one for rows of many tokens, several for
       decoding. The experts' hidden layers are sharded over tensor.
+    exact: Whether the sums have one order; see `ModelConfig.exact`.
   """
   platform = platform_of(mesh)
-  product, sums = grouped_matmul_for(platform), sums_for(platform) if len(axes) == 1 else sums_by_product
+  product = grouped_matmul_for(platform, tile=LEAST_ROWS if exact else None)
+  sums = sums_for(platform) if len(axes) == 1 else sums_by_product
   num_experts = weights.gate.shape[0]
 
   def flat(x, gates, experts, weights, first=0):
     tokens = [a.reshape(-1, a.shape[-1]) for a in (x, gates, experts)]
-    if len(axes) > 1 and len(tokens[0]) <= _MASKED_TOKENS and weights.gate.shape[0] <= _MASKED_EXPERTS:
+    if not exact and len(axes) > 1 and len(tokens[0]) <= _MASKED_TOKENS and weights.gate.shape[0] <= _MASKED_EXPERTS:
       y = masked(*tokens, weights, first=first, scale=scale)
     else:
       y = dispatch(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product, sums=sums)
@@ -171,7 +174,8 @@ class MoE(nnx.Module):
     """Applies the mixture; also returns what the router did."""
     experts = self.config.experts
     router, tokens = self.router[...], x.astype(jnp.float32)
-    logits = jnp.einsum("btd,de->bte", tokens, router, precision=precision_of(tokens, router))
+    product = lambda x, router: jnp.einsum("...d,de->...e", x, router, precision=precision_of(x, router))
+    logits = in_one_order(product, tokens, router) if self.config.exact else product(tokens, router)
     gates, visited, live = route(logits, replay, top_k=experts.top_k, norm_top_k=experts.norm_top_k)
 
     def lora(name):
@@ -179,7 +183,7 @@ class MoE(nnx.Module):
 
     weights = Weights(*(x.get_value() for x in (self.gate, self.up, self.down)), lora("gate"), lora("up"), lora("down"))
     scale = self.config.lora.alpha / self.config.lora.rank if self.config.lora else 1.0
-    y = over_mesh(x, gates, visited, weights, mesh=self.mesh, scale=scale, axes=self.expert_axes)
+    y = over_mesh(x, gates, visited, weights, mesh=self.mesh, scale=scale, axes=self.expert_axes, exact=self.config.exact)
     return y, Routed(visited, live, logits)
 
 
