@@ -194,7 +194,7 @@ def train_in(
   own_ends += (ReplayDiffersError, StaleError)
   compilation_cache.cache_compilations()
   try:
-    flags = xla_flags.set_flags()
+    flags = xla_flags.set_flags(exact=fields.flatten(config).get("numerics.exact", False))
     hosts.join_processes()
     faults.from_environment()
   except ValueError as error:
@@ -328,7 +328,7 @@ def dry_run(config: ConfigDict) -> int:
       from jaxrl_llm.run.jobs.reward_model.training import describe_training as describe_run
 
     try:
-      print(xla_flags.set_flags())
+      print(xla_flags.set_flags(exact=fields.flatten(config).get("numerics.exact", False)))
       hosts.join_processes()
       print(described := describe_run(config))
       doubts = sum(line.startswith(CAREFUL) for line in described.splitlines())
@@ -356,7 +356,7 @@ def pilot(config: ConfigDict) -> int:
 
   compilation_cache.cache_compilations()
   try:
-    xla_flags.set_flags()
+    xla_flags.set_flags(exact=config.numerics.exact)
     if jax.process_count() > 1:
       raise UsageError(f"--pilot: found {jax.process_count()} processes, expected one")
     print(describe_pilot(config))

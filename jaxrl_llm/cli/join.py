@@ -125,7 +125,7 @@ def _join(args: argparse.Namespace, leave: threading.Event, is_ready: threading.
 
   config, fingerprint = recorded.run_config(args.workdir), gate.fingerprint_of(args.workdir)
   compilation_cache.cache_compilations()
-  xla_flags.set_flags()
+  xla_flags.set_flags(exact=config.numerics.exact)
   hosts.join_processes()
   watching = threading.Thread(target=_leave_if_told, args=[leave], daemon=True)
   if (count := jax.process_count()) == 1:

@@ -58,6 +58,7 @@ SECTIONS = {
   "correction": "For a sampler that differs from the learner, and for stale rollouts; see `objectives.corrections`.",
   "teacher": "A model with the same tokenizer, which the policy learns from; it can be the policy itself, with a longer prompt.",
   "model": "The decoder, and which of its weights are trained.",
+  "numerics": "The order of sums.",
   "moe": "Read if the model is a mixture of experts.",
   "task": "Problems and prompts. Some fields are read by some tasks only.",
   "reward": "The reward of a response.",
@@ -157,6 +158,10 @@ FIELDS: dict[str, Field] = {
   "model.lora_targets": Field(None,
     texts("one or more regular expressions of linear maps, as in ('attention/.*', 'mlp/down')", least=1, accepts=compiles),
     "Linear maps with an adapter. None: ('attention/.*', 'mlp/.*')."),
+
+  "numerics.exact": Field(False, SWITCH,
+    "Have sampler and learner add in one order, on CPUs, so that their log-probabilities are the same to the last bit "
+    "(rollout_corr/bits_equal is 1). Costs time; see docs/exact.md."),
 
   "moe.replay": Field(None, one_of("R2", "R3"), "Routes to replay in updates: R2, the learner's own at the old policy; R3, the sampler's."),
   "moe.balance_coef": Field(0.0, NOT_NEGATIVE, "Weight of the load-balancing loss, a mean over tokens whatever objective.weights."),

@@ -37,6 +37,7 @@ def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelC
   options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens", "train_tower")}
   if section.remat == AUTO:  # Chosen where the memory of all programs is known.
     options["remat"] = "none"
+  options["exact"] = config.numerics.exact
   targets = {} if section.lora_targets is None else {"targets": tuple(section.lora_targets)}
   rank, alpha = section.lora_rank, section.lora_alpha
   adapters = None if rank is None else Lora(rank, alpha or 2.0 * rank, **targets)

@@ -2,7 +2,7 @@
 
 `FLAGS` is the table. What a user has set in LIBTPU_INIT_ARGS or XLA_FLAGS stays, and the variable
 JAXRL_LLM_XLA_FLAGS changes the rest: NAME=VALUE sets a flag or adds one, -NAME leaves one out, and
-"none" leaves all out. CPUs have no flags.
+"none" leaves all out. CPUs have flags for exact numerics alone.
 """
 
 import os
@@ -65,22 +65,38 @@ Flags that let collectives run inside other fusions show in the compiled text of
 0.0.50.1 refuses them there, because results may be wrong (experiments/log/pods.md).
 """
 
+EXACT: Mapping[str, Flag] = MappingProxyType(
+  {
+    "xla_cpu_experimental_ynn_fusion_type": Flag(
+      "individual_dot",
+      "Sums outside of products have one order, which does not depend on the size of the array; products of 64 rows and more keep theirs.",
+    ),
+    "xla_allow_excess_precision": Flag("false", "Bfloat16 results are rounded wherever the program says so, also between two fused operations."),
+  }
+)
+"""Flags of CPUs under which sampler and learner get the same bits; see docs/exact.md."""
+
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _GOOGLE = "0x1ae0"
 _TPUS = MappingProxyType({"0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"})
 _NVIDIA = ("nvidia0", "nvidiactl", "dxg")
 
 
-def set_flags(environment: MutableMapping[str, str] = os.environ) -> str:
+def set_flags(environment: MutableMapping[str, str] = os.environ, *, exact: bool = False) -> str:
   """Sets the flags of this machine's chip; must run before JAX starts its devices.
 
   On a machine without an accelerator, JAX is kept from looking for a TPU (`absent_tpu`).
+
+  Args:
+    environment: Variables of the environment.
+    exact: Whether to set those of `EXACT`.
 
   Returns:
     A line that says what was set.
 
   Raises:
-    ValueError: If a variable has an unknown chip or a change that has no effect. One line.
+    ValueError: If a variable has an unknown chip or a change that has no effect, or there are no
+      exact numerics here. One line.
 
   Example:
     >>> set_flags({"JAXRL_LLM_CHIP": "v6e", "JAXRL_LLM_XLA_FLAGS": "xla_tpu_scoped_vmem_limit_kib=98304"})
@@ -89,8 +105,16 @@ def set_flags(environment: MutableMapping[str, str] = os.environ) -> str:
     'XLA flags for gpu: none; set by the user: xla_gpu_enable_latency_hiding_scheduler'
   """
   chip = chip_here(environment)
+  if exact and chip is not None:
+    raise ValueError(f"config.numerics.exact: found True on a {chip}, expected False: only programs for CPUs add in one order so far")
   if chip is None:
     skip_absent_tpu(environment)
+    if exact:
+      given = _given(environment)
+      text = " ".join(missing := [flag for flag in _missing_for_exact(environment) if flag[2:].partition("=")[0] not in given])
+      environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {text}".strip()
+      check_exact(environment)
+      return f"XLA flags for exact numerics: {text if missing else 'none; all are set by the user'}"
     if environment.get(VARIABLE):
       raise ValueError(f"{VARIABLE}: found {environment[VARIABLE]!r} without an accelerator, expected none set, or {CHIP}=v5e, ...")
     return "XLA flags: none, because there is no accelerator that has any"
@@ -101,6 +125,29 @@ def set_flags(environment: MutableMapping[str, str] = os.environ) -> str:
   if text:
     environment[variable] = f"{environment.get(variable, '')} {text}".strip()
   return f"XLA flags for {chip}: {text or 'none'}" + (f"; set by the user: {', '.join(kept)}" if kept else "")
+
+
+def check_exact(environment: Mapping[str, str] = os.environ) -> None:
+  """Checks that the flags of `EXACT` are set.
+
+  Raises:
+    ValueError: If one is missing. One line.
+
+  Example:
+    >>> check_exact({"XLA_FLAGS": "--xla_allow_excess_precision=true"})
+    Traceback (most recent call last):
+    ...
+    ValueError: XLA_FLAGS: found no --xla_cpu_experimental_ynn_fusion_type=individual_dot, ...
+  """
+  if missing := _missing_for_exact(environment):
+    raise ValueError(
+      f"XLA_FLAGS: found no {' '.join(missing)}, which exact numerics need; expected XLA_FLAGS='{' '.join(missing)}' before JAX starts"
+    )
+
+
+def _missing_for_exact(environment: Mapping[str, str]) -> list[str]:
+  given = dict(re.findall(r"--(\w+)=(\S*)", environment.get("XLA_FLAGS", "")))
+  return [f"--{name}={flag.value}" for name, flag in EXACT.items() if given.get(name) != flag.value]
 
 
 def unset_flags(chip: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -56,7 +56,8 @@ def _places(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None) -> 
 def _forward(q, k, v, segments, prefixes):
   batch, length, heads, width = q.shape
   groups, block, tokens = k.shape[2], CPU_BLOCK, batch * length
-  flat = lambda x: jnp.pad(x.reshape(tokens, *x.shape[2:]), ((0, block), *((0, 0),) * (x.ndim - 2)))
+  # Bfloat16 products of few rows add in an order of their own.
+  flat = lambda x: jnp.pad(x.astype(jnp.float32).reshape(tokens, *x.shape[2:]), ((0, block), *((0, 0),) * (x.ndim - 2)))
   places, offsets = _places(segments, prefixes), jnp.arange(block)
   behind = jnp.arange(tokens) - places.first
   begins, _ = permutations.true_first((segments.reshape(-1) > 0) & (behind % block == 0))

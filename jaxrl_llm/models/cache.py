@@ -339,15 +339,20 @@ def attend(
 
 
 def attend_spans(
-  q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans: Spans, *, mesh: Mesh | None = None
+  q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans: Spans, *, mesh: Mesh | None = None, exact: bool = False
 ) -> Float[Array, "N T H C"]:
-  """Attends from the tokens of spans to their rows, piece by piece up to the last column seen."""
+  """Attends from the tokens of spans to their rows, piece by piece up to the last column seen.
+
+  If `exact`, the products are in float32 in any dtype; see `ModelConfig.exact`.
+  """
   if mesh is not None and mesh.size > 1:
     held = _spec(blocks[0], mesh)
     of_spans = PartitionSpec(held[0], None, held[1])
     specs = of_spans, held, PartitionSpec(held[0])
-    return jax.shard_map(attend_spans, mesh=mesh, in_specs=specs, out_specs=of_spans, check_vma=False)(q, tuple(blocks), spans)
+    attend_local = partial(attend_spans, exact=exact)
+    return jax.shard_map(attend_local, mesh=mesh, in_specs=specs, out_specs=of_spans, check_vma=False)(q, tuple(blocks), spans)
   num_spans, length, _, width = q.shape
+  q = q.astype(jnp.float32) if exact else q
   # [N T H C] -> [N K T·G C]: a product per row and head of keys.
   num_kv = blocks[0].v.shape[1]
   q = q.reshape(num_spans, length, num_kv, -1, width).transpose(0, 2, 1, 3, 4).reshape(num_spans, num_kv, -1, width)
@@ -362,7 +367,8 @@ def attend_spans(
         lambda row: jax.lax.dynamic_slice_in_dim(jax.lax.dynamic_index_in_dim(x, row, keepdims=False), i * piece, piece, axis - 1)
       )(_rows(spans))
       mask = start + i * piece + jnp.arange(piece) <= ends[:, :, None]
-      return attend(q, _map(of_row, block), mask, part)
+      held = _map(of_row, block)
+      return attend(q, jax.tree.map(lambda x: x.astype(q.dtype), held) if exact else held, mask, part)
 
     count = jnp.clip(-(-(jnp.max(columns) + 1 - start) // piece), 0, size // piece)
     part = jax.lax.fori_loop(0, count, add, part)
@@ -375,10 +381,51 @@ def attend_in_order(
 ) -> Float[Array, "B K G C"]:
   """Attends from one token per row to its sequence, in the order of `kernels.by_sequence`.
 
-  Each row has its own column, the next one of its sequence.
+  Each row has its own column, the next one of its response, or without prompts of its sequence.
   """
-  by_head = q.reshape(len(q), 1, -1, q.shape[-1])
-  return attend_spans(by_head, blocks, Spans(None, view.column[:, None]), mesh=mesh).reshape(q.shape)
+  if view.prompts is None:
+    by_head = q.reshape(len(q), 1, -1, q.shape[-1])
+    return attend_spans(by_head, blocks, Spans(None, view.column[:, None]), mesh=mesh, exact=True).reshape(q.shape)
+  sequences = jnp.arange(len(q))[None] if view.sequences is None else view.sequences
+  group = (len(q) if view.rows is None else view.rows.size) // len(view.prompts)
+  attend_local, arguments = _attend_in_order, (q, prompts, tuple(blocks), view.prompts, view.lengths, sequences.reshape(-1) // group)
+  if mesh is not None and mesh.size > 1:
+    held = _spec(blocks[0], mesh)
+    rows = PartitionSpec(held[0])
+    attend_local = jax.shard_map(attend_local, mesh=mesh, in_specs=(held, held, held, rows, rows, rows), out_specs=held, check_vma=False)
+  return attend_local(*arguments)
+
+
+def _attend_in_order(
+  q: Float[Array, "B K G C"],
+  prompts: KeyValues,
+  blocks: Sequence[KeyValues],
+  seen: Bool[Array, "n P"],
+  lengths: Int[Array, " B"],
+  which: Int[Array, " B"],
+) -> Float[Array, "B K G C"]:
+  """Attends from rows to their prompts, padded on the left, and then to their responses."""
+  size, rows = seen.shape[1], jnp.arange(len(q))
+  before = jnp.sum(seen, axis=1)[which]
+  ends = before + lengths
+
+  def add(i: Int[Array, ""], part: Partial) -> Partial:
+    places = i * CPU_BLOCK + jnp.arange(CPU_BLOCK)
+    after = places - before[:, None]
+
+    def gathered(*fields):
+      (of_prompt, *of_blocks), axis = fields[:-1], fields[-1]
+      take = lambda x, rows, columns: jnp.moveaxis(x[(rows[:, None], *[slice(None)] * (axis - 1), columns)], 1, axis)
+      held = take(of_prompt, which, jnp.clip(size + after, 0, size - 1))
+      for x, (start, columns) in zip(of_blocks, _columns(blocks), strict=True):
+        own = take(x, rows, jnp.clip(after - start, 0, columns - 1))
+        held = jnp.where((after >= start).reshape(len(q), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)), own, held)
+      return held.astype(jnp.float32)
+
+    return attend(q.astype(jnp.float32), _map(gathered, prompts, *blocks), places < ends[:, None], part)
+
+  part = jax.lax.fori_loop(0, -(-jnp.max(ends) // CPU_BLOCK), add, nothing_of(q))
+  return mean_of(part)
 
 
 def _sum(parts: Sequence[Partial]) -> Partial:

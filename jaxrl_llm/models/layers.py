@@ -120,7 +120,7 @@ class Attention(nnx.Module):
     """Attends from the tokens of spans to their rows so far, and writes them to the blocks."""
     q, k, v = self.project(x, rotated)
     blocks = cache.write_spans(blocks, cache.key_values(k, v, blocks[0].k.dtype.name, type(blocks[0])), spans, mesh=self.mesh)
-    mixed = cache.attend_spans(q, blocks, spans, mesh=self.mesh).astype(x.dtype)
+    mixed = cache.attend_spans(q, blocks, spans, mesh=self.mesh, exact=self.config.exact).astype(x.dtype)
     return linear(self, "o", mixed.reshape(*x.shape[:2], -1, q.shape[-1]), self.config, ins=2), blocks
 
 

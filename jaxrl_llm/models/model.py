@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm import segments as segments_lib
-from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving
+from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving, platform_of
+from jaxrl_llm.devices.xla_flags import check_exact
 from jaxrl_llm.models.cache import Cache
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding import make_steps
@@ -122,6 +123,16 @@ def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx
   return bind, init, logical_axes, sum(x.size for x in jax.tree.leaves(abstract))
 
 
+def _check_exact(config: ModelConfig, mesh: Mesh | None) -> None:
+  if (platform := platform_of(mesh)) != "cpu":
+    raise ValueError(f"config.numerics.exact: found True on a {platform}, expected False: only programs for CPUs add in one order so far")
+  if mesh is not None and mesh.shape.get("context", 1) > 1:
+    raise ValueError(f"mesh.context: found {mesh.shape['context']} with numerics.exact, expected 1: parts of a sequence would be on several devices")
+  if config.decode_weights is not None:
+    raise ValueError(f"serving.weights: found {config.decode_weights!r} with numerics.exact, expected None: the learner's weights have no 8 bits")
+  check_exact()
+
+
 def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Serving | None = None) -> Model:
   """Splits a `Transformer` into a static graph and params, and wraps its methods as pure functions.
 
@@ -137,7 +148,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
 
   Raises:
     ValueError: If the number of key-value heads does not divide the number of query heads, or the
-      experts do not fit the layers.
+      experts do not fit the layers; or if it is to be exact where it cannot.
 
   Example:
     >>> import jax.numpy as jnp
@@ -149,6 +160,8 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     (1, 4, 264)
   """
   check_sizes(config)
+  if config.exact:
+    _check_exact(config, mesh)
   bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=mesh))
   bind_decoder = bind
   if serving is not None:

@@ -29,6 +29,7 @@ from jaxrl_llm.decoding.sampler.state import (
   scatter,
 )
 from jaxrl_llm.decoding.stops import RUNNING, Matching, advance_stops
+from jaxrl_llm.models.head import chunk_logprobs
 from jaxrl_llm.types import Rollouts, StopReason
 
 
@@ -67,6 +68,8 @@ def advance(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> L
   """Runs one step of all rows: feeds a token, draws the next one and refills rows that are done."""
   column = jnp.argmin(loop.written)
   written = loop.written.at[column].set(loop.step)
+  if model.config.exact:  # Responses begin with the first column, so that their keys are in order.
+    column = loop.lengths.reshape(-1)
   lookup = {}
   if refills(loop):
     rows = jnp.broadcast_to(jnp.arange(loop.sequences.shape[1]), loop.sequences.shape)
@@ -114,6 +117,7 @@ def _draw(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop, logits
   filtered = filter_logits(logits, temperatures=temperatures)
   keys = jax.random.wrap_key_data(gather(inputs.keys, here).reshape(len(length), -1))
   tokens, logprobs = draw(filtered, jax.vmap(jax.random.fold_in)(keys, length), whole_rows=model.whole_rows)
+  logprobs = chunk_logprobs(filtered, tokens)[0] if model.config.exact else logprobs
   results = {"tokens": tokens, "logprobs": logprobs}
   if loop.outputs.raw_logprobs is not None:
     of_drawn = jnp.take_along_axis(raw, tokens[:, None], axis=1)[:, 0]

@@ -55,7 +55,7 @@ def run(request: EvaluationRequest, *, command: str) -> dict[str, Any]:
     return _regrade(request, config, command)
   compilation_cache.cache_compilations()
   try:
-    xla_flags.set_flags()
+    xla_flags.set_flags(exact=config.numerics.exact)
     hosts.join_processes()
     hosts.agree(flatten(config))
   except ValueError as error:
