@@ -202,7 +202,7 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
     shape = policy.model_config(config, vocab_size=1)
     policy.tokenizer(config)
     if shape.lora is not None:
-      trainable(shape, make_model(shape).logical_axes)
+      trainable(shape, make_model(shape._replace(exact=False)).logical_axes)
   except ValueError as error:
     yield in_config(problem_of(error))
     return

@@ -386,11 +386,13 @@ def attend_in_order(
   if view.prompts is None:
     by_head = q.reshape(len(q), 1, -1, q.shape[-1])
     return attend_spans(by_head, blocks, Spans(None, view.column[:, None]), mesh=mesh, exact=True).reshape(q.shape)
-  sequences = jnp.arange(len(q))[None] if view.sequences is None else view.sequences
+  held = PartitionSpec() if mesh is None else _spec(blocks[0], mesh)
+  # Rows, and the prompts that they read, are counted on each device.
+  local = len(q) if mesh is None or held[0] is None else len(q) // num_row_shards(mesh)
+  sequences = jnp.arange(len(q)) % local if view.sequences is None else view.sequences.reshape(-1)
   group = (len(q) if view.rows is None else view.rows.size) // len(view.prompts)
-  attend_local, arguments = _attend_in_order, (q, prompts, tuple(blocks), view.prompts, view.lengths, sequences.reshape(-1) // group)
+  attend_local, arguments = _attend_in_order, (q, prompts, tuple(blocks), view.prompts, view.lengths, sequences // group)
   if mesh is not None and mesh.size > 1:
-    held = _spec(blocks[0], mesh)
     rows = PartitionSpec(held[0])
     attend_local = jax.shard_map(attend_local, mesh=mesh, in_specs=(held, held, held, rows, rows, rows), out_specs=held, check_vma=False)
   return attend_local(*arguments)

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxrl_llm.devices.mesh import BATCH_AXES, Serving, choose_layout, num_row_shards, param_shardings, platform_of
+from jaxrl_llm.devices.mesh import BATCH_AXES, RULES, Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.kernels.types import Visits
 from jaxrl_llm.models import ragged
 from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, layout_of, map_prompts, split_rows
@@ -57,14 +57,20 @@ def make_steps(
     weights = to_matrices(DecodingWeights(outside_of_blocks(params), bind(params).unstacked()))
     if config.decode_weights is not None:
       weights = to_8_bits(weights, config)
-    if serving is None:
+    if serving is not None:
+      rules, on = serving.rules, serving.mesh
+    elif config.exact and mesh is not None and mesh.size > 1:  # A part of the inputs would make a partial sum.
+      rules, on = RULES | {"embed": None}, mesh
+    else:
       return weights
-    shardings = param_shardings(serving.mesh, logical_axes, params, rules=serving.rules)
+    shardings = param_shardings(on, logical_axes, params, rules=rules)
     return jax.lax.with_sharding_constraint(weights, unstacked_shardings(config, weights, shardings))
 
   def whole_rows(x: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
     if mesh is None or mesh.size == 1:
       return x
+    if config.exact:  # As many rows on each device as in a product of the learner.
+      return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))
     if serving is None:  # XLA chooses whether rows or weights move to the head.
       return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(PartitionSpec.UNCONSTRAINED)))
     axes = tuple(axis for axis in BATCH_AXES if axis not in (serving.rules["vocab"] or ()))
@@ -73,7 +79,7 @@ def make_steps(
 
   def of_head(x: Float[Array, "B D"]) -> Float[Array, "B D"]:
     # One gather. Without the barrier XLA may pass rows from device to device, a product for each.
-    return x if serving is None else jax.lax.optimization_barrier(whole_rows(x))
+    return x if serving is None and not config.exact else jax.lax.optimization_barrier(whole_rows(x))
 
   def reads(ages: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | None, ...]:
     shards = 1 if mesh is None else num_row_shards(mesh)

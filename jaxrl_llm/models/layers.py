@@ -131,7 +131,7 @@ class MLP(nnx.Module):
     GLU variants improve transformer, arXiv:2002.05202, 2020.
   """
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
     d, f = config.d_model, config.d_ff
     self.gate = param(rngs, (d, f), ("embed", "mlp"), fan_in=d, dtype=config.param_dtype)
     self.up = param(rngs, (d, f), ("embed", "mlp"), fan_in=d, dtype=config.param_dtype)
@@ -139,6 +139,7 @@ class MLP(nnx.Module):
     for name in ("gate", "up", "down"):
       adapter(self, name, f"mlp/{name}", config, rngs=rngs)
     self.config = config
+    self.mesh = mesh
 
   @jax.named_scope("mlp")
   def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -155,7 +156,7 @@ class Block(nnx.Module):
     self.attention_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
     self.attention = Attention(config, rngs=rngs, mesh=mesh)
     self.mlp_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
-    self.mlp = MoE(config, rngs=rngs, mesh=mesh, expert_axes=expert_axes) if sparse else MLP(config, rngs=rngs)
+    self.mlp = MoE(config, rngs=rngs, mesh=mesh, expert_axes=expert_axes) if sparse else MLP(config, rngs=rngs, mesh=mesh)
     self.sparse = sparse
     self.mesh = mesh
 
@@ -168,11 +169,13 @@ class Block(nnx.Module):
 
   def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
     """Applies the block to whole rows; also returns what its router did, and keys and values."""
-    x = scattered(x, self.mesh)
-    mixed, kv = self.attention.over_rows(gathered(self.attention_norm(x), self.mesh), positions, rows)
-    x = x + scattered(mixed, self.mesh)
-    y, routed = self.feed_forward(gathered(self.mlp_norm(x), self.mesh), replay)
-    return x + scattered(y, self.mesh), routed, kv
+    # A norm adds up the whole width on one device if its sums are to have one order.
+    mesh = None if self.attention.config.exact else self.mesh
+    x = scattered(x, mesh)
+    mixed, kv = self.attention.over_rows(gathered(self.attention_norm(x), mesh), positions, rows)
+    x = x + scattered(mixed, mesh)
+    y, routed = self.feed_forward(gathered(self.mlp_norm(x), mesh), replay)
+    return x + scattered(y, mesh), routed, kv
 
   def step(self, x: Float[Array, "B D"], rotated: Rotation, prompts, blocks, view: cache.View):
     """Applies the block to one new token per row.

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from jaxrl_llm.devices.mesh import num_row_shards
 from jaxrl_llm.kernels.precision import dot, precision_of
 from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
@@ -138,18 +140,28 @@ def _swiglu_bwd(saved: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
 swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_bwd)
 
 
-def in_one_order(product: Callable[[Array, Array], Array], x: Float[Array, "*batch I"], weight: Float[Array, "I O"]) -> Float[Array, "*batch O"]:
+def in_one_order(
+  product: Callable[[Array, Array], Array], x: Float[Array, "B *batch I"], weight: Float[Array, "I O"], mesh: Mesh | None
+) -> Float[Array, "B *batch O"]:
   """Computes x·W so that the bits of a row depend neither on the other rows nor on their number.
 
   `product` multiplies matrices. Small ones are padded with zeros, since XLA on CPUs adds in another
-  order there; see `devices.xla_flags.EXACT` for the rest.
+  order there; see `devices.xla_flags.EXACT` for the rest. The rows of the first axis may be sharded
+  over a mesh, and its devices may have a part of the outputs each.
   """
-  rows, outputs = math.prod(x.shape[:-1]), weight.shape[1]
-  weight = jnp.pad(weight, ((0, 0), (0, max(_LEAST_OUTPUTS - outputs, 0))))
-  if rows >= LEAST_ROWS:
-    return product(x, weight)[..., :outputs]
-  padded = jnp.pad(x.reshape(rows, -1), ((0, LEAST_ROWS - rows), (0, 0)))
-  return product(padded, weight)[:rows, :outputs].reshape(*x.shape[:-1], outputs)
+  rows, (shards, parts), outputs = x.reshape(len(x), -1, x.shape[-1]), _splits(len(x), mesh), weight.shape[1]
+  weight = jnp.pad(weight, ((0, 0), (0, max(_LEAST_OUTPUTS * parts - outputs, 0))))
+  count, least = rows.shape[1], -(-LEAST_ROWS * shards // len(x))
+  rows = jnp.pad(rows, ((0, 0), (0, max(least - count, 0)), (0, 0)))
+  return product(rows, weight)[:, :count, :outputs].reshape(*x.shape[:-1], outputs)
+
+
+def _splits(rows: int, mesh: Mesh | None) -> tuple[int, int]:
+  """Returns over how many devices of a mesh rows and outputs are split, at most."""
+  if mesh is None:
+    return 1, 1
+  shards = num_row_shards(mesh)
+  return shards if rows % shards == 0 else 1, mesh.shape["tensor"]
 
 
 def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelConfig, *, ins: int = 1) -> Float[Array, "..."]:
@@ -164,7 +176,7 @@ def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelC
     product = quantized.matmul if isinstance(weight, quantized.Quantized) else matmul
     if config.exact:
       matrix = weight.reshape(math.prod(weight.shape[:ins]), -1)
-      y = in_one_order(product, x.reshape(*x.shape[: x.ndim - ins], len(matrix)), matrix)
+      y = in_one_order(product, x.reshape(*x.shape[: x.ndim - ins], len(matrix)), matrix, module.mesh)
       return checkpoint_name(y.reshape(*y.shape[:-1], *weight.shape[ins:]), "linear")
     return checkpoint_name(product(x, weight, ins), "linear")
 

@@ -175,7 +175,7 @@ class MoE(nnx.Module):
     experts = self.config.experts
     router, tokens = self.router[...], x.astype(jnp.float32)
     product = lambda x, router: jnp.einsum("...d,de->...e", x, router, precision=precision_of(x, router))
-    logits = in_one_order(product, tokens, router) if self.config.exact else product(tokens, router)
+    logits = in_one_order(product, tokens, router, self.mesh) if self.config.exact else product(tokens, router)
     gates, visited, live = route(logits, replay, top_k=experts.top_k, norm_top_k=experts.norm_top_k)
 
     def lora(name):

@@ -342,5 +342,5 @@ class Transformer(nnx.Module):
     head = (self.embedding if self.config.tie_embeddings else self.head).get_value()
     values, scale = head if isinstance(head, Quantized) else (head, None)
     values = values.T if self.config.tie_embeddings else values
-    logits = in_one_order(matmul_in_float32, x, values) if self.config.exact else matmul_in_float32(x, values)
+    logits = in_one_order(matmul_in_float32, x, values, None) if self.config.exact else matmul_in_float32(x, values)
     return logits if scale is None else logits * scale
