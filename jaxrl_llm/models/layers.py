@@ -12,7 +12,7 @@ from jaxrl_llm.models.attention import Rows, row_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import adapter, linear, param, swiglu
 from jaxrl_llm.models.moe import MoE
-from jaxrl_llm.models.residual import gathered, scattered
+from jaxrl_llm.models.residual import gathered, scattered, whole
 from jaxrl_llm.models.rope import Rotation, rope, rotation
 
 
@@ -170,12 +170,12 @@ class Block(nnx.Module):
   def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
     """Applies the block to whole rows; also returns what its router did, and keys and values."""
     # A norm adds up the whole width on one device if its sums are to have one order.
-    mesh = None if self.attention.config.exact else self.mesh
-    x = scattered(x, mesh)
-    mixed, kv = self.attention.over_rows(gathered(self.attention_norm(x), mesh), positions, rows)
-    x = x + scattered(mixed, mesh)
-    y, routed = self.feed_forward(gathered(self.mlp_norm(x), mesh), replay)
-    return x + scattered(y, mesh), routed, kv
+    part, added = (whole, whole) if self.attention.config.exact else (scattered, lambda x, mesh: x)
+    x = part(x, self.mesh)
+    mixed, kv = self.attention.over_rows(gathered(self.attention_norm(x), self.mesh), positions, rows)
+    x = added(x + part(mixed, self.mesh), self.mesh)
+    y, routed = self.feed_forward(gathered(self.mlp_norm(x), self.mesh), replay)
+    return added(x + part(y, self.mesh), self.mesh), routed, kv
 
   def step(self, x: Float[Array, "B D"], rotated: Rotation, prompts, blocks, view: cache.View):
     """Applies the block to one new token per row.

@@ -5,17 +5,17 @@ Every parameter names its logical axes; `mesh` maps these to mesh axes.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxrl_llm.devices.mesh import num_row_shards
+from jaxrl_llm.devices.mesh import RULES, num_row_shards
 from jaxrl_llm.kernels.precision import dot, precision_of
 from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
@@ -141,27 +141,37 @@ swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_bwd)
 
 
 def in_one_order(
-  product: Callable[[Array, Array], Array], x: Float[Array, "B *batch I"], weight: Float[Array, "I O"], mesh: Mesh | None
+  product: Callable[[Array, Array], Array], x: Float[Array, "B *batch I"], weight: Float[Array, "I O"], mesh: Mesh | None, parts: int = 1
 ) -> Float[Array, "B *batch O"]:
   """Computes x·W so that the bits of a row depend neither on the other rows nor on their number.
 
   `product` multiplies matrices. Small ones are padded with zeros, since XLA on CPUs adds in another
-  order there; see `devices.xla_flags.EXACT` for the rest. The rows of the first axis may be sharded
-  over a mesh, and its devices may have a part of the outputs each.
+  order there; see `devices.xla_flags.EXACT` for the rest. The first axis of `x` may be sharded over
+  the rows of a mesh, and `parts` devices have a part of the outputs each.
   """
-  rows, (shards, parts), outputs = x.reshape(len(x), -1, x.shape[-1]), _splits(len(x), mesh), weight.shape[1]
-  weight = jnp.pad(weight, ((0, 0), (0, max(_LEAST_OUTPUTS * parts - outputs, 0))))
+  shards = 1 if mesh is None or len(x) % num_row_shards(mesh) else num_row_shards(mesh)
+  rows = x.reshape(len(x), -1, x.shape[-1])
   count, least = rows.shape[1], -(-LEAST_ROWS * shards // len(x))
   rows = jnp.pad(rows, ((0, 0), (0, max(least - count, 0)), (0, 0)))
-  return product(rows, weight)[:, :count, :outputs].reshape(*x.shape[:-1], outputs)
+  weight = weight.reshape(len(weight), parts, -1)
+  outputs = weight.shape[2]
+  weight = jnp.pad(weight, ((0, 0), (0, 0), (0, max(_LEAST_OUTPUTS - outputs, 0))))
+  y = product(rows, weight.reshape(len(weight), -1))[:, :count]
+  return y.reshape(*x.shape[:-1], parts, -1)[..., :outputs].reshape(*x.shape[:-1], -1)
 
 
-def _splits(rows: int, mesh: Mesh | None) -> tuple[int, int]:
-  """Returns over how many devices of a mesh rows and outputs are split, at most."""
-  if mesh is None:
-    return 1, 1
-  shards = num_row_shards(mesh)
-  return shards if rows % shards == 0 else 1, mesh.shape["tensor"]
+def _parts(axes: Sequence[str], size: int, mesh: Mesh | None) -> int:
+  """Returns over how many devices the axis tensor of a mesh splits an axis of a matrix."""
+  is_split = mesh is not None and any(RULES[axis] == "tensor" for axis in axes) and size % mesh.shape["tensor"] == 0
+  return mesh.shape["tensor"] if is_split else 1
+
+
+def _split(x: Float[Array, "*batch I"], parts: int, mesh: Mesh | None) -> Float[Array, "*batch I"]:
+  """Splits rows over the axis tensor of a mesh, or not: any other split would be another sum."""
+  if mesh is None or mesh.size == 1:
+    return x
+  spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1), "tensor" if parts > 1 else None)
+  return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
 def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelConfig, *, ins: int = 1) -> Float[Array, "..."]:
@@ -176,7 +186,10 @@ def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelC
     product = quantized.matmul if isinstance(weight, quantized.Quantized) else matmul
     if config.exact:
       matrix = weight.reshape(math.prod(weight.shape[:ins]), -1)
-      y = in_one_order(product, x.reshape(*x.shape[: x.ndim - ins], len(matrix)), matrix, module.mesh)
+      axes, rows = variable.get_metadata()["axes"], x.reshape(*x.shape[: x.ndim - ins], len(matrix))
+      of_inputs, of_outputs = (_parts(axes[part], matrix.shape[i], module.mesh) for i, part in enumerate((slice(ins), slice(ins, None))))
+      rows = _split(rows, of_inputs, module.mesh)
+      y = _split(in_one_order(product, rows, matrix, module.mesh, of_outputs), of_outputs, module.mesh)
       return checkpoint_name(y.reshape(*y.shape[:-1], *weight.shape[ins:]), "linear")
     return checkpoint_name(product(x, weight, ins), "linear")
 

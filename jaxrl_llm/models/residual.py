@@ -50,6 +50,11 @@ def gathered(x: Float[Array, "B T D"], mesh: Mesh | None) -> Float[Array, "B T D
   return _constrained(x, mesh, None)
 
 
+def whole(x: Float[Array, "B T D"], mesh: Mesh | None) -> Float[Array, "B T D"]:
+  """Keeps the whole width of states, and of their gradient, on each device."""
+  return _constrained(x, mesh, None)
+
+
 def _constrained(x: Array, mesh: Mesh | None, width: str | None) -> Array:
   if not is_sharded(x.shape, mesh):
     return x

@@ -21,7 +21,7 @@ from jaxrl_llm.models.linear import adapter, in_one_order, linear, matmul_in_flo
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
-from jaxrl_llm.models.residual import gathered
+from jaxrl_llm.models.residual import gathered, whole
 from jaxrl_llm.models.rope import Rotation
 from jaxrl_llm.models.striping import striped, stripes_of
 from jaxrl_llm.models.tower import Tower
@@ -187,6 +187,7 @@ class Transformer(nnx.Module):
       return x, None if routed is None else self.routers(routed, rows, router_losses)
 
     x, outputs = self.scan(body, self.embed_rows(tokens, images), replay)
+    x = whole(x, self.mesh) if self.config.exact else x
     return self.gather(outputs, tokens.shape)._replace(hidden=gathered(self.final_norm(x), self.mesh))
 
   def hidden_in_stripes(
