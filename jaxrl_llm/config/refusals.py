@@ -332,6 +332,8 @@ REFUSALS: tuple[Refusal, ...] = (
     "'auto', because numerics.exact has an order of its own"),
   Refusal("serving.attention", lambda c, x: c.numerics.exact and c.serving.attention != "auto",
     "'auto', because numerics.exact has an order of its own"),
+  Refusal("serving.layout", lambda c, x: c.numerics.exact and c.serving.layout == "spread",
+    "None or 'learner', because with numerics.exact the sampler's sums have as many parts as the learner's"),
   Refusal("mesh.context", lambda c, x: c.numerics.exact and c.mesh.context != 1,
     "1, because with numerics.exact one device adds up a sequence"),
   Refusal("rollout.spare_prompts", lambda c, x: c.numerics.exact and c.rollout.spare_prompts > 0,

@@ -22,6 +22,8 @@ Bind = Callable[[Params], nnx.Module]
 
 def serving_of(config: ModelConfig, mesh: Mesh, *, layout: str | None) -> Serving | None:
   """Returns the layout of a model's weights while a sampler decodes; see `choose_layout`."""
+  if config.exact:  # A vocabulary over more devices would be summed in more parts.
+    return None
   num_experts = config.experts and config.experts.num_experts
   return choose_layout(mesh, layout, num_experts=num_experts, vocab_size=config.vocab_size)
 
