@@ -65,7 +65,7 @@ def grouped_matmul_for(
   """
   emulated = lambda function: partial(function, interpret=interpret)
   of_platforms = {
-    "cpu": Kernels(_products if tile is None else partial(_products, tile=tile), _of_matrices),
+    "cpu": Kernels(_products if tile is None else partial(_products_in_float32, tile=tile), _of_matrices),
     "gpu": Kernels(emulated(grouped_gpu.products), emulated(grouped_gpu.of_matrices)),
     "tpu": Kernels(grouped_tpu.products, emulated(grouped_tpu.of_matrices)),
   }
@@ -160,6 +160,11 @@ def _products(
     return jax.lax.dynamic_update_slice_in_dim(products, y, start, 0)
 
   return jax.lax.fori_loop(0, tiles.num_more, step, jnp.pad(products, ((0, tile), (0, 0))))[:num_rows]
+
+
+def _products_in_float32(rows: Float[Array, "M A"], matrices: Float[Array, "E ..."], sizes: Int[Array, " E"], **options) -> Float[Array, "M B"]:
+  """Computes `_products` of other types, too, in float32: CPUs have bfloat16's in some shapes only."""
+  return _products(rows.astype(jnp.float32), matrices.astype(jnp.float32), sizes, **options).astype(rows.dtype)
 
 
 def _of_matrices(rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"]) -> Float[Array, "E D F"]:

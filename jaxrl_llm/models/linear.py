@@ -143,14 +143,15 @@ swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_bwd)
 def in_one_order(
   product: Callable[[Array, Array], Array], x: Float[Array, "B *batch I"], weight: Float[Array, "I O"], mesh: Mesh | None, parts: int = 1
 ) -> Float[Array, "B *batch O"]:
-  """Computes x·W so that the bits of a row depend neither on the other rows nor on their number.
+  """Computes x·W in float32 so that the bits of a row depend neither on the others nor on their number.
 
   `product` multiplies matrices. Small ones are padded with zeros, since XLA on CPUs adds in another
   order there; see `devices.xla_flags.EXACT` for the rest. The first axis of `x` may be sharded over
   the rows of a mesh, and `parts` devices have a part of the outputs each.
   """
   shards = 1 if mesh is None or len(x) % num_row_shards(mesh) else num_row_shards(mesh)
-  rows = x.reshape(len(x), -1, x.shape[-1])
+  # XLA on CPUs has products of bfloat16 in some shapes only.
+  rows, weight = x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), weight.astype(x.dtype).astype(jnp.float32)
   count, least = rows.shape[1], -(-LEAST_ROWS * shards // len(x))
   rows = jnp.pad(rows, ((0, 0), (0, max(least - count, 0)), (0, 0)))
   weight = weight.reshape(len(weight), parts, -1)
@@ -189,7 +190,7 @@ def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelC
       axes, rows = variable.get_metadata()["axes"], x.reshape(*x.shape[: x.ndim - ins], len(matrix))
       of_inputs, of_outputs = (_parts(axes[part], matrix.shape[i], module.mesh) for i, part in enumerate((slice(ins), slice(ins, None))))
       rows = _split(rows, of_inputs, module.mesh)
-      y = _split(in_one_order(product, rows, matrix, module.mesh, of_outputs), of_outputs, module.mesh)
+      y = _split(in_one_order(product, rows, matrix, module.mesh, of_outputs).astype(x.dtype), of_outputs, module.mesh)
       return checkpoint_name(y.reshape(*y.shape[:-1], *weight.shape[ins:]), "linear")
     return checkpoint_name(product(x, weight, ins), "linear")
 
