@@ -72,16 +72,17 @@ def make_steps(
     if mesh is None or mesh.size == 1:
       return x
     if config.exact:  # As many rows on each device as in a product of the learner.
-      return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))
+      return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(None, PartitionSpec.UNCONSTRAINED)))
     if serving is None:  # XLA chooses whether rows or weights move to the head.
       return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(PartitionSpec.UNCONSTRAINED)))
     axes = tuple(axis for axis in BATCH_AXES if axis not in (serving.rules["vocab"] or ()))
     rows = axes if len(x) % math.prod(serving.mesh.shape[axis] for axis in axes) == 0 else None
     return jax.lax.with_sharding_constraint(x, NamedSharding(serving.mesh, PartitionSpec(rows)))
 
-  def of_head(x: Float[Array, "B D"]) -> Float[Array, "B D"]:
+  def logits_of(model: nnx.Module, x: Float[Array, "B D"]) -> Float[Array, "B V"]:
     # One gather. Without the barrier XLA may pass rows from device to device, a product for each.
-    return x if serving is None and not config.exact else jax.lax.optimization_barrier(whole_rows(x))
+    x = x if serving is None and not config.exact else jax.lax.optimization_barrier(whole_rows(x))
+    return whole_rows(model.unembed(x)) if config.exact else model.unembed(x)
 
   def reads(ages: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | None, ...]:
     shards = 1 if mesh is None else num_row_shards(mesh)
@@ -126,7 +127,7 @@ def make_steps(
     of_prompts = prompt_reads(prompts_seen, num_sequences)
     view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences, of_prompts)
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
-    return model.unembed(of_head(x)), cache, routes
+    return logits_of(model, x), cache, routes
 
   def extend(
     weights: DecodingWeights,
@@ -149,13 +150,13 @@ def make_steps(
       lengths = jnp.where(counts > 0, starts, 0) + 1
       view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None)
       x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts if positions is None else positions[:, 0], cache, view)
-      return model.unembed(of_head(x)), cache, None if routes is None else routes[:, None]
+      return logits_of(model, x), cache, None if routes is None else routes[:, None]
     spans = Spans(rows, columns)
     x, cache, routes = model.extend(weights.blocks, tokens, here if positions is None else positions, cache, spans, images)
     if scores_all:
       return model.unembed(x), cache, routes
     last = jnp.take_along_axis(x, jnp.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
-    return model.unembed(of_head(last)), cache, routes
+    return logits_of(model, last), cache, routes
 
   def reads_of_rows(columns: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | Bool[Array, ""] | None, ...]:
     by_kernel = reads(columns, lengths)
