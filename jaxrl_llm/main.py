@@ -191,7 +191,7 @@ def train_in(
   from jaxrl_llm.workdir.checkpoint import SaveFailedError
 
   own_ends = (stop.NonFiniteError, NoRewardError, NegativeRewardError, SaveFailedError, WeightSyncError, EngineError)
-  own_ends += (ReplayDiffersError, StaleError)
+  own_ends += (ReplayDiffersError, StaleError, stop.InexactError)
   compilation_cache.cache_compilations()
   try:
     flags = xla_flags.set_flags(exact=fields.flatten(config).get("numerics.exact", False))

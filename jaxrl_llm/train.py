@@ -20,7 +20,7 @@ from jaxrl_llm.run.steps.bookkeeping import finish, report_failed_saves, report_
 from jaxrl_llm.run.steps.grading import assess, grading_metrics
 from jaxrl_llm.run.steps.learn import adapt_coefficients, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.steps.sample import evaluate, refill
-from jaxrl_llm.run.steps.stop import end_step, position, stop_if_not_finite, stop_if_preempted
+from jaxrl_llm.run.steps.stop import end_step, position, stop_if_not_exact, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
 from jaxrl_llm.workdir import summary as summary_lib
 
@@ -160,6 +160,7 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
     run.writer.write(step + 1, "rl", row)
     run.progress.update(step + 1, row)
     stop_if_not_finite(run, learned.updates, learned.placed)
+    stop_if_not_exact(run, learned.updates)
     last = step + 1 == config.num_steps
     if step == 0 or last or (step + 1) % config.log.samples_every == 0:
       show_samples(run, step + 1, learned.batch, token_scores(run, learned))

@@ -15,6 +15,10 @@ class NonFiniteError(RuntimeError):
   """Too many consecutive updates with a non-finite loss or gradient."""
 
 
+class InexactError(RuntimeError):
+  """Sampler and learner disagree in a run with `numerics.exact`."""
+
+
 class PreemptedError(RuntimeError):
   """SIGTERM or Ctrl-C, sent to a process of the run."""
 
@@ -119,3 +123,27 @@ def stop_if_not_finite(run: BookkeptRun, updates: Sequence[dict[str, float]], ba
       where = "no checkpoint was saved yet" if good is None else f"last good checkpoint: {run.workdir / 'checkpoints' / str(good)}"
       batch = f"; a batch that led to it: {run.workdir / nonfinite.FOLDER / dumps[-1]}" if dumps else ""
       raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}{batch}")
+
+
+def stop_if_not_exact(run: BookkeptRun, updates: Sequence[dict[str, float]]) -> None:
+  """Gives up if sampler and learner disagree about a token in a run with `numerics.exact`.
+
+  With a lag, the first update has other weights than the sampler, and nothing is compared.
+
+  Args:
+    run: Run whose record already counts the step.
+    updates: Metrics of each update of the step.
+
+  Raises:
+    InexactError: If a log-probability of the first update differs.
+  """
+  section, gap = run.config.rollout, updates[0].get("rollout_corr/logprob_abs_diff/max", 0.0) if updates else 0.0
+  if not run.config.numerics.exact or section.staleness > 0 or gap == 0:
+    return
+  finish_saving(run)
+  summarize(run, "stopped: not exact")
+  raise InexactError(
+    f"config.numerics.exact: found log-probabilities of RL step {run.record.rl_steps} that differ between sampler and learner, by up to "
+    f"{gap:.1e} nats in {1 - updates[0]['rollout_corr/bits_equal']:.2%} of the tokens, expected none; this processor or these sizes add in "
+    "another order: set numerics.exact=False, and please report both"
+  )
