@@ -11,6 +11,7 @@ from tests.runs import tiny_config
 
 IN_FLIGHT = {"rollout.update_in_flight": "wait", "rollout.staleness": 8}
 ONE_UPDATE = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
+EXACT = {"numerics.exact": True}
 
 CASES = [
   ("gspo", {"warm_start.cache": False, "warm_start.cache_dir": "warm"}, "warm_start.cache_dir"),
@@ -160,6 +161,15 @@ CASES = [
   ("gspo", {"task.name": "environment"}, "task.name"),
   ("gspo", {"model.preset": "nano-moe", "mesh.sampler": 1, "serving.layout": "learner"}, "serving.layout"),
   ("gspo", {"model.preset": "nano-moe", "serving.layout": "spread"}, "serving.layout"),
+  ("gspo", EXACT | {"model.sampler_dtype": "bfloat16"}, "model.sampler_dtype"),
+  ("gspo", EXACT | {"rollout.cache_dtype": "int8"}, "rollout.cache_dtype"),
+  ("gspo", EXACT | {"serving.weights": "int8"}, "serving.weights"),
+  ("gspo", EXACT | {"serving.attention": "xla"}, "serving.attention"),
+  ("gspo", EXACT | {"model.attention": "xla"}, "model.attention"),
+  ("gspo", EXACT | {"model.preset": "nano-moe", "mesh.expert": 2, "serving.layout": "spread"}, "serving.layout"),
+  ("gspo", EXACT | {"mesh.context": 2}, "mesh.context"),
+  ("gspo", EXACT | {"rollout.spare_prompts": 2}, "rollout.spare_prompts"),
+  ("gspo", EXACT | {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),
   ("gspo", {"eval.temperature": 0.0}, "eval.samples"),
   ("ppo", {"critic.value_warmup_steps": 4}, "critic.value_warmup_steps"),
   ("gspo", {"rollout.sampler_host": "0.0.0.0"}, "rollout.sampler_host"),
@@ -231,6 +241,8 @@ LEGAL = [
   ("gspo", {"environment.name": "calculator", "model.preset": "nano-moe", "moe.replay": "R3", "learner.old_logprobs": "learner"}),
   ("gspo", {"teacher.path": "t", "teacher.opd_coef": 1.0, "teacher.temperature": 0.5, "rollout.temperature": 0.5}),
   ("gspo", {"teacher.path": "t", "teacher.gkd_coef": 1.0, "teacher.temperature": 0.5}),
+  ("gspo", EXACT | {"model.sampler_dtype": "float32", "rollout.cache_dtype": "float32"}),
+  ("gspo", EXACT | {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
   ("gspo", {"eval.temperature": 0.0, "eval.samples": 1}),
   # A partner may answer at random.
   ("gspo", {"eval.temperature": 0.0, "environment.name": "calculator"}),

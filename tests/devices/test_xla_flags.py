@@ -35,6 +35,26 @@ def test_nothing_is_set_on_a_cpu_or_by_request(environment):
   assert "none" in set_flags(environment) and not {"XLA_FLAGS", "LIBTPU_INIT_ARGS"} & environment.keys()
 
 
+def test_exact_numerics_have_flags_on_a_cpu_which_a_user_may_have_set():
+  environment = {CHIP: "cpu", "XLA_FLAGS": "--xla_allow_excess_precision=false --xla_a=1"}
+  assert set_flags(environment, exact=True) == "XLA flags for exact numerics: --xla_cpu_experimental_ynn_fusion_type=individual_dot"
+  assert environment["XLA_FLAGS"].endswith(" --xla_a=1 --xla_cpu_experimental_ynn_fusion_type=individual_dot")
+  before = dict(environment)
+  assert "none" in set_flags(environment, exact=True) and environment == before
+
+
+@pytest.mark.parametrize(
+  ("environment", "message"),
+  [
+    ({CHIP: "v6e"}, "config.numerics.exact: found True on a v6e, expected False"),
+    ({CHIP: "cpu", "XLA_FLAGS": "--xla_allow_excess_precision=true"}, "XLA_FLAGS: found no --xla_allow_excess_precision=false"),
+  ],
+)
+def test_exact_numerics_are_refused_where_they_cannot_be(environment, message):
+  with pytest.raises(ValueError, match=message):
+    set_flags(environment, exact=True)
+
+
 def test_a_change_replaces_adds_or_leaves_out():
   assert chosen("gpu", f"{SCHEDULER}=false") == {SCHEDULER: "false"}
   assert chosen("gpu", f"-{SCHEDULER} xla_a=1") == {"xla_a": "1"} and chosen("gpu")[SCHEDULER] == FLAGS["gpu"][SCHEDULER].value

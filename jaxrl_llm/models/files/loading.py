@@ -24,7 +24,7 @@ from jaxrl_llm.pretrained import where
 from jaxrl_llm.types import Params
 
 # Fields in which a model may differ from the config of its checkpoint.
-_OUR_CHOICES = ("dtype", "param_dtype", "remat", "lora", "attention", "decode_attention", "max_positions", "train_tower")
+_OUR_CHOICES = ("dtype", "param_dtype", "remat", "lora", "attention", "decode_attention", "exact", "max_positions", "train_tower")
 
 
 def open_source(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts.carried import Groups
 from jaxrl_llm.run.setup.start import Run
@@ -128,8 +130,6 @@ def stop_if_not_finite(run: BookkeptRun, updates: Sequence[dict[str, float]], ba
 def stop_if_not_exact(run: BookkeptRun, updates: Sequence[dict[str, float]]) -> None:
   """Gives up if sampler and learner disagree about a token in a run with `numerics.exact`.
 
-  With a lag, the first update has other weights than the sampler, and nothing is compared.
-
   Args:
     run: Run whose record already counts the step.
     updates: Metrics of each update of the step.
@@ -137,13 +137,22 @@ def stop_if_not_exact(run: BookkeptRun, updates: Sequence[dict[str, float]]) -> 
   Raises:
     InexactError: If a log-probability of the first update differs.
   """
-  section, gap = run.config.rollout, updates[0].get("rollout_corr/logprob_abs_diff/max", 0.0) if updates else 0.0
-  if not run.config.numerics.exact or section.staleness > 0 or gap == 0:
-    return
-  finish_saving(run)
-  summarize(run, "stopped: not exact")
-  raise InexactError(
-    f"config.numerics.exact: found log-probabilities of RL step {run.record.rl_steps} that differ between sampler and learner, by up to "
-    f"{gap:.1e} nats in {1 - updates[0]['rollout_corr/bits_equal']:.2%} of the tokens, expected none; this processor or these sizes add in "
-    "another order: set numerics.exact=False, and please report both"
+  if (why := inexact(run.config, run.record.rl_steps, updates)) is not None:
+    finish_saving(run)
+    summarize(run, "stopped: not exact")
+    raise InexactError(why)
+
+
+def inexact(config: ConfigDict, step: int, updates: Sequence[dict[str, float]]) -> str | None:
+  """Returns how the numerics of an RL step are not exact; None if they are or need not be.
+
+  With a lag, the first update has other weights than the sampler, and nothing is compared.
+  """
+  gap = updates[0].get("rollout_corr/logprob_abs_diff/max", 0.0) if updates else 0.0
+  if not config.numerics.exact or config.rollout.staleness > 0 or gap == 0:
+    return None
+  return (
+    f"config.numerics.exact: found log-probabilities of RL step {step} that differ between sampler and learner, by up to {gap:.1e} nats "
+    f"in {1 - updates[0]['rollout_corr/bits_equal']:.2%} of the tokens, expected none; this processor or these sizes add in another "
+    "order: set numerics.exact=False, and please report both"
   )
