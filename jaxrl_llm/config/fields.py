@@ -161,7 +161,7 @@ FIELDS: dict[str, Field] = {
 
   "numerics.exact": Field(False, SWITCH,
     "Have sampler and learner add in one order, on CPUs, so that their log-probabilities are the same to the last bit "
-    "(rollout_corr/bits_equal is 1). Costs time; see docs/exact.md."),
+    "(rollout_corr/bits_equal is 1). Costs time; see docs/sampler.md."),
 
   "moe.replay": Field(None, one_of("R2", "R3"), "Routes to replay in updates: R2, the learner's own at the old policy; R3, the sampler's."),
   "moe.balance_coef": Field(0.0, NOT_NEGATIVE, "Weight of the load-balancing loss, a mean over tokens whatever objective.weights."),

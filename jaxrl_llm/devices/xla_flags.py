@@ -69,12 +69,12 @@ EXACT: Mapping[str, Flag] = MappingProxyType(
   {
     "xla_cpu_experimental_ynn_fusion_type": Flag(
       "individual_dot",
-      "Sums outside of products have one order, which does not depend on the size of the array; products of 64 rows and more keep theirs.",
+      "The order of a sum does not depend on the size of the array, nor that of a product on the number of rows, from 64 on.",
     ),
-    "xla_allow_excess_precision": Flag("false", "Bfloat16 results are rounded wherever the program says so, also between two fused operations."),
+    "xla_allow_excess_precision": Flag("false", "Numbers are rounded to bfloat16 wherever the program says so, even within a fusion."),
   }
 )
-"""Flags of CPUs under which sampler and learner get the same bits; see docs/exact.md."""
+"""Flags of CPUs under which sampler and learner get the same bits; see docs/sampler.md."""
 
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _GOOGLE = "0x1ae0"

@@ -35,7 +35,11 @@ class _Places(NamedTuple):
 
 @jax.custom_vjp
 def attention_by_sequence(
-  q: Float[Array, "B T H C"], k: Float[Array, "B T K C"], v: Float[Array, "B T K C"], segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None
+  q: Float[Array, "B T H C"],
+  k: Float[Array, "B T K C"],
+  v: Float[Array, "B T K C"],
+  segments: Int[Array, "B T"],
+  prefixes: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T H C"]:
   """Computes `chunked.chunked_attention` with sums in the order of each sequence.
 

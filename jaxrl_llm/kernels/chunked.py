@@ -68,7 +68,7 @@ def chunked_attention(
   References:
     FlashAttention-2, arXiv:2307.08691, 2023.
   """
-  (batch, length, heads, width), groups = q.shape, k.shape[2]
+  (batch, length, heads, _), groups = q.shape, k.shape[2]
   keys = segments if keys is None else keys
   slots = jnp.arange(length, dtype=jnp.int32) if slots is None else slots
   block = min(block, stripe or block)
@@ -103,7 +103,7 @@ def gradients(
   *,
   block: int,
 ) -> tuple[Float[Array, "B T H C"], Float[Array, "B T K C"], Float[Array, "B T K C"]]:
-  """Computes the gradients of attention that another function has computed, with its log-sum-exp."""
+  """Computes the gradients of attention whose output and log-sum-exp are given."""
   (batch, length), groups = segments.shape, k.shape[2]
   heads = q.shape[2], groups, groups
   q, k, v, out, log_sum, d_out = (_stacked(padded(x, block), groups, block) for x in (q, k, v, out, log_sum[..., None], d_out))

@@ -162,8 +162,10 @@ def _products(
   return jax.lax.fori_loop(0, tiles.num_more, step, jnp.pad(products, ((0, tile), (0, 0))))[:num_rows]
 
 
-def _products_in_float32(rows: Float[Array, "M A"], matrices: Float[Array, "E ..."], sizes: Int[Array, " E"], **options) -> Float[Array, "M B"]:
-  """Computes `_products` of other types, too, in float32: CPUs have bfloat16's in some shapes only."""
+def _products_in_float32(
+  rows: Float[Array, "M A"], matrices: Float[Array, "E ..."], sizes: Int[Array, " E"], **options: int
+) -> Float[Array, "M B"]:
+  """Computes `_products` in float32, because CPUs have those of bfloat16 in some shapes only."""
   return _products(rows.astype(jnp.float32), matrices.astype(jnp.float32), sizes, **options).astype(rows.dtype)
 
 

@@ -20,7 +20,7 @@ CPU_BLOCK = 64
 """Number of keys of a block on a CPU, few enough to stay in its cache."""
 
 _LEAST_WIDTH = 16
-"""Least number of columns of a product whose sums have one order on a CPU, however many its rows."""
+"""Least number of columns of a product that a CPU adds up in one order for any number of rows."""
 
 
 def nothing_of(q: Float[Array, "*queries C"]) -> Partial:

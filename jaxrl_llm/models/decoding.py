@@ -61,7 +61,7 @@ def make_steps(
       weights = to_8_bits(weights, config)
     if serving is not None:
       rules, on = serving.rules, serving.mesh
-    elif config.exact and mesh is not None and mesh.size > 1:  # A part of the inputs would make a partial sum.
+    elif config.exact and mesh is not None and mesh.size > 1:  # Parts of inputs give partial sums.
       rules, on = RULES | {"embed": None}, mesh
     else:
       return weights

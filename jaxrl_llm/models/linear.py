@@ -143,7 +143,7 @@ swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_bwd)
 def in_one_order(
   product: Callable[[Array, Array], Array], x: Float[Array, "B *batch I"], weight: Float[Array, "I O"], mesh: Mesh | None, parts: int = 1
 ) -> Float[Array, "B *batch O"]:
-  """Computes x·W in float32 so that the bits of a row depend neither on the others nor on their number.
+  """Computes x·W in float32 so that the bits of a row do not depend on the other rows.
 
   `product` multiplies matrices. Small ones are padded with zeros, since XLA on CPUs adds in another
   order there; see `devices.xla_flags.EXACT` for the rest. The first axis of `x` may be sharded over

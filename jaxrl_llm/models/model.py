@@ -124,12 +124,13 @@ def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx
 
 
 def _check_exact(config: ModelConfig, mesh: Mesh | None) -> None:
-  if (platform := platform_of(mesh)) != "cpu":
+  platform, context = platform_of(mesh), 1 if mesh is None else mesh.shape["context"]
+  if platform != "cpu":
     raise ValueError(f"config.numerics.exact: found True on a {platform}, expected False: only programs for CPUs add in one order so far")
-  if mesh is not None and mesh.shape.get("context", 1) > 1:
-    raise ValueError(f"mesh.context: found {mesh.shape['context']} with numerics.exact, expected 1: parts of a sequence would be on several devices")
+  if context > 1:
+    raise ValueError(f"config.mesh.context: found {context}, expected 1, because with numerics.exact one device adds up a sequence")
   if config.decode_weights is not None:
-    raise ValueError(f"serving.weights: found {config.decode_weights!r} with numerics.exact, expected None: the learner's weights have no 8 bits")
+    raise ValueError(f"config.serving.weights: found {config.decode_weights!r}, expected None, because numerics.exact is True")
   check_exact()
 
 

@@ -53,10 +53,10 @@ def test_a_sequence_has_the_same_bits_wherever_it_lies_and_whether_it_shares_its
   for row, (prompt, responses) in enumerate(ROWS):
     for segment, size in enumerate(responses, 2):
       slots = np.concatenate([np.arange(prompt), np.flatnonzero(np.asarray(segments[row]) == segment)])
-      shift = 7 * segment
-      alone = lambda x, shift=shift, slots=slots, row=row: jnp.zeros((1, 220, *x.shape[2:])).at[0, shift : shift + len(slots)].set(x[row, slots])
-      ids = jnp.zeros((1, 220), jnp.int32).at[0, shift : shift + len(slots)].set(1)
-      result = np.asarray(attend(*map(alone, (q, k, v)), ids, None))[0, shift + prompt : shift + len(slots)]
+      here = slice(7 * segment, 7 * segment + len(slots))
+      alone = [jnp.zeros((1, 220, *x.shape[2:])).at[0, here].set(x[row, slots]) for x in (q, k, v)]
+      ids = jnp.zeros((1, 220), jnp.int32).at[0, here].set(1)
+      result = np.asarray(attend(*alone, ids, None))[0, here][prompt:]
       assert result.tolist() == packed_rows[row, slots[prompt:]].tolist()
       compared += size
   assert compared == sum(sum(responses) for _, responses in ROWS)
