@@ -103,7 +103,14 @@ def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, 
 
 
 def row_attention(
-  q: Float[Array, "B T H C"], k: Float[Array, "B T K C"], v: Float[Array, "B T K C"], rows: Rows, *, backend: str, mesh: Mesh | None
+  q: Float[Array, "B T H C"],
+  k: Float[Array, "B T K C"],
+  v: Float[Array, "B T K C"],
+  rows: Rows,
+  *,
+  backend: str,
+  mesh: Mesh | None,
+  exact: bool = False,
 ) -> Float[Array, "B T H C"]:
   """Computes self-attention over packed rows; see `xla_attention`.
 
@@ -115,6 +122,8 @@ def row_attention(
     backend: Key of `BACKENDS`, or "auto".
     mesh: Device mesh; None is one device. Rows are sharded over data, fsdp and expert, their parts
       over context, and heads over tensor.
+    exact: Whether the sums are in the order of each sequence, in place of a backend; see
+      `ModelConfig.exact`.
 
   Returns:
     The attention; finite but meaningless at padding.
@@ -122,6 +131,8 @@ def row_attention(
   Raises:
     ValueError: If the backend does not exist, or does not support the platform or dtype.
   """
+  if exact:
+    return _on_each_device(attention_by_sequence, q, k, v, rows, mesh)
   platform = platform_of(mesh)
   check_backend(backend)
   name = suited(platform, q.dtype, q.shape[-1], q.shape[1]) if backend == "auto" else backend
@@ -176,7 +187,7 @@ def check_backend(name: str) -> None:
 
 
 # Platforms of the backends that do not run everywhere. CPUs emulate "flash", for tests.
-_PLATFORMS = {"cudnn": ("gpu",), "flash": tuple(KERNELS), "by_sequence": ("cpu",)}
+_PLATFORMS = {"cudnn": ("gpu",), "flash": tuple(KERNELS)}
 
 # Tokens per block: elsewhere than on a CPU enough to fill the device.
 _BLOCK = {"cpu": CPU_BLOCK, "gpu": 256, "tpu": 512}
@@ -193,7 +204,6 @@ BACKENDS = {
   "chunked": lambda q, k, v, rows, mesh, platform: _on_each_device(
     partial(chunked_attention, block=_BLOCK.get(platform, 256)), q, k, v, rows, mesh
   ),
-  "by_sequence": lambda q, k, v, rows, mesh, platform: _on_each_device(attention_by_sequence, q, k, v, rows, mesh),
   "cudnn": lambda q, k, v, rows, mesh, platform: cudnn_attention(q, k, v, rows.mask),
   "flash": lambda q, k, v, rows, mesh, platform: _on_each_device(
     partial(flash_attention, platform=platform, interpret=platform == "cpu"), q, k, v, rows, mesh

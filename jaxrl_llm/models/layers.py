@@ -90,8 +90,8 @@ class Attention(nnx.Module):
     """Attends from every token to the earlier ones of its segment; also returns keys and values."""
     # Computed in each layer: for whole rows, recomputing the angles is cheaper than storing them.
     q, k, v = self.project(x, rotation_of(self.config, positions))
-    backend = "by_sequence" if self.config.exact else self.config.attention
-    return linear(self, "o", row_attention(q, k, v, rows, backend=backend, mesh=self.mesh), self.config, ins=2), (k, v)
+    mixed = row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh, exact=self.config.exact)
+    return linear(self, "o", mixed, self.config, ins=2), (k, v)
 
   @jax.named_scope("attention")
   def step(

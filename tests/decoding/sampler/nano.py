@@ -25,7 +25,7 @@ class Chain(NamedTuple):
 
   prefill: Callable = lambda table, tokens, mask, dtype: (jnp.zeros(()), None)
   decode: Callable = lambda table, tokens, positions, cache, **_: (table[tokens], cache + 1, None)
-  config: SimpleNamespace = SimpleNamespace(dtype="float32", experts=None)
+  config: SimpleNamespace = SimpleNamespace(dtype="float32", experts=None, exact=False)
   mesh: jax.sharding.Mesh | None = None
   grow: Callable = lambda cache, *_, **__: cache
   resume: Callable = lambda table, tokens, mask, cache: cache
