@@ -24,6 +24,8 @@ MORE = {
   "drain, bfloat16": ("--config.rollout.driver=drain", BFLOAT16),
   "rows of their own": ("--config.learner.share_prompts=False",),
   "conversations": ("--config=configs/tools.py:tiny",),
+  # A learning rate that changes no weight: older weights are the same.
+  "a lag": ("--config.rollout.staleness=4", "--config.rollout.update_in_flight=recompute", "--config.learner.learning_rate=1e-30"),
   "pictures": (
     "--config.model.preset=nano-vl", "--config.task.name=figures", "--config.task.levels=(1,)", "--config.rollout.prompt_buckets=(32,)",
     "--config.learner.row_tokens=160",
