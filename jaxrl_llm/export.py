@@ -53,6 +53,7 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None, adapter: bo
     raise ValueError(f"{workdir / 'config.json'}: found no config of a run ({error}); expected the --workdir of one") from error
   if not (workdir / "checkpoints").is_dir():
     raise ValueError(f"{workdir}: found no checkpoints, expected the folder of a run that has saved one")
+  config.update({"numerics": {"exact": False}})  # Nothing is computed with the weights here.
   if "teacher" in config:
     config = judged_by_the_verifier(config)
   if messages := config_problems(config):

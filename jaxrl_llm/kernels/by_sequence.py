@@ -61,11 +61,12 @@ def _forward(q, k, v, segments, prefixes):
   batch, length, heads, width = q.shape
   groups, block, tokens = k.shape[2], CPU_BLOCK, batch * length
   # Bfloat16 products of few rows add in an order of their own.
-  flat = lambda x: jnp.pad(x.astype(jnp.float32).reshape(tokens, *x.shape[2:]), ((0, block), *((0, 0),) * (x.ndim - 2)))
+  flat_q, flat_k, flat_v = (x.astype(jnp.float32).reshape(tokens, *x.shape[2:]) for x in (q, k, v))
+  flat_q = jnp.pad(flat_q, ((0, block), (0, 0), (0, 0)))
   places, offsets = _places(segments, prefixes), jnp.arange(block)
   behind = jnp.arange(tokens) - places.first
-  begins, _ = permutations.true_first((segments.reshape(-1) > 0) & (behind % block == 0))
-  flat_q, flat_k, flat_v = flat(q), flat(k), flat(v)
+  is_first = (segments.reshape(-1) > 0) & (behind % block == 0)
+  begins, _ = permutations.true_first(is_first)
 
   def attend(i, outputs):
     start = begins[i]
@@ -99,8 +100,8 @@ def _forward(q, k, v, segments, prefixes):
     return put(outputs[0], mean_of(part).astype(q.dtype)), put(outputs[1], part.top + jnp.log(part.total))
 
   outputs = jnp.zeros((tokens + block, heads, width), q.dtype), jnp.zeros((tokens + block, heads), jnp.float32)
-  count = jnp.sum((segments.reshape(-1) > 0) & (behind % block == 0))
-  out, log_sum = (x[:tokens].reshape(batch, length, *x.shape[1:]) for x in jax.lax.fori_loop(0, count, attend, outputs))
+  outputs = jax.lax.fori_loop(0, jnp.sum(is_first), attend, outputs)
+  out, log_sum = (x[:tokens].reshape(batch, length, *x.shape[1:]) for x in outputs)
   # A remat policy that saves both by name spares the backward pass this loop.
   out, log_sum = checkpoint_name(out, "attention"), checkpoint_name(log_sum, "attention")
   return out, (q, k, v, segments, prefixes, out, log_sum)

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.kernels import permutations
-from jaxrl_llm.kernels.partial import joined, mean_of, nothing_of
+from jaxrl_llm.kernels.partial import joined, mean_of, nothing_of, scored
 from jaxrl_llm.kernels.precision import precision_of
 from jaxrl_llm.kernels.visibility import MASKED, blocks_seen, padded, visible
 
@@ -137,8 +137,7 @@ def _scores(q: Array, k: Array, blocks: _Blocks, i: Array, j: Array) -> tuple[Fl
   prefixes = None if blocks.prefixes is None else blocks.prefixes[i]
   causal = blocks.slots[i][:, None] >= blocks.key_slots[j]
   seen = visible(blocks.segments[i], prefixes, blocks.keys[j], causal)
-  scores = _product("krc,ksc->krs", q[i], k[j]) * q.shape[-1] ** -0.5
-  return scores, jnp.tile(seen, (q.shape[2] // seen.shape[0], 1))
+  return scored(q[i], k[j]), jnp.tile(seen, (q.shape[2] // seen.shape[0], 1))
 
 
 def _product(subscripts: str, x: Array, y: Array) -> Float[Array, "..."]:

@@ -80,6 +80,7 @@ def _find(path: str, setting: str, config: ConfigDict) -> Teacher:
     raise ValueError(f"{setting}: found {path!r}, expected a model that can be read: {error}") from error
   dtype = section.dtype or config.model.dtype
   options = dict(dtype=dtype, param_dtype=dtype, remat="none", attention=config.model.attention, head_tokens=config.model.head_tokens)
+  options["exact"] = config.numerics.exact
   return Teacher(path, setting, source, run, shape._replace(**options))
 
 
