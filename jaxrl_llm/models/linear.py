@@ -19,6 +19,7 @@ from jaxrl_llm.devices.mesh import RULES, num_row_shards
 from jaxrl_llm.kernels.precision import dot, precision_of
 from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.taps import tap
 from jaxrl_llm.types import Params
 
 LEAST_ROWS, _LEAST_OUTPUTS = 64, 16
@@ -194,12 +195,13 @@ def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelC
       return checkpoint_name(y.reshape(*y.shape[:-1], *weight.shape[ins:]), "linear")
     return checkpoint_name(product(x, weight, ins), "linear")
 
+  x = tap(f"{name} in", x, ins)
   y = times(x, getattr(module, name), ins)
-  if not hasattr(module, f"{name}{ADAPTER}a"):
-    return y
-  # Two thin products: neither the sum W + A·B nor its gradient is ever formed.
-  low = times(x, getattr(module, f"{name}{ADAPTER}a"), ins)
-  return y + config.lora.alpha / config.lora.rank * times(low, getattr(module, f"{name}{ADAPTER}b"), 1)
+  if hasattr(module, f"{name}{ADAPTER}a"):
+    # Two thin products: neither the sum W + A·B nor its gradient is ever formed.
+    low = times(x, getattr(module, f"{name}{ADAPTER}a"), ins)
+    y = y + config.lora.alpha / config.lora.rank * times(low, getattr(module, f"{name}{ADAPTER}b"), 1)
+  return tap(name, y, y.ndim - x.ndim + ins)
 
 
 def lower_precision(params: Params, dtype: str) -> Params:

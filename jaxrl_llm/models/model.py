@@ -20,6 +20,7 @@ from jaxrl_llm.models.decoding import make_steps
 from jaxrl_llm.models.decoding_weights import DecodingWeights
 from jaxrl_llm.models.head import Teacher, chunk_tokens, token_logprobs
 from jaxrl_llm.models.striping import in_row_order, striped, stripes_of
+from jaxrl_llm.models.taps import tap
 from jaxrl_llm.models.transformer import STACKS, Transformer
 from jaxrl_llm.types import Comparer, Forward, Images, Params, Patches, TrainBatch
 
@@ -200,6 +201,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     options = dict(prefixes=batch.prefixes, router_losses=router_losses, images=batch.images)
     out = bind(params).hidden_in_stripes(*rows, **options)
     states, targets, counted, aligned = paired(out.hidden, sources, batch, mesh=mesh)
+    tap_rows(batch, states, counted)
     chunk = config.head_tokens or chunk_tokens(config.vocab_size, mesh) // (1 if teacher is None else 2)
     options = dict(unembed=unembed, filter_logits=filter_logits, chunk=chunk, learns_entropy=learns_entropy, mesh=mesh, teacher=teacher)
     further = jax.tree.map(partial(in_row_order, mesh=mesh), out._replace(hidden=None))
@@ -225,6 +227,14 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
   steps = make_steps(config, bind, bind_decoder, logical_axes=logical_axes, mesh=mesh, serving=serving)
   rest = dict(logical_axes=logical_axes, num_params=num_params, mesh=mesh)
   return Model(config, init, logits, forward, hidden, unembed, logprobs, teacher, features, **steps, **rest)
+
+
+def tap_rows(batch: TrainBatch, states: Float[Array, "B T D"], counted: Bool[Array, "B T"]) -> None:
+  """Taps the states that predict tokens, and where rows have those and their sequences."""
+  nowhere = jnp.zeros_like(batch.segments) if batch.prefixes is None else batch.prefixes
+  for name, x in (("segments", batch.segments), ("prefixes", nowhere), ("counted", counted)):
+    tap(name, x, 0)
+  tap("states", states)
 
 
 def paired(

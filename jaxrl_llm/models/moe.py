@@ -18,6 +18,7 @@ from jaxrl_llm.models.copies import sums_by_product, sums_for
 from jaxrl_llm.models.experts import Weights, dispatch, masked
 from jaxrl_llm.models.linear import LEAST_ROWS, adapter, in_one_order, param
 from jaxrl_llm.models.quantized import Quantized
+from jaxrl_llm.models.taps import tap
 
 _MASKED_TOKENS, _MASKED_EXPERTS = 512, 8
 """Largest numbers of tokens and local experts that `masked` multiplies; else a sort is cheaper."""
@@ -173,10 +174,10 @@ class MoE(nnx.Module):
   def __call__(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None) -> tuple[Float[Array, "B T D"], Routed]:
     """Applies the mixture; also returns what the router did."""
     experts = self.config.experts
-    router, tokens = self.router[...], x.astype(jnp.float32)
+    router, tokens = self.router[...], tap("router in", x).astype(jnp.float32)
     product = lambda x, router: jnp.einsum("...d,de->...e", x, router, precision=precision_of(x, router))
     logits = in_one_order(product, tokens, router, self.mesh) if self.config.exact else product(tokens, router)
-    gates, visited, live = route(logits, replay, top_k=experts.top_k, norm_top_k=experts.norm_top_k)
+    gates, visited, live = route(tap("router", logits), replay, top_k=experts.top_k, norm_top_k=experts.norm_top_k)
 
     def lora(name):
       return (getattr(self, f"{name}_lora_a")[...], getattr(self, f"{name}_lora_b")[...]) if hasattr(self, f"{name}_lora_a") else None
@@ -184,7 +185,7 @@ class MoE(nnx.Module):
     weights = Weights(*(x.get_value() for x in (self.gate, self.up, self.down)), lora("gate"), lora("up"), lora("down"))
     scale = self.config.lora.alpha / self.config.lora.rank if self.config.lora else 1.0
     y = over_mesh(x, gates, visited, weights, mesh=self.mesh, scale=scale, axes=self.expert_axes, exact=self.config.exact)
-    return y, Routed(visited, live, logits)
+    return tap("experts", y), Routed(visited, live, logits)
 
 
 def balance_loss(

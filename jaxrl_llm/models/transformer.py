@@ -24,6 +24,7 @@ from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.residual import gathered, whole
 from jaxrl_llm.models.rope import Rotation
 from jaxrl_llm.models.striping import striped, stripes_of
+from jaxrl_llm.models.taps import tap
 from jaxrl_llm.models.tower import Tower
 from jaxrl_llm.types import Forward, Images, Patches
 
@@ -340,8 +341,9 @@ class Transformer(nnx.Module):
     """Computes the logits in float32."""
     if hasattr(self, "head_lora_a"):
       return linear(self, "head", x, self.config).astype(jnp.float32)
+    x = tap("head in", x)
     head = (self.embedding if self.config.tie_embeddings else self.head).get_value()
     values, scale = head if isinstance(head, Quantized) else (head, None)
     values = values.T if self.config.tie_embeddings else values
     logits = in_one_order(matmul_in_float32, x, values, None) if self.config.exact else matmul_in_float32(x, values)
-    return logits if scale is None else logits * scale
+    return tap("head", logits if scale is None else logits * scale)

@@ -1,0 +1,1 @@
+"""Where sampler and learner compute other numbers, and whether they ever do."""
