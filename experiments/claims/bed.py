@@ -119,8 +119,8 @@ class Arm(NamedTuple):
       "my_module:mine:scale=2", that reads rewards and masks alone.
     per_rollout: Number of updates per rollout batch, which has as many mini-batches.
     learning_rate: Learning rate of Adam.
-    dtype: Dtype in which the sampler computes; "float8" computes in float32 with weights rounded to
-      `FLOAT8`, and "float8 x 0.5" with weights that have half of the error of this rounding.
+    dtype: Dtype in which the sampler computes; "float8" and "int8" compute in float32 with weights
+      rounded to one of `ROUNDINGS`, and "float8 x 0.5" with weights that have half of its error.
     temperature: Temperature at which the sampler draws; the learner's is 1.
     recompute: Whether the old log-probabilities are the learner's own instead of those that the
       sampler reports.
@@ -271,20 +271,29 @@ per token). With two bits it differs as the samplers of large models do.
 """
 
 
-def rounded_to_float8(params: Params, share: float = 1.0) -> Params:
-  """Rounds the matrices to float8, with one scale per array, as an inference engine would.
+ROUNDINGS: dict[str, tuple[float, Callable[[jax.Array], jax.Array]]] = {
+  "float8": (float(jnp.finfo(FLOAT8).max), lambda x: x.astype(FLOAT8)),
+  "int8": (127.0, jnp.round),
+}
+"""Types of 8 bits: their largest number, and what rounds to them."""
+
+
+def rounded_to_8_bits(params: Params, kind: str, share: float = 1.0) -> Params:
+  """Rounds the matrices to one of `ROUNDINGS`, with one scale per array, as an engine would.
 
   Args:
     params: Weights of the learner.
+    kind: Key of `ROUNDINGS`.
     share: Share of the error of the rounding that the result has. It sets the divergence of the
       sampler, which grows as its square.
   """
+  largest, to_type = ROUNDINGS[kind]
 
   def rounded(path, x: jax.Array) -> jax.Array:
     if path[-1].key in ("scale", "router"):
       return x
-    scale = jnp.max(jnp.abs(x)) / float(jnp.finfo(FLOAT8).max)
-    near = (x / scale).astype(FLOAT8).astype(x.dtype) * scale
+    scale = jnp.max(jnp.abs(x)) / largest
+    near = to_type(x / scale).astype(x.dtype) * scale
     return near if share == 1 else x + share * (near - x)
 
   return jax.tree_util.tree_map_with_path(rounded, params)
@@ -297,8 +306,8 @@ def lowered(config: ModelConfig, dtype: str) -> tuple[Model, Callable[[Params], 
     The model, and the function that converts the learner's weights to the sampler's.
   """
   kind, _, share = dtype.partition(" x ")
-  if kind == "float8":
-    return make_model(config), functools.partial(rounded_to_float8, share=float(share or 1))
+  if kind in ROUNDINGS:
+    return make_model(config), functools.partial(rounded_to_8_bits, kind=kind, share=float(share or 1))
   return make_model(config._replace(dtype=dtype)), functools.partial(lower_precision, dtype=dtype)
 
 

@@ -133,10 +133,8 @@ def _of_run(config: ConfigDict, workdir: Path) -> tuple[list[str], dict[str, Any
   from experiments.mismatch.versions import repeat  # Late: bad input is refused without JAX.
 
   numbers = repeat(config, workdir)
-  lines = [
-    f"lag {row['lag']}: {row['tokens']} tokens, log-probabilities {_share(row['equal'])} equal in bits, largest gap {row['largest']:.1e} nats"
-    for row in numbers["lags"]
-  ]
+  equal = lambda row: f"log-probabilities {_share(row['equal'])} equal in bits, largest gap {row['largest']:.1e} nats"
+  lines = [f"lag {row['lag']}: {row['tokens']} tokens, {equal(row)}" for row in numbers["lags"]]
   lines.append(f"responses drawn by several versions of the weights: {numbers['several']}")
   lines.append(f"rows, samples and weights that differ from those of {workdir}: {numbers['differing']}")
   return lines, numbers, not numbers["differing"] and all(row["equal"] == 1 for row in numbers["lags"])

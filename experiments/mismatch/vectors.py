@@ -42,7 +42,7 @@ def layers_with(config: ModelConfig) -> dict[str, list[int]]:
   return {name: own for name, own in layers.items() if own}
 
 
-def sums(x: Num[np.ndarray, "N *features"]) -> UInt64[np.ndarray, " N"]:
+def sums(x: Num[np.ndarray, "N ..."]) -> UInt64[np.ndarray, " N"]:
   """Returns a number for each vector that depends on all of its bits.
 
   Example:
@@ -106,7 +106,7 @@ class Vectors:
   def take(self, name: str, x: Array) -> None:
     """Adds to the program that is traced what keeps a value."""
     if name in _HEAD:
-      # States and logits go together: a chunk of tokens also has some that nobody asked for.
+      # States and logits go together: a chunk of the learner also has those of no token.
       self._state, values = (x, ()) if name == "head in" else (None, (self._state, x))
     else:
       values = (x,) if name in (*PARTS, *_PLACES, _STATES) else ()

@@ -27,7 +27,7 @@ CONFIG = "--config=configs/gspo.py:tiny"
     ([CONFIG, "--json=no_such_folder/a.json"], "--json: found no folder"),
     (["--run=no_such_run"], "--run: found no RL run in no_such_run"),
     (["--run=runs/a", "--config.seed=1"], "config.seed: found with --run, expected none"),
-    ([CONFIG, "--config.rollout.staleness=1", "--config.mesh.sampler=1"], "config.rollout.staleness: found 1, expected 0 for the first step"),
+    ([CONFIG, "--config.rollout.staleness=1", "--config.mesh.sampler=1"], "config.rollout.staleness: found 1, expected 0 for"),
     ([CONFIG, "--config.numerics.exact=True", "--config.mesh.context=2"], "config.mesh.context"),
   ],
 )

@@ -52,7 +52,7 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
   rng, rows = np.random.default_rng([seed, 3]), []
   for error, spread in errors.items():
     if isinstance(spread, str):
-      wrong = np.asarray(_lowered(sizes, spread)(params, rollout.batch))
+      wrong = np.asarray(scored(sizes, spread)(params, rollout.batch))
     else:
       wrong = exact.old_logprobs + spread * rng.standard_normal(exact.mask.shape) * exact.mask
     other = exact._replace(old_logprobs=wrong.astype(np.float32))
@@ -61,12 +61,15 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
 
 
 @functools.cache
-def _lowered(sizes: beds.Sizes, dtype: str):
-  """Returns a function that computes the log-probabilities of a batch at a lower precision.
+def scored(sizes: beds.Sizes, dtype: str, model: str = "dense"):
+  """Returns a function `(params, batch)` that computes log-probabilities as a sampler would.
 
-  It computes in bfloat16, or in float32 with weights that are rounded to float8.
+  Args:
+    sizes: Sizes of the bed.
+    dtype: Type of the sampler; see `Arm`.
+    model: One of `beds.MODELS`.
   """
-  model, lower = beds.lowered(beds.model_config(sizes), dtype)
+  model, lower = beds.lowered(beds.model_config(sizes, model), dtype)
   outputs = functools.partial(policy_outputs, model.logprobs, make_filter())
   return jax.jit(lambda params, batch: outputs(lower(params), batch).logprobs)
 

@@ -154,5 +154,5 @@ def inexact(config: ConfigDict, step: int, updates: Sequence[dict[str, float]]) 
   return (
     f"config.numerics.exact: found log-probabilities of RL step {step} that differ between sampler and learner, by up to {gap:.1e} nats "
     f"in {1 - updates[0]['rollout_corr/bits_equal']:.2%} of the tokens, expected none; this processor or these sizes add in another "
-    "order: set numerics.exact=False, and please report both"
+    "order: `python -m experiments.mismatch` with the run's --config says in which layer; set numerics.exact=False, and please report it"
   )

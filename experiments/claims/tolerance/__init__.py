@@ -1,0 +1,1 @@
+"""How much imprecision of old log-probabilities each objective tolerates, by bed (E23)."""
