@@ -160,7 +160,7 @@ def reinforce(run: Run, exempt: Callable[[], None] = lambda: None) -> None:
     run.writer.write(step + 1, "rl", row)
     run.progress.update(step + 1, row)
     stop_if_not_finite(run, learned.updates, learned.placed)
-    stop_if_not_exact(run, learned.updates)
+    stop_if_not_exact(run, learned.updates, lag=row["rollout/staleness"])
     last = step + 1 == config.num_steps
     if step == 0 or last or (step + 1) % config.log.samples_every == 0:
       show_samples(run, step + 1, learned.batch, token_scores(run, learned))

@@ -47,13 +47,11 @@ class Second(NamedTuple):
     arms: Arms, with the columns that name them.
     seeds: Seeds of the trials.
     tables: Function `(sizes, trials)` that returns further entries of `results.json`.
-    sizes: Sizes of its bed; None for those of the first run.
   """
 
   arms: Arms
   seeds: Sequence[int]
   tables: Callable[[beds.Sizes, Sequence[Mapping]], dict] = lambda sizes, trials: {}
-  sizes: beds.Sizes | None = None
 
 
 class Study(NamedTuple):
@@ -90,7 +88,7 @@ def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
     measure(study, sizes, seeds, folder)
 
   def measure_second_in(folder: pathlib.Path, smoke: bool) -> None:
-    sizes, seeds = (beds.SMOKE, study.second.seeds[:2]) if smoke else (study.second.sizes or study.sizes, study.second.seeds)
+    sizes, seeds = (beds.SMOKE, study.second.seeds[:2]) if smoke else (study.sizes, study.second.seeds)
     measure_second(study, sizes, seeds, folder)
 
   study_command.run(

@@ -3,7 +3,6 @@
 The command then judges by `rules.py` and draws the figure.
 
   python -m experiments.claims.tolerance
-  python -m experiments.claims.tolerance --second     # responses of 64 tokens
   python -m experiments.claims.tolerance --plot_only --format pdf
 
 Results go to `results.json` beside this file, the figure to `figures/`. A stopped run resumes with
@@ -24,7 +23,7 @@ HERE = pathlib.Path(__file__).parent
 @functools.cache
 def divergences(sizes: beds.Sizes, seeds: Sequence[int], bed: str) -> list[dict]:
   """Measures how far the samplers are from the learner on the warm starts of a bed."""
-  rows = [row for seed in seeds for row in divergence.measure(sizes, seed, rules.MODELS[bed], rules.samplers(bed))]
+  rows = [row for seed in seeds for row in divergence.measure(sizes, seed, rules.MODELS[bed], rules.SAMPLERS[bed])]
   return [{"bed": bed} | row for row in rows]
 
 
@@ -42,7 +41,6 @@ STUDY = study.Study(
   rules=rules,
   draw=figures.draw,
   tables=tables,
-  second=study.Second(rules.arms("long"), rules.LONG_SEEDS, tables, rules.LONG),
 )
 
 

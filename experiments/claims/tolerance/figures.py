@@ -9,7 +9,7 @@ from experiments.claims import drawing
 from experiments.claims.tolerance import rules
 from jaxrl_llm.report.figures import line_style
 
-TITLES = {"short": "4 to 8 tokens", "mixture": "4 to 8 tokens, experts", "long": "64 tokens"}
+TITLES = {"short": "4 to 8 tokens", "mixture": "4 to 8 tokens, experts"}
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
@@ -19,11 +19,11 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
     return
   with new_figure(height=2.6) as figure:
     panels = figure.subplots(1, len(measured), sharey=True, squeeze=False)[0]
-    for letter, axes, bed in zip("abc", panels, measured, strict=False):
-      for index, name in enumerate(rules.objectives(bed)):
+    for letter, axes, bed in zip("ab", panels, measured, strict=False):
+      for index, name in enumerate(rules.OBJECTIVES):
         style = line_style(index)
         for words, offset, filled in (("needs no recomputation", 0.0, True), ("gains by tis", 0.25, False)):
-          rows = {place: _row(results, bed, sampler, name, words) for place, sampler in enumerate(rules.samplers(bed))}
+          rows = {place: _row(results, bed, sampler, name, words) for place, sampler in enumerate(rules.SAMPLERS[bed])}
           rows = {place: row for place, row in rows.items() if row.get("interval")}
           intervals = [row["interval"] for row in rows.values()]
           at, means = [place + offset + 0.08 * (index - 1) for place in rows], [x["mean"] for x in intervals]
@@ -34,7 +34,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
             linestyle="-" if filled else "none", linewidth=0.8, fillstyle="full" if filled else "none", label=label,
           )  # fmt: skip
       ticks = []
-      for sampler in rules.samplers(bed):
+      for sampler in rules.SAMPLERS[bed]:
         gap = _row(results, bed, sampler, "gspo", "needs no recomputation").get("gap", float("nan"))
         ticks.append(f"{sampler}\n{gap:.0e}")
       axes.set_xticks(range(len(ticks)), ticks, fontsize=6)

@@ -127,29 +127,31 @@ def stop_if_not_finite(run: BookkeptRun, updates: Sequence[dict[str, float]], ba
       raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}{batch}")
 
 
-def stop_if_not_exact(run: BookkeptRun, updates: Sequence[dict[str, float]]) -> None:
+def stop_if_not_exact(run: BookkeptRun, updates: Sequence[dict[str, float]], *, lag: int) -> None:
   """Gives up if sampler and learner disagree about a token in a run with `numerics.exact`.
 
   Args:
     run: Run whose record already counts the step.
     updates: Metrics of each update of the step.
+    lag: Largest lag of its tokens, in RL steps.
 
   Raises:
     InexactError: If a log-probability of the first update differs.
   """
-  if (why := inexact(run.config, run.record.rl_steps, updates)) is not None:
+  if (why := inexact(run.config, run.record.rl_steps, updates, lag=lag)) is not None:
     finish_saving(run)
     summarize(run, "stopped: not exact")
     raise InexactError(why)
 
 
-def inexact(config: ConfigDict, step: int, updates: Sequence[dict[str, float]]) -> str | None:
+def inexact(config: ConfigDict, step: int, updates: Sequence[dict[str, float]], *, lag: int) -> str | None:
   """Returns how the numerics of an RL step are not exact; None if they are or need not be.
 
-  With a lag, the first update has other weights than the sampler, and nothing is compared.
+  With a lag, the first update has other weights than the sampler had, and nothing is compared. The
+  first step of an asynchronous run has none.
   """
   gap = updates[0].get("rollout_corr/logprob_abs_diff/max", 0.0) if updates else 0.0
-  if not config.numerics.exact or config.rollout.staleness > 0 or gap == 0:
+  if not config.numerics.exact or lag > 0 or gap == 0:
     return None
   return (
     f"config.numerics.exact: found log-probabilities of RL step {step} that differ between sampler and learner, by up to {gap:.1e} nats "
