@@ -115,7 +115,7 @@ def _config_of(workdir: Path) -> ConfigDict:
 
 def _of_config(config: ConfigDict) -> tuple[list[str], dict[str, Any], bool]:
   if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-    # With a thread for each core, simulated devices that wait for each other keep taps from running.
+    # With a thread for each core, devices that wait for each other keep taps from running.
     os.environ.setdefault("PJRT_NPROC", str(_THREADS))
   from experiments.mismatch.first_step import measure  # Late: bad input is refused without JAX.
 

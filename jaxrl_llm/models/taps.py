@@ -34,7 +34,7 @@ def tapped(take: Take) -> Iterator[None]:
     >>> import jax
     >>> names = []
     >>> with tapped(lambda name, x: names.append((name, x.shape))):
-    ...   _ = jax.eval_shape(lambda x: tap("norm", x) * 2, jax.ShapeDtypeStruct((2, 3, 8), "float32"))
+    ...   x = tap("norm", jax.numpy.ones((2, 3, 8)))
     >>> names
     [('norm', (6, 8))]
   """

@@ -1,4 +1,4 @@
-"""The studies of the bed: the rules of E15 to E17 on handmade trials, and their commands."""
+"""The studies of the bed: rules of E15 to E17 and E23 on handmade trials, and their commands."""
 
 import json
 
@@ -16,6 +16,9 @@ from experiments.claims.mismatch import rules as mismatch_rules
 from experiments.claims.precision import __main__ as precision
 from experiments.claims.precision import distortion
 from experiments.claims.precision import rules as precision_rules
+from experiments.claims.tolerance import __main__ as tolerance
+from experiments.claims.tolerance import divergence
+from experiments.claims.tolerance import rules as tolerance_rules
 from experiments.results import from_json
 
 SMALL = {"entropy": [0.7, 0.4], "grad_norm": [1.0, 2.0], "kl": 0.1, "gap": 0.1, "curve": [0.3, 0.6, 0.7], "samples": 8}
@@ -120,6 +123,31 @@ def test_the_rules_detect_the_effect_of_wrong_log_probabilities():
   assert {verdict for name, verdict in near.items() if "training" in name} == {"mechanism not engaged"}
 
 
+def test_the_rules_of_what_a_mismatch_costs():
+  loses = {"none": 3, "recompute": 6, "tis": 7}
+  trials = [
+    SMALL | names | {"seed": seed, "right": about(loses[names["way"]] if names["objective"] == "gspo" else 6, seed)}
+    for bed in tolerance_rules.MODELS for names, _ in tolerance_rules.arms(bed) for seed in range(5)
+  ]  # fmt: skip
+  gaps = {"float32": 1e-14, "bfloat16": 1e-7, "int8": 1e-4, "float8": 4e-3}
+  known = [(bed, sampler) for bed, of_bed in tolerance_rules.SAMPLERS.items() for sampler in of_bed]
+  rows = [{"bed": bed, "sampler": sampler, "seed": 0, "k3": gaps[sampler]} for bed, sampler in known]
+  verdicts = {name: row["verdict"] for name, row in tolerance_rules.judge({"trials": trials, "divergence": rows}).items()}
+  assert verdicts["E23, short, int8: gspo needs no recomputation"] == verdicts[tolerance_rules.CONFIRMATORY["E23"]] == "contradicted"
+  assert verdicts["E23, mixture, float8: gspo gains by tis"] == verdicts["E23, short, float32: sapo needs no recomputation"] == "reproduced"
+  assert verdicts["E23, short, bfloat16: gspo needs no recomputation"] == "mechanism not engaged", "a sampler that hardly differs"
+  assert "E23, mixture, int8: gspo needs no recomputation" not in verdicts
+  waiting = tolerance_rules.judge({"trials": [row for row in trials if row["bed"] == "short"], "divergence": rows})
+  assert waiting[tolerance_rules.CONFIRMATORY["E23"]]["rule"].startswith("waits for its trials")
+
+
+def test_samplers_of_fewer_bits_are_further_from_the_learner(monkeypatch):
+  monkeypatch.setattr(divergence, "PROMPTS", 4)
+  rows = divergence.measure(beds.SMOKE, 0, "experts", ("float32", "int8", "float8"))
+  exact, int8, float8 = (row["k3"] for row in rows)
+  assert abs(exact) < 1e-9 < int8 < float8 and rows[1]["sampler"] == "int8"
+
+
 def test_the_rules_at_published_mismatches():
   loses = {"recompute": 7, "none": 3}
   trials = [
@@ -166,6 +194,7 @@ def test_an_error_of_one_token_spreads_and_shrinks_over_the_sequence_under_gspo(
     pytest.param(gate_asymmetry, "E15", marks=pytest.mark.slow, id="E15"),
     pytest.param(precision, "E16", marks=pytest.mark.exhaustive, id="E16"),
     pytest.param(mismatch, "E17", marks=pytest.mark.exhaustive, id="E17"),
+    pytest.param(tolerance, "E23", marks=pytest.mark.exhaustive, id="E23"),
   ],
 )
 def test_a_smoke_run_writes_verdicts_and_a_figure(command, claim, tmp_path, capsys):
