@@ -59,9 +59,10 @@ def main(argv: Sequence[str]) -> int:
 def _lines(args: argparse.Namespace) -> list[str]:
   from jaxrl_llm import train  # Late: bad input is refused without JAX.
   from jaxrl_llm.devices import compilation_cache, xla_flags
+  from jaxrl_llm.run.jobs.bundle.contents import is_exact
 
   compilation_cache.cache_compilations()
-  xla_flags.set_flags()
+  xla_flags.set_flags(exact=is_exact(args.source))
   from jaxrl_llm.run.jobs.blame import table
   from jaxrl_llm.run.jobs.bundle import repeat
   from jaxrl_llm.run.jobs.bundle.capture import capture

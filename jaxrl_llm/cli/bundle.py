@@ -69,9 +69,10 @@ def _write(args: argparse.Namespace) -> None:
   from jaxrl_llm import train  # Late: bad input is refused without JAX.
   from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.run.jobs.bundle.capture import capture
+  from jaxrl_llm.run.jobs.bundle.contents import is_exact
 
   compilation_cache.cache_compilations()
-  xla_flags.set_flags()
+  xla_flags.set_flags(exact=is_exact(args.source))
   for line in capture(args.source, args.out, proceed=train.proceed, form=args.weights or "included"):
     print(line)
 
@@ -82,9 +83,10 @@ def _run(args: argparse.Namespace, overrides: dict[str, list[str]]) -> int:
   if args.out is not None or args.weights is not None:
     raise UsageError("--run: found with --out or --weights, which belong to the writing of a bundle; leave them out")
   from jaxrl_llm.devices import compilation_cache, xla_flags
+  from jaxrl_llm.run.jobs.bundle.contents import is_exact
 
   compilation_cache.cache_compilations()
-  xla_flags.set_flags()
+  xla_flags.set_flags(exact=is_exact(args.source))
   from jaxrl_llm.run.jobs.bundle import repeat
   from jaxrl_llm.run.jobs.bundle.opened import open_bundle
 

@@ -19,7 +19,7 @@ import pytest
 from jaxrl_llm import main
 from jaxrl_llm.cli import blame, bundle
 from jaxrl_llm.run.jobs.blame import page, table
-from jaxrl_llm.run.jobs.bundle import box, repeat
+from jaxrl_llm.run.jobs.bundle import box, contents, repeat
 from jaxrl_llm.run.jobs.bundle.box import Box, BoxError
 from jaxrl_llm.run.jobs.bundle.opened import open_bundle
 from tests.marks import few
@@ -273,6 +273,18 @@ def test_a_crafted_bundle_is_refused_in_one_line(case, boxed, tmp_path, capsys):
   with pytest.warns(UserWarning, match="Duplicate") if case == "one name twice" else pytest.MonkeyPatch.context():
     path = remade(source, tmp_path / "crafted.zip", **change(source))
   assert message in (line := error(capsys, bundle, path, "--run")) and str(path) in line
+
+
+def test_exact_numerics_are_known_before_devices_start(boxed, tmp_path):
+  run, source = boxed("gspo")
+  exact = lambda x: x["config"]["numerics"].update(exact=True)
+  (tmp_path / "run").mkdir()
+  config = json.loads((run / "config.json").read_text())
+  (tmp_path / "run/config.json").write_text(json.dumps(config | {"numerics": {"exact": True}}))
+  boxes = [remade(source, tmp_path / "exact.zip", **{"about.json": about(source, exact)})]
+  boxes.append(remade(source, tmp_path / "neither.zip", **{"about.json": b"[]"}))
+  sources = (f"{run}@2", source, f"{tmp_path / 'run'}@2", *boxes, f"{tmp_path}@2")
+  assert [contents.is_exact(str(x)) for x in sources] == [False, False, True, True, False, False]
 
 
 def test_blame_prints_what_adds_up(boxed, tmp_path, capsys):

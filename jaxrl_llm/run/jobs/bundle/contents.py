@@ -3,13 +3,16 @@
 import hashlib
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxrl_llm.config.recorded import saved_config
 from jaxrl_llm.messages import shown
+from jaxrl_llm.run.jobs.bundle.box import Box
 from jaxrl_llm.types import Params
 
 FORMAT = 1
@@ -17,6 +20,24 @@ FORMAT = 1
 
 ABOUT, RESPONSES = "about.json", "responses.json"
 """Names of the entries in JSON."""
+
+
+def is_exact(source: str) -> bool:
+  """Returns whether a run had exact numerics, so that flags can be set before devices start.
+
+  Args:
+    source: WORKDIR@STEP, or the file of a bundle.
+
+  Raises:
+    BoxError: If the file is no undamaged bundle.
+  """
+  if source.endswith(".zip"):
+    about = Box(Path(source)).read_json(ABOUT)
+    config = about.get("config") if isinstance(about, dict) else None
+  else:
+    config = saved_config(Path(source.rpartition("@")[0]))
+  numerics = config.get("numerics") if isinstance(config, dict) else None
+  return isinstance(numerics, dict) and numerics.get("exact") is True
 
 
 def named(tree: PyTree, prefix: str) -> dict[str, Any]:
