@@ -26,6 +26,7 @@ from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.job import Job, add_flags, job_from, left_padded, read_prompts
 from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, spread, write_json
 from jaxrl_llm.decoding.sampler import make_sampler, seeded
+from jaxrl_llm.devices.xla_flags import set_flags
 from jaxrl_llm.models import Model, load_params, make_model, read_config
 from jaxrl_llm.types import Params, Rollouts
 
@@ -66,14 +67,14 @@ def generate_fn(model: Model, job: Job, *, max_new_tokens: int, slots: int | Non
   )
 
 
-def load_model(job: Job, *, attention: str = "auto") -> tuple[Model, Params]:
+def load_model(job: Job, **changes: Any) -> tuple[Model, Params]:
   """Loads the model and its weights, in the dtype of the job.
 
   Args:
     job: Job with the checkpoint.
-    attention: Attention of a decoding step; see `ModelConfig.decode_attention`.
+    **changes: Fields of `ModelConfig` to set.
   """
-  config = read_config(job.checkpoint)._replace(param_dtype=job.dtype, dtype=job.dtype, decode_attention=attention)
+  config = read_config(job.checkpoint)._replace(param_dtype=job.dtype, dtype=job.dtype, **changes)
   model = make_model(config)
   return model, jax.block_until_ready(load_params(job.checkpoint, model))
 
@@ -100,16 +101,16 @@ def prepare(job: Job, model: Model, params: Params, *, max_new_tokens: int | Non
   return Generation(run, [len(row) for row in rows], seconds, getattr(compiled.memory_analysis(), TEMP, None))
 
 
-def measure(job: Job, *, repeats: int, attention: str = "auto") -> dict[str, Any]:
+def measure(job: Job, *, repeats: int, **changes: Any) -> dict[str, Any]:
   """Runs a job and measures it.
 
   Args:
     job: Job to run.
     repeats: Number of timed runs.
-    attention: Attention of a decoding step; see `ModelConfig.decode_attention`.
+    **changes: Fields of `ModelConfig` to set.
   """
   started = time.perf_counter()
-  model, params = load_model(job, attention=attention)
+  model, params = load_model(job, **changes)
   load_seconds, loaded_bytes = time.perf_counter() - started, worker.resident_bytes()
   device, weight_bytes = jax.devices()[0], sum(x.nbytes for x in jax.tree.leaves(params))
   generation = prepare(job, model, params)
@@ -223,9 +224,12 @@ def main(argv: list[str] | None = None) -> int:
   )
   add_flags(parser)
   parser.add_argument("--attention", choices=("auto", "xla", "ragged"), default="auto", help="attention of a decoding step")
+  parser.add_argument("--exact", action="store_true", help="compute as with config.numerics.exact")
   try:
     args, job = parse(parser, argv)
-    result = measure(job, repeats=args.repeats, attention=args.attention)
+    if args.exact:
+      set_flags(exact=True)
+    result = measure(job, repeats=args.repeats, decode_attention=args.attention, exact=args.exact)
   except (ValueError, OSError, ImportError) as error:
     print(str(error).replace("rollout.", "--"), file=sys.stderr)
     return 2

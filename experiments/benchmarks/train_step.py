@@ -30,6 +30,7 @@ from experiments.benchmarks.reporting import between, lines, megabytes, peak_mem
 from jaxrl_llm import objectives
 from jaxrl_llm.decoding.sampler import make_filter
 from jaxrl_llm.devices.compilation import give_back_memory
+from jaxrl_llm.devices.xla_flags import set_flags
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.packing import Layout, Trajectory
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
@@ -204,14 +205,14 @@ def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[T
   return sequences, layout, 1 if one_by_one else layout.shape[0] // num_micro_batches
 
 
-def load_model(job: TrainJob, *, attention: str = "auto") -> tuple[Model, Params]:
+def load_model(job: TrainJob, **changes: Any) -> tuple[Model, Params]:
   """Loads the model and its weights, which are float32 whatever the compute dtype.
 
   Args:
     job: Job with the checkpoint.
-    attention: Attention of the model; see `ModelConfig.attention`.
+    **changes: Fields of `ModelConfig` to set.
   """
-  config = read_config(job.checkpoint)._replace(dtype=job.dtype, remat=job.remat, param_dtype="float32", attention=attention)
+  config = read_config(job.checkpoint)._replace(dtype=job.dtype, remat=job.remat, param_dtype="float32", **changes)
   model = make_model(config)
   return model, jax.block_until_ready(load_params(job.checkpoint, model))
 
@@ -288,16 +289,16 @@ def attended_pairs(sequences: list[Trajectory], layout: Layout | None = None) ->
   return sum(map(triangle, prompts.values())) + sum(own)
 
 
-def measure(job: TrainJob, *, repeats: int, attention: str = "auto") -> dict[str, Any]:
+def measure(job: TrainJob, *, repeats: int, **changes: Any) -> dict[str, Any]:
   """Runs a job and measures it.
 
   Args:
     job: Job to run.
     repeats: Number of timed updates.
-    attention: Attention of the model; see `ModelConfig.attention`.
+    **changes: Fields of `ModelConfig` to set.
   """
   started = time.perf_counter()
-  model, params = load_model(job, attention=attention)
+  model, params = load_model(job, **changes)
   load_seconds, loaded_bytes = time.perf_counter() - started, worker.resident_bytes()
   device, weight_bytes = jax.devices()[0], sum(x.nbytes for x in jax.tree.leaves(params))
   batch = read_batch(job, vocab_size=model.config.vocab_size, max_positions=model.config.max_positions)
@@ -390,12 +391,15 @@ def main(argv: list[str] | None = None) -> int:
   )
   add_flags(parser)
   parser.add_argument("--attention", choices=("auto", *BACKENDS), default="auto", help="attention of the model")
+  parser.add_argument("--exact", action="store_true", help="compute as with config.numerics.exact")
   args = parser.parse_args(argv)
 
   def run() -> dict[str, Any]:
     job = job_from(args)
     check(job)
-    return measure(job, repeats=args.repeats, attention=args.attention)
+    if args.exact:
+      set_flags(exact=True)
+    return measure(job, repeats=args.repeats, attention=args.attention, exact=args.exact)
 
   return report(run, describe, args.json)
 
