@@ -184,7 +184,7 @@ def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
   """Runs one trial and returns it as a row."""
   started, wall = time.process_time(), time.perf_counter()
   arm = arm._replace(per_rollout=min(arm.per_rollout, sizes.updates))
-  row = names | summary(trial.train(sizes, names["seed"], arm), per_rollout=arm.per_rollout)
+  row = names | summary(trial.train(sizes, names["seed"], arm, samples=names.get("draw", 0)), per_rollout=arm.per_rollout)
   return rounded(row | {"processor_seconds": time.process_time() - started, "wall_seconds": time.perf_counter() - wall})
 
 
