@@ -17,13 +17,15 @@ def rounded(x: Any, digits: int = 4) -> Any:
 def to_json(results: dict) -> str:
   """Formats results as JSON.
 
-  A list of rows becomes a table: its columns once, then a line for each row.
+  A list of rows becomes a table: its columns once, then a line for each row, with null where it has
+  no such column.
   """
   parts = []
   for key, value in results.items():
     if isinstance(value, list) and value and isinstance(value[0], dict):
-      rows = ",\n  ".join(json.dumps(list(row.values()), separators=(",", ":")) for row in value)
-      text = f'{{"columns": {json.dumps(list(value[0]))}, "rows": [\n  {rows}\n ]}}'
+      columns = list(dict.fromkeys(name for row in value for name in row))
+      rows = ",\n  ".join(json.dumps([row.get(name) for name in columns], separators=(",", ":")) for row in value)
+      text = f'{{"columns": {json.dumps(columns)}, "rows": [\n  {rows}\n ]}}'
     elif isinstance(value, dict):
       text = "{\n  " + ",\n  ".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in value.items()) + "\n }"
     else:
@@ -38,6 +40,8 @@ def from_json(text: str) -> dict:
   Example:
     >>> from_json(to_json({"runs": [{"seed": 0, "x": 1.5}]}))
     {'runs': [{'seed': 0, 'x': 1.5}]}
+    >>> from_json(to_json({"runs": [{"seed": 0}, {"seed": 1, "change": 0.1}]}))
+    {'runs': [{'seed': 0, 'change': None}, {'seed': 1, 'change': 0.1}]}
   """
   is_table = lambda value: isinstance(value, dict) and set(value) == {"columns", "rows"}
   rows = lambda table: [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]

@@ -147,6 +147,18 @@ ROWS = (
     says="GSPO makes responses shorter; weighting them by their length does not.",
     main_rule="E21, GSPO shortens against LUSPO",
   ),
+  Claim(
+    "E23", "GSPO, arXiv:2507.18071", f"{HERE}.tolerance", "figures/tolerance.png",
+    says="On a mixture of experts, GSPO tolerates old log-probabilities of lower precision; no recomputation is needed.",
+    main_rule="E23, mixture, float8: gspo needs no recomputation",
+    note="eight small experts, a float8 sampler beyond published mismatches; on a dense model GSPO tolerates int8",
+  ),
+  Claim(
+    "E24", "GSPO, arXiv:2507.18071", f"{HERE}.long_tolerance", "figures/long_tolerance.png",
+    says="On responses of 64 tokens, GSPO tolerates old log-probabilities of lower precision.",
+    main_rule="E24, gspo needs no recomputation",
+    note="two warm starts, so that the pairs are no sample of policies; GSPO ends at chance in all of them",
+  ),
 )  # fmt: skip
 
 CLAIMS = {claim.name: claim for claim in ROWS}

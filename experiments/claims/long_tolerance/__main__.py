@@ -11,12 +11,10 @@ the same command.
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from experiments.ablations.plots import BLACK, new_figure, save
 from experiments.claims import bed as beds
-from experiments.claims import drawing, study
-from experiments.claims.long_tolerance import rules
+from experiments.claims import study
+from experiments.claims.long_tolerance import figures, rules
 from experiments.claims.tolerance import divergence
 
 HERE = pathlib.Path(__file__).parent
@@ -28,18 +26,8 @@ def tables(sizes: beds.Sizes, trials: Sequence[Mapping]) -> dict:
   return {"divergence": [row for seed in seeds for row in divergence.measure(sizes, seed, "dense", (rules.SAMPLER,))]}
 
 
-def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the accuracy that is lost without recomputation."""
-  with new_figure(height=1.6) as figure:
-    axes = figure.subplots()
-    drawing.differences(axes, {name: results["verdicts"][f"E24, {name} needs no recomputation"] for name in rules.OBJECTIVES})
-    axes.axvline(-rules.MARGIN, color=BLACK, linewidth=0.7, linestyle=":")
-    axes.set_xlabel("accuracy, minus recomputed; 64 tokens")
-    save(figure, folder, "long_tolerance", formats)
-
-
 STUDY = study.Study(
-  "experiments.claims.long_tolerance", __doc__.splitlines()[0], (rules.arms(),), rules.WARM, rules, draw, tables, sizes=rules.SIZES
+  "experiments.claims.long_tolerance", __doc__.splitlines()[0], (rules.arms(),), rules.WARM, rules, figures.draw, tables, sizes=rules.SIZES
 )
 
 

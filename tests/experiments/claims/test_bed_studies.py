@@ -1,4 +1,4 @@
-"""The studies of the bed: rules of E15 to E17 and E23 on handmade trials, and their commands."""
+"""The studies of the bed: the rules of E15 to E17, E23 and E24, and their commands."""
 
 import json
 
@@ -11,6 +11,7 @@ from experiments.claims import bed as beds
 from experiments.claims import running_sums, study
 from experiments.claims.gate_asymmetry import __main__ as gate_asymmetry
 from experiments.claims.gate_asymmetry import rules as gate_rules
+from experiments.claims.long_tolerance import rules as long_rules
 from experiments.claims.mismatch import __main__ as mismatch
 from experiments.claims.mismatch import rules as mismatch_rules
 from experiments.claims.precision import __main__ as precision
@@ -139,6 +140,23 @@ def test_the_rules_of_what_a_mismatch_costs():
   assert "E23, mixture, int8: gspo needs no recomputation" not in verdicts
   waiting = tolerance_rules.judge({"trials": [row for row in trials if row["bed"] == "short"], "divergence": rows})
   assert waiting[tolerance_rules.CONFIRMATORY["E23"]]["rule"].startswith("waits for its trials")
+
+
+def test_the_rules_of_long_responses_pair_the_samples_of_each_warm_start():
+  right = lambda names: {"recompute": 6, "none": 1}[names["way"]] if names["objective"] == "gspo" else 5
+  trials = [
+    SMALL | names | {"seed": seed, "right": about(right(names), seed + names["draw"])}
+    | {"clipped": 0.3 + 0.01 * names["draw"] if names["way"] == "none" else 0.1}
+    for names, _ in long_rules.arms() for seed in long_rules.WARM
+  ]  # fmt: skip
+  rows = [{"sampler": long_rules.SAMPLER, "k3": long_rules.TARGET}]
+  verdicts = long_rules.judge({"trials": trials, "divergence": rows})
+  assert verdicts[long_rules.CONFIRMATORY["E24"]]["verdict"] == "contradicted"
+  assert verdicts[long_rules.CONFIRMATORY["E24"]]["seeds"] == len(long_rules.WARM) * len(long_rules.DRAWS)
+  assert verdicts["E24, sapo needs no recomputation"]["verdict"] == "reproduced"
+  assert verdicts["E24, gspo clips more without recomputation"]["verdict"] == "reproduced"
+  far = long_rules.judge({"trials": trials, "divergence": [row | {"k3": 2 * row["k3"]} for row in rows]})
+  assert {row["verdict"] for row in far.values()} == {"mechanism not engaged"}
 
 
 def test_samplers_of_fewer_bits_are_further_from_the_learner(monkeypatch):
