@@ -1,4 +1,4 @@
-"""Figure of what a mismatch costs on responses of 64 tokens (E24), drawn from `results.json` alone."""
+"""Figure of what a mismatch costs on responses of 64 tokens (E24), from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
