@@ -10,7 +10,7 @@ from jaxrl_llm.config import entries, renamed
 from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, is_open, table_of, unknown, unused
 from jaxrl_llm.config.sizes import IMAGE_SIZES, most_rows, per_row
 from jaxrl_llm.config.trackers import tracker_problems
-from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
+from jaxrl_llm.messages import MissingPackageError, Problem, did_you_mean, problem_of, shown
 from jaxrl_llm.settings.values import has_type, holds
 
 OF_TOKENIZERS = ("chat", "system", "chat_options", "special_tokens", "pad_token")
@@ -203,6 +203,9 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
     policy.tokenizer(config)
     if shape.lora is not None:
       trainable(shape, make_model(shape._replace(exact=False)).logical_axes)
+  except MissingPackageError as error:
+    yield f"config.model.path: found {config.model.path!r}, but {error}"
+    return
   except ValueError as error:
     yield in_config(problem_of(error))
     return

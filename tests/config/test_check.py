@@ -1,5 +1,7 @@
 """Every problem of a config, as one line each."""
 
+import struct
+import sys
 
 import pytest
 from ml_collections import ConfigDict
@@ -329,3 +331,12 @@ def test_unknown_fields(path, hint):
 def test_known_fields_are_fine():
   config = common.base()
   assert check.unknown_fields(fields_lib.flatten(config), config) == []
+
+
+def test_a_package_that_a_checkpoint_needs_is_named_in_one_line(tmp_path, monkeypatch):
+  path = tmp_path / "model.gguf"
+  path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))
+  monkeypatch.setitem(sys.modules, "gguf", None)  # As where it is not installed.
+  (line,) = check.config_problems(tiny_config("gspo", {"model.path": str(path)}))
+  expected = "but GGUF checkpoints need the package gguf: pip install 'jaxrl-llm[hf]'"
+  assert line == f"config.model.path: found {str(path)!r}, {expected}"
