@@ -148,10 +148,11 @@ def inexact(config: ConfigDict, step: int, updates: Sequence[dict[str, float]], 
   """Returns how the numerics of an RL step are not exact; None if they are or need not be.
 
   With a lag, the first update has other weights than the sampler had, and nothing is compared. The
-  first step of an asynchronous run has none.
+  first step of an asynchronous run has none. Nor is anything compared where a token may have read
+  keys of earlier weights than its own.
   """
   gap = updates[0].get("rollout_corr/logprob_abs_diff/max", 0.0) if updates else 0.0
-  if not config.numerics.exact or lag > 0 or gap == 0:
+  if not config.numerics.exact or config.rollout.update_in_flight == "keep" or lag > 0 or gap == 0:
     return None
   return (
     f"config.numerics.exact: found log-probabilities of RL step {step} that differ between sampler and learner, by up to {gap:.1e} nats "
