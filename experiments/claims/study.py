@@ -37,7 +37,10 @@ SECOND = "second"
 """Prefix of the files and of the entries of `results.json` that belong to the second run."""
 
 Arms = Sequence[tuple[dict[str, Any], beds.Arm]]
-"""Arms with the columns that name them, as in ({"objective": "grpo", "updates": 4}, Arm)."""
+"""Arms with the columns that name them, as in ({"objective": "grpo", "updates": 4}, Arm).
+
+A column "draw" selects other responses to the same problems; see `trial.train`.
+"""
 
 
 class Second(NamedTuple):

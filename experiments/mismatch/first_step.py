@@ -59,5 +59,5 @@ def measure(config: ConfigDict) -> dict[str, Any]:
   gap = np.abs(of_learner.astype(np.float64) - of_sampler)
   sizes = {"responses": len(batch.counted), "tokens": len(gap)}
   gaps = {"mean": float(np.mean(gap)), "p99": float(np.quantile(gap, 0.99)), "largest": float(np.max(gap))}
-  equal = {"equal": float(np.mean(of_learner == of_sampler)), "in_update": update["rollout_corr/bits_equal"]}
+  equal = {"equal": float(np.mean(gap == 0)), "in_update": update["rollout_corr/bits_equal"]}
   return sizes | equal | gaps | {"shares": [share._asdict() for share in shares]}

@@ -43,15 +43,13 @@ class Versions:
     run: Run that has not begun its RL steps. Its updates are watched from now on.
 
   Attributes:
-    gaps: Gap of each token in nats, by the lag of its weights.
-    equal: Whether its log-probabilities are equal in bits.
+    gaps: Gap of each token in nats, by the lag of its weights; 0 if its numbers are equal in bits.
     several: Number of responses that several versions drew.
   """
 
   def __init__(self, run: Run):
     self._run, self._params, self._update = run, {}, run.experiment.learner.rl_step
     self.gaps: dict[int, list[np.ndarray]] = {}
-    self.equal: dict[int, list[np.ndarray]] = {}
     self.several = 0
     run.experiment = run.experiment._replace(learner=run.experiment.learner._replace(rl_step=self._keep))
     run.witness = self._compare
@@ -80,14 +78,13 @@ class Versions:
         own = np.asarray(run.experiment.learner.logprobs(params, needed_by_logprobs(batch)).logprobs)
         at = counted & (drawn == version)
         self.gaps.setdefault(step - version, []).append(np.abs(own[at].astype(np.float64) - sampled[at]))
-        self.equal.setdefault(step - version, []).append(own[at] == sampled[at])
 
   def of_lags(self) -> list[OfLag]:
     """Returns a row for each lag."""
     rows = []
     for lag in sorted(self.gaps):
-      gaps, equal = np.concatenate(self.gaps[lag]), np.concatenate(self.equal[lag])
-      rows.append(OfLag(lag, len(gaps), float(np.mean(equal)), float(np.max(gaps))))
+      gaps = np.concatenate(self.gaps[lag])
+      rows.append(OfLag(lag, len(gaps), float(np.mean(gaps == 0)), float(np.max(gaps))))
     return rows
 
 
