@@ -5,6 +5,7 @@ The model is a transformer of 33 thousand weights. It imitates an unreliable tea
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -12,20 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.claims.running_sums import (
-  END,
-  ERROR_RATE,
-  FEWEST_DIGITS,
-  MOST_DIGITS,
-  PAD,
-  VOCAB_SIZE,
-  graded,
-  problems,
-  prompts_of,
-  rectangle,
-  response_tokens,
-  workings,
-)
+from experiments.claims import fibonacci, running_sums
+from experiments.claims.running_sums import END, ERROR_RATE, FEWEST_DIGITS, MOST_DIGITS, PAD, VOCAB_SIZE, rectangle
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import (
   group_advantages,
@@ -59,6 +48,34 @@ package or of another module.
 """
 
 
+class Task(NamedTuple):
+  """Task of the bed.
+
+  Attributes:
+    problems: Function `(split, count, rng, *, digits) -> problems`.
+    prompts_of: Function from problems to prompts of one length.
+    workings: Function `(problems, *, error_rate, rng)` that writes the responses of a teacher.
+    graded: Function `(problems, tokens, mask, stopped) -> rewards`.
+    budget: Function from the most digits to the most tokens of a response.
+    stop_ids: Tokens that end a response.
+  """
+
+  problems: Callable[..., np.ndarray]
+  prompts_of: Callable[[np.ndarray], np.ndarray]
+  workings: Callable[..., np.ndarray]
+  graded: Callable[..., np.ndarray]
+  budget: Callable[[int], int]
+  stop_ids: tuple[int, ...]
+
+
+def _task(module: ModuleType, budget: Callable[[int], int], *stop_ids: int) -> Task:
+  return Task(module.problems, module.prompts_of, module.workings, module.graded, budget, stop_ids)
+
+
+TASKS = {"sums": _task(running_sums, running_sums.response_tokens, END), "fibonacci": _task(fibonacci, lambda most: most)}
+"""Tasks by name: sums of given digits, and Fibonacci numbers for responses of any length."""
+
+
 class Sizes(NamedTuple):
   """Sizes of the bed.
 
@@ -79,8 +96,9 @@ class Sizes(NamedTuple):
     evaluations: Number of evaluations after the start of a trial, evenly spaced.
     eval_prompts: Number of held-out problems per evaluation.
     end_prompts: Number of held-out problems of the last evaluation.
-    digits: Fewest and most digits of a problem.
+    digits: Fewest and most digits of a problem, or tokens of a response to "fibonacci".
     error_rate: Probability that the teacher gets a sum wrong.
+    task: Key of `TASKS`.
   """
 
   num_layers: int = 2
@@ -100,6 +118,11 @@ class Sizes(NamedTuple):
   end_prompts: int = 256
   digits: tuple[int, int] = (FEWEST_DIGITS, MOST_DIGITS)
   error_rate: float = ERROR_RATE
+  task: str = "sums"
+
+  def problems(self, split: str, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws problems of the task."""
+    return TASKS[self.task].problems(split, count, rng, digits=self.digits)
 
 
 SMOKE = Sizes(
@@ -239,10 +262,10 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
 
   @functools.cache
   def sampler(dtype: str, temperature: float) -> Callable[..., Rollouts]:
-    model, lower = lowered(config, dtype)
+    (model, lower), task = lowered(config, dtype), TASKS[sizes.task]
     sample = make_sampler(
       model, group_size=sizes.group_size,
-      max_new_tokens=response_tokens(sizes.digits[1]), stop_ids=(END,), pad_id=PAD, temperature=temperature, slots=256,
+      max_new_tokens=task.budget(sizes.digits[1]), stop_ids=task.stop_ids, pad_id=PAD, temperature=temperature, slots=256,
     )  # fmt: skip
     asked = lambda prompts, key: (prompts, jnp.ones(prompts.shape, bool), seeded(key, len(prompts) * sizes.group_size))
     return jax.jit(lambda params, prompts, key: sample(lower(params), *asked(prompts, key)))
@@ -318,23 +341,28 @@ class StartFailed(RuntimeError):
   """
 
 
-@functools.lru_cache(maxsize=32)  # All arms of a seed follow one another within a block.
 def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
   """Trains a model from scratch to imitate the teacher, up to `warm_accuracy`.
 
-  The weights are the same for all arms of a seed and a model.
+  The weights are the same for all arms of a seed and a model, whatever the sizes of RL.
 
   Raises:
     StartFailed: If the model has not reached `warm_accuracy` after `warm_steps` steps.
   """
-  bed, rng = make_bed(sizes, model), np.random.default_rng([seed, 0])
+  return _imitated(sizes._replace(num_prompts=0, updates=0, evaluations=0, end_prompts=0), seed, model)
+
+
+@functools.lru_cache(maxsize=32)  # All arms of a seed follow one another within a block.
+def _imitated(sizes: Sizes, seed: int, model: str) -> Params:
+  """Trains a model to imitate the teacher; see `warm_params`."""
+  bed, rng, task = make_bed(sizes, model), np.random.default_rng([seed, 0]), TASKS[sizes.task]
   state = bed.warm_state(bed.init(jax.random.key(seed)))
   for step in range(1, sizes.warm_steps + 1):
-    chosen = problems("train", sizes.warm_rows, rng, digits=sizes.digits)
-    responses = workings(chosen, error_rate=sizes.error_rate, rng=rng)
-    state, _ = bed.warm_step(state, rectangle(prompts_of(chosen), responses, responses != PAD))
+    chosen = sizes.problems("train", sizes.warm_rows, rng)
+    responses = task.workings(chosen, error_rate=sizes.error_rate, rng=rng)
+    state, _ = bed.warm_step(state, rectangle(task.prompts_of(chosen), responses, responses != PAD))
     if step % WARM_CHECK == 0:
-      shown = problems("train", sizes.eval_prompts, rng, digits=sizes.digits)
+      shown = sizes.problems("train", sizes.eval_prompts, rng)
       rollout = draw(bed, state.params, shown, jax.random.key(step), Arm("reinforce"))
       if rollout.rewards.mean() >= sizes.warm_accuracy:
         return jax.device_get(state.params)
@@ -369,9 +397,11 @@ def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array, arm: Arm,
 
   `baseline` is the running mean of the rewards of earlier batches, which the estimator "rae" reads.
   """
-  rollouts = jax.device_get(bed.sampler(arm.dtype, arm.temperature)(params, prompts_of(chosen), key))
-  rewards = graded(chosen, rollouts.tokens, rollouts.mask, rollouts.stopped)
-  batch = rectangle(np.repeat(prompts_of(chosen), bed.sizes.group_size, axis=0), rollouts.tokens, rollouts.mask)
+  task = TASKS[bed.sizes.task]
+  prompts = task.prompts_of(chosen)
+  rollouts = jax.device_get(bed.sampler(arm.dtype, arm.temperature)(params, prompts, key))
+  rewards = task.graded(chosen, rollouts.tokens, rollouts.mask, rollouts.stopped)
+  batch = rectangle(np.repeat(prompts, bed.sizes.group_size, axis=0), rollouts.tokens, rollouts.mask)
   drawn_at = np.pad(rollouts.logprobs, ((0, 0), (batch.tokens.shape[1] - rollouts.logprobs.shape[1], 0)))
   batch = batch._replace(old_logprobs=drawn_at, sampler_logprobs=drawn_at)
   routes, entropies = None, arm.advantages == "gtpo" or arm.correction == "top_entropy"

@@ -43,6 +43,9 @@ A column "draw" selects other responses to the same problems; see `trial.train`.
 """
 
 
+Sized = Callable[[beds.Sizes, Mapping[str, Any]], beds.Sizes]
+
+
 class Second(NamedTuple):
   """Second run of a study; its results are written once all of its trials are done.
 
@@ -70,6 +73,7 @@ class Study(NamedTuple):
     tables: Function `(sizes, trials)` that returns further entries of `results.json`.
     second: Second run; None if there is none.
     sizes: Sizes of the bed.
+    sized: Function `(sizes, names)` from these sizes and the columns that name an arm to the arm's.
   """
 
   package: str
@@ -81,6 +85,7 @@ class Study(NamedTuple):
   tables: Callable[[beds.Sizes, Sequence[Mapping]], dict] = lambda sizes, trials: {}
   second: Second | None = None
   sizes: beds.Sizes = beds.Sizes()
+  sized: Sized = lambda sizes, names: sizes
 
 
 def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
@@ -106,7 +111,7 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
   A seed whose imitation fails has no trials and is missing from the "seeds" of `results.json`.
   """
   path, recorded = folder / "trials.jsonl", provenance.begin(folder / STARTED, study.rules)
-  for rows, left in trained(study.arms, sizes, seeds, path):
+  for rows, left in trained(study.arms, sizes, seeds, path, study.sized):
     write(study, sizes, left, rows, folder, recorded)
   path.unlink()
   (folder / STARTED).unlink()
@@ -123,7 +128,7 @@ def measure_second(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder
     raise SystemExit(f"error: {results}: found no such file, expected the results of the first run; run it once without --second")
   path, started = folder / f"{SECOND}.jsonl", folder / f"{SECOND}_{STARTED}"
   recorded = provenance.begin(started, study.rules)
-  for rows, left in trained((study.second.arms,), sizes, seeds, path):
+  for rows, left in trained((study.second.arms,), sizes, seeds, path, study.sized):
     about = {"seeds": left, "jax": jax.__version__} | totals(rows) | {"provenance": dict(recorded)}
     tables = {"trials": rows} | study.second.tables(sizes, rows)
     first = from_json(results.read_text())
@@ -132,7 +137,9 @@ def measure_second(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder
   started.unlink()
 
 
-def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], path: pathlib.Path) -> Iterator[tuple[list[dict], list[int]]]:
+def trained(
+  blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], path: pathlib.Path, sized: Sized = lambda sizes, names: sizes
+) -> Iterator[tuple[list[dict], list[int]]]:
   """Runs the trials that are not in a file yet, and appends each to it, and each seed that failed.
 
   Yields:
@@ -153,9 +160,10 @@ def trained(blocks: Sequence[Arms], sizes: beds.Sizes, seeds: Sequence[int], pat
           continue
         try:
           # All starts before the first arm, which would be for nothing if that of a control fails.
-          for model in {other.model: None for others, other in left if others["seed"] == seed}:
-            beds.warm_params(sizes, seed, model)
-          done.append(run(sizes, names, arm))
+          starts = [(sized(sizes, others), other.model) for others, other in left if others["seed"] == seed]
+          for of_arm, model in dict.fromkeys(starts):
+            beds.warm_params(of_arm, seed, model)
+          done.append(run(sized(sizes, names), names, arm))
         # Raised before an arm is trained from this start, so that no result influences the choice.
         except beds.StartFailed as reason:
           print(f"{reason}; it is left out", flush=True)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.claims.bed import Arm, Bed, Sizes, draw, make_bed, warm_params
-from experiments.claims.running_sums import problems
 from jaxrl_llm.models import routing
 from jaxrl_llm.types import Params, TrainBatch
 
@@ -18,7 +17,7 @@ def held_out(bed: Bed, params: Params, count: int) -> list[int]:
 
   Samples are drawn in float32 at temperature 1, always with the same problems and keys.
   """
-  chosen = problems("test", count, np.random.default_rng(0), digits=bed.sizes.digits)
+  chosen = bed.sizes.problems("test", count, np.random.default_rng(0))
   rollout = draw(bed, params, chosen, jax.random.key(count), Arm("reinforce"))
   return rollout.rewards.reshape(count, -1).sum(axis=1).astype(int).tolist()
 
@@ -59,7 +58,7 @@ def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
   rng, size = np.random.default_rng([seed, 1]), sizes.num_prompts * sizes.group_size
   key = jax.random.fold_in(jax.random.key(seed), samples) if samples else jax.random.key(seed)
   # All arms of a seed see the same problems in the same order.
-  train = problems("train", sizes.updates * sizes.num_prompts, rng, digits=sizes.digits)
+  train = sizes.problems("train", sizes.updates * sizes.num_prompts, rng)
   batches, metrics, baseline, curve = [], [], 0.0, [_accuracy(held_out(bed, params, sizes.eval_prompts), sizes)]
   for update in range(sizes.updates):
     index = update % arm.per_rollout

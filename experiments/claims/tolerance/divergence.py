@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from experiments.claims import bed as beds
-from experiments.claims import running_sums
 from experiments.claims.precision import distortion
 
 PROMPTS = 64
@@ -26,7 +25,7 @@ def measure(sizes: beds.Sizes, seed: int, model: str, samplers: Sequence[str]) -
     log-probability, of responses that an exact sampler has drawn.
   """
   bed, params = beds.make_bed(sizes, model), beds.warm_params(sizes, seed, model)
-  chosen = running_sums.problems("train", PROMPTS, np.random.default_rng([seed, 2]), digits=sizes.digits)
+  chosen = sizes.problems("train", PROMPTS, np.random.default_rng([seed, 2]))
   batch = beds.draw(bed, params, chosen, jax.random.key(seed), beds.Arm("grpo", recompute=True)).batch._replace(sampler_logprobs=None)
   rows, counted = [], np.asarray(batch.mask) > 0
   for sampler in samplers:

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from experiments.claims.bed import Arm, Sizes, draw, make_bed, warm_params
-from experiments.claims.running_sums import problems
 from experiments.claims.trial import held_out
 
 
@@ -33,7 +32,7 @@ def train(sizes: Sizes, seed: int, arm: Arm, lag: int) -> dict:
   bed, params = make_bed(sizes, arm.model), warm_params(sizes, seed, arm.model)
   state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
   rng, size = np.random.default_rng([seed, 1]), sizes.num_prompts * sizes.group_size
-  train = problems("train", sizes.updates * sizes.num_prompts, rng, digits=sizes.digits)
+  train = sizes.problems("train", sizes.updates * sizes.num_prompts, rng)
   weights, moved = deque(maxlen=lag + 1), []
   for first in range(0, sizes.updates, arm.per_rollout):
     weights.append(jax.tree.map(np.asarray, state.params))

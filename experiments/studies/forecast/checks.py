@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from experiments.claims import bed as beds
-from experiments.claims.running_sums import problems
 from experiments.studies.forecast import protocol
 from jaxrl_llm.types import Params
 
@@ -42,7 +41,7 @@ def measure(start: Callable[[int, int], tuple[beds.Bed, Params]]) -> dict:
 def _measure(bed: beds.Bed, params: Params, length: int) -> dict[str, float]:
   """Measures the numbers of one length."""
   sizes, rng = bed.sizes, np.random.default_rng([protocol.TUNING_SEEDS[0], 3])
-  chosen = problems("train", UPDATES * sizes.num_prompts, rng, digits=sizes.digits)
+  chosen = sizes.problems("train", UPDATES * sizes.num_prompts, rng)
   cell, size = protocol.Cell(length, UPDATES), sizes.num_prompts * sizes.group_size
   values = {"right": float(beds.draw(bed, params, chosen, jax.random.key(1), beds.Arm("reinforce")).rewards.mean())}
   for name in ("grpo", "gspo"):
