@@ -195,8 +195,9 @@ def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
   """Runs one trial and returns it as a row."""
   started, wall = time.process_time(), time.perf_counter()
   arm = arm._replace(per_rollout=min(arm.per_rollout, sizes.updates))
-  row = names | summary(trial.train(sizes, names["seed"], arm, samples=names.get("draw", 0)), per_rollout=arm.per_rollout)
-  return rounded(row | {"processor_seconds": time.process_time() - started, "wall_seconds": time.perf_counter() - wall})
+  row = summary(trial.train(sizes, names["seed"], arm, samples=names.get("draw", 0)), per_rollout=arm.per_rollout)
+  # The names stay if the summary has a column of that name, since a stopped study resumes by them.
+  return rounded(names | row | names | {"processor_seconds": time.process_time() - started, "wall_seconds": time.perf_counter() - wall})
 
 
 def write(study: Study, sizes: beds.Sizes, seeds: Sequence[int], rows: Sequence[Mapping], folder: pathlib.Path, recorded: Mapping) -> None:
