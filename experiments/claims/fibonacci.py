@@ -34,7 +34,7 @@ def problems(split: str, count: int, rng: np.random.Generator, *, digits: tuple[
 
   Example:
     >>> problems("test", 1, np.random.default_rng(0), digits=(6, 6)).tolist()
-    [[2, 4, 6, 0, 6, 6, 2, 8]]
+    [[8, 1, 9, 0, 9, 9, 8, 7]]
   """
   fewest, most = digits
   if fewest != most:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from experiments.claims import bed as beds
-from experiments.claims import running_sums, trial
+from experiments.claims import fibonacci, running_sums, trial
 from tests.marks import few
 
 RNG = np.random.default_rng
@@ -56,6 +56,29 @@ def test_a_batch_counts_only_the_response():
     "one sum for each digit after the first, and the end"
   )
   assert (batch.segments == 0).sum() == (responses == running_sums.PAD).sum()
+
+
+@pytest.mark.parametrize("tokens", [16, 64, 256])
+def test_fibonacci_responses_of_any_length_are_right_as_often_as_the_teacher_errs(tokens):
+  problems = fibonacci.problems("train", 2000, RNG(0), digits=(tokens, tokens))
+  assert problems.shape == (2000, 2 + tokens) and np.all((problems[:, :-2] + problems[:, 1:-1]) % 10 == problems[:, 2:])
+  assert {running_sums.split_of(row[:2].tolist()) for row in problems} == {"train"}
+  grade = lambda rate: fibonacci.graded(problems, fibonacci.workings(problems, error_rate=rate, rng=RNG(1)), None, None).mean()
+  # e^-½ of the responses have no error, and some errors cancel.
+  assert grade(0.0) == 1 and 0.6 < grade(0.5 / tokens) < 0.72
+
+
+def test_fibonacci_responses_have_one_length():
+  with pytest.raises(ValueError, match=r"digits: found \(4, 8\), expected two equal numbers"):
+    fibonacci.problems("train", 1, RNG(0), digits=(4, 8))
+
+
+def test_the_last_token_alone_decides_whether_a_fibonacci_response_is_right():
+  problems = fibonacci.problems("test", 1, RNG(0), digits=(6, 6))
+  right = problems[:, 2:]
+  assert fibonacci.graded(problems, right, None, None).tolist() == [1]
+  assert fibonacci.graded(problems, np.where(np.arange(6) == 0, 0, right), None, None).tolist() == [1]
+  assert fibonacci.graded(problems, (right + (np.arange(6) == 5)) % 10, None, None).tolist() == [0]
 
 
 def columns(count=120, **other):

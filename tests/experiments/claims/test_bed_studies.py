@@ -1,4 +1,4 @@
-"""The studies of the bed: the rules of E15 to E17, E23 and E24, and their commands."""
+"""The studies of the bed: the rules of E15 to E17 and E23 to E25, and their commands."""
 
 import json
 
@@ -11,6 +11,8 @@ from experiments.claims import bed as beds
 from experiments.claims import running_sums, study
 from experiments.claims.gate_asymmetry import __main__ as gate_asymmetry
 from experiments.claims.gate_asymmetry import rules as gate_rules
+from experiments.claims.long_responses import __main__ as long_responses
+from experiments.claims.long_responses import rules as length_rules
 from experiments.claims.long_tolerance import rules as long_rules
 from experiments.claims.mismatch import __main__ as mismatch
 from experiments.claims.mismatch import rules as mismatch_rules
@@ -213,6 +215,7 @@ def test_an_error_of_one_token_spreads_and_shrinks_over_the_sequence_under_gspo(
     pytest.param(precision, "E16", marks=pytest.mark.exhaustive, id="E16"),
     pytest.param(mismatch, "E17", marks=pytest.mark.exhaustive, id="E17"),
     pytest.param(tolerance, "E23", marks=pytest.mark.exhaustive, id="E23"),
+    pytest.param(long_responses, "E25", marks=pytest.mark.exhaustive, id="E25"),
   ],
 )
 def test_a_smoke_run_writes_verdicts_and_a_figure(command, claim, tmp_path, capsys):
@@ -222,6 +225,43 @@ def test_a_smoke_run_writes_verdicts_and_a_figure(command, claim, tmp_path, caps
   assert not (tmp_path / "trials.jsonl").exists() and list((tmp_path / "figures").glob("*.png"))
   command.main(["--plot_only", f"--folder={tmp_path}", "--format", "pdf"])
   assert list((tmp_path / "figures").glob("*.pdf")) and claim in capsys.readouterr().out
+
+
+def test_the_rules_of_length_pair_leads_over_seeds():
+  """GSPO is ahead at 256 tokens alone, where GRPO has fallen."""
+  def right(names):
+    return 2 if names["objective"] == "grpo" and names["tokens"] == 256 else 6
+
+  trials = [
+    SMALL | names | {"seed": seed, "right": about(right(names), seed), "clipped": 0.01}
+    | {"curve": [0.5, 0.5, 0.5, 0.1, 0.1] if right(names) == 2 else [0.5] * 5}
+    for names, _ in length_rules.arms() for seed in range(8)
+  ]  # fmt: skip
+  verdicts = {name: row["verdict"] for name, row in length_rules.judge({"trials": trials}).items()}
+  assert verdicts[length_rules.CONFIRMATORY["E25"]] == verdicts["E25, tokens: GSPO's lead over GRPO grows from 16 to 256"] == "reproduced"
+  assert verdicts["E25, samples: GRPO collapses more at 256 than at 16"] == "reproduced"
+  assert verdicts["E25, samples: GSPO's lead over GRPO at 64"] == "inconclusive"
+  assert verdicts["E25, samples: GSPO's lead over SAPO grows from 16 to 256"] == "inconclusive"
+  still = length_rules.judge({"trials": [row | {"clipped": 1e-4} for row in trials]})
+  assert still[length_rules.CONFIRMATORY["E25"]]["verdict"] == "mechanism not engaged"
+
+
+def test_the_columns_that_name_an_arm_stay(monkeypatch):
+  """A stopped study finds its trials by them; a trial also measures tokens."""
+  monkeypatch.setattr(study.trial, "train", lambda *of, **options: {})
+  monkeypatch.setattr(study, "summary", lambda history, per_rollout: {"tokens": [3.0, 4.0]})
+  row = study.run(beds.SMOKE, {"tokens": 16, "seed": 0}, beds.Arm("grpo"))
+  assert row["tokens"] == 16 and list(row) == ["tokens", "seed", "processor_seconds", "wall_seconds"]
+
+
+def test_arms_of_a_study_may_have_sizes_of_their_own(tmp_path, monkeypatch):
+  starts, ran = [], []
+  monkeypatch.setattr(beds, "warm_params", lambda sizes, seed, model: starts.append(sizes.digits))
+  monkeypatch.setattr(study, "run", lambda sizes, names, arm: ran.append(sizes.digits) or names)
+  sized = lambda sizes, names: sizes._replace(digits=(len(names["arm"]),) * 2)
+  arms = [({"arm": name}, beds.Arm("reinforce")) for name in ("a", "bb", "cc")]
+  list(study.trained((arms,), beds.SMOKE, (0,), tmp_path / "trials.jsonl", sized))
+  assert ran == [(1, 1), (2, 2), (2, 2)] and starts[:2] == [(1, 1), (2, 2)]
 
 
 def a_study(rules=gate_rules):
