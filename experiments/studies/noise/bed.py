@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.claims import bed as beds
+from experiments.claims.running_sums import problems
 from experiments.gradients.measure import PLAIN, WHOLE, Measured, measure, rows_of
 from experiments.studies.noise import protocol
 from jaxrl_llm import objectives
@@ -51,7 +52,7 @@ def policies(sizes: beds.Sizes, seed: int, staleness: tuple[int, ...] = protocol
     StartFailed: If the imitation fails.
   """
   bed, start = programs(sizes).bed, beds.warm_params(sizes, seed)
-  chosen = sizes.problems("train", max(staleness) * sizes.num_prompts, np.random.default_rng([seed, 1]))
+  chosen = problems("train", max(staleness) * sizes.num_prompts, np.random.default_rng([seed, 1]), digits=sizes.digits)
   rollout = beds.draw(bed, start, chosen, jax.random.fold_in(jax.random.key(seed), 1), GRPO)
   state, step, size = bed.new_state(start), bed.step(GRPO.objective, GRPO.settings, GRPO.correction), sizes.num_prompts * sizes.group_size
   reached = {0: start}
@@ -65,7 +66,7 @@ def policies(sizes: beds.Sizes, seed: int, staleness: tuple[int, ...] = protocol
 
 def responses(sizes: beds.Sizes, params: Params, seed: int, stream: int, num_prompts: int = protocol.PROMPTS) -> TrainBatch:
   """Draws responses to training problems that no update has seen, with their prompts as groups."""
-  chosen = sizes.problems("train", num_prompts, np.random.default_rng([seed, stream]))
+  chosen = problems("train", num_prompts, np.random.default_rng([seed, stream]), digits=sizes.digits)
   batch = beds.draw(programs(sizes).bed, params, chosen, jax.random.fold_in(jax.random.key(seed), stream), GRPO).batch
   groups = np.broadcast_to(1 + np.arange(len(batch.mask))[:, None] // sizes.group_size, batch.mask.shape)
   return jax.tree.map(jnp.asarray, batch._replace(groups=groups.astype(np.int32)))
