@@ -19,7 +19,7 @@ from experiments import judging, provenance
 from experiments.claims import study
 from experiments.claims.bed import StartFailed
 from experiments.results import rounded, to_json
-from experiments.studies.long_noise import bed, rules
+from experiments.studies.long_noise import bed, figures, rules
 
 HERE = pathlib.Path(__file__).parent
 
@@ -48,13 +48,15 @@ def measure(folder: pathlib.Path, lengths: Sequence[int]) -> None:
         print(json.dumps(rounded(row | {"processor_seconds": time.process_time() - started})), file=file, flush=True)
 
 
-def judge(folder: pathlib.Path) -> None:
-  """Judges the stored trials, writes `results.json`, and prints the verdicts."""
+def judge(folder: pathlib.Path, formats: Sequence[str] = ("png",)) -> None:
+  """Judges the stored trials, writes `results.json`, prints the verdicts, and draws the figure."""
   rows = study.read_trials(folder / "trials.jsonl")
   trials, failed = [row for row in rows if "objectives" in row], [(row["length"], row["seed"]) for row in rows if "failed" in row]
   kept = {"verdicts": rules.judge(trials, failed), "failed": failed, "means": means(trials)}
   (folder / "results.json").write_text(to_json(rounded(kept)))
   print(judging.lines(kept["verdicts"]))
+  if len(kept["verdicts"]) > 1:
+    figures.draw(trials, kept["means"], folder / "figures", formats)
 
 
 def means(trials: Sequence[dict]) -> list[dict]:
@@ -75,10 +77,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="folder of the trials and results")
   parser.add_argument("--lengths", type=int, nargs="+", choices=rules.LENGTHS, default=rules.LENGTHS, help="lengths to measure")
   parser.add_argument("--judge", action="store_true", help="only judge what is stored")
+  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"], help="formats of the figure")
   args = parser.parse_args(argv)
   if not args.judge:
     measure(args.folder, args.lengths)
-  judge(args.folder)
+  judge(args.folder, args.format)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def test_a_stopped_study_resumes_and_keeps_what_failed(tmp_path, monkeypatch, ca
   command.main([f"--folder={tmp_path}"])
   assert ran == [(length, seed) for length in rules.LENGTHS for seed in rules.SEEDS] and calibrated == list(rules.LENGTHS)
   assert "it is left out" in (out := capsys.readouterr().out) and rules.CONFIRMATORY in out
+  assert (tmp_path / "figures" / "long_noise.png").is_file()
   results = from_json((tmp_path / "results.json").read_text())
   assert results["failed"] == [[16, rules.SEEDS[1]]] and len(results["means"]) == len(rules.LENGTHS) * len(rules.measured(CLIPS))
   lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
