@@ -146,9 +146,17 @@ def trained(
     After every block: the rows of the trials so far, in the order of the plan, and the seeds whose
     imitation did not fail. If that of a control with a model of its own fails, the seed's other
     arms are left out too.
+
+  Raises:
+    SystemExit: If the file has a trial that is not in the plan. The file is removed in the end, and
+      with it any trial that was left out.
   """
   stored, planned = read_trials(path), []
   done, failed = [row for row in stored if "failed" not in row], [row["seed"] for row in stored if "failed" in row]
+  for row in done:
+    if not any(row["seed"] in seeds and names.items() <= row.items() for block in blocks for names, _ in block):
+      own = {name: row.get(name) for name in (*blocks[0][0][0], "seed")}
+      raise SystemExit(f"error: {path}: found a trial {own}, expected the arms and seeds of the study; move the file elsewhere first")
   for block in blocks:
     trials = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
     known = [{name: row[name] for name in trials[0][0]} for row in done]
@@ -172,9 +180,9 @@ def trained(
           continue
         print(json.dumps(done[-1]), file=file, flush=True)
     planned += [names for names, _ in trials]
-    named = [({name: row[name] for name in planned[0]}, row) for row in done]
+    named = [{name: row[name] for name in planned[0]} for row in done]
     counted = [names for names in planned if names["seed"] not in failed]
-    order = sorted((counted.index(names), place) for place, (names, _) in enumerate(named) if names in counted)
+    order = sorted((counted.index(names), place) for place, names in enumerate(named) if names in counted)
     yield [done[place] for _, place in order], [seed for seed in seeds if seed not in failed]
 
 
