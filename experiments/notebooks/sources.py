@@ -12,7 +12,7 @@ ROOT = HERE.parents[1]
 
 NAMES = (
   "00_grpo_in_one_page", "01_objectives", "02_read_a_run", "03_gspo_vs_grpo_vs_sapo", "04_moe_routing_replay",
-  "05_add_your_objective", "06_learning_from_a_teacher", "07_one_collapse",
+  "05_add_your_objective", "06_learning_from_a_teacher", "07_one_collapse", "08_why_ratios_collapse",
 )  # fmt: skip
 """All notebooks, in reading order."""
 
