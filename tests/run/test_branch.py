@@ -104,7 +104,7 @@ UNCHANGED = {
 BY_HAND = [list(UNCHANGED).index(case) for case in (
   "with a checkpoint", "after the last checkpoint of the lag", "with a checkpoint of the lag", "a critic and an adaptive coefficient",
   "carried groups", "a curriculum and beliefs", "conversations", "recorded rollouts", "recorded conversations",
-  "recorded groups that are carried", "a lag, stopped at the fork",
+  "recorded groups that are carried", "a lag, stopped at the fork", "conversations with lag",
 )]  # fmt: skip
 
 

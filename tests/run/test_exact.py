@@ -1,11 +1,14 @@
 """Exact numerics: runs whose sampler's log-probabilities are the learner's to the last bit."""
 
+import subprocess
+import sys
+
 import pytest
 
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.run.steps.stop import inexact
 from jaxrl_llm.workdir.metrics import read_rows
-from tests.runs import call, tiny_config
+from tests.runs import ROOT, call, environment, tiny_config
 
 TINY = ("--config=configs/gspo.py:tiny", "--config.num_steps=2", "--config.warm_start.num_steps=20", "--config.numerics.exact=True")
 MIXTURE, BFLOAT16 = "--config.model.preset=nano-moe", "--config.model.dtype=bfloat16"
@@ -42,6 +45,22 @@ def test_every_token_of_a_run_has_the_same_bits(tmp_path, options):
   assert len(steps) == 2
   for row in steps:
     assert row["rollout_corr/bits_equal"] == 1 and row["rollout_corr/logprob_abs_diff/max"] == row["rollout_corr/kl"] == 0
+
+
+@pytest.mark.exhaustive
+def test_other_commands_read_the_checkpoint_of_an_exact_run(tmp_path):
+  """Each sets the flags that the run's config asks for, whatever its own process began with."""
+  run, folder = tmp_path / "run", tmp_path / "exported"
+  assert call(*TINY, f"--workdir={run}").returncode == 0
+  for module, *args in (
+    ("export", str(run), str(folder)),
+    ("evaluate", f"--checkpoint={run}", "--config.eval.num_prompts=4"),
+    ("main", "--config=configs/opd.py:tiny", f"--config.teacher.path={run}", "--config.num_steps=1", f"--workdir={tmp_path / 'student'}"),
+  ):
+    command = [sys.executable, "-m", f"jaxrl_llm.{module}", *args]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+  assert (folder / "model.safetensors").is_file()
 
 
 def test_a_model_is_refused_without_the_flags(monkeypatch):

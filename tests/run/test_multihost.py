@@ -14,7 +14,6 @@ import pytest
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.run.setup import experiment, saved_state
 from jaxrl_llm.workdir import checkpoint
-from tests.marks import few
 from tests.runs import ROOT, VARIED, column, environment, flags, free_address, joined, lines_of, quick, reach, start, succeed, tiny_config
 
 OVERRIDES = VARIED | {
@@ -187,10 +186,9 @@ ROUTED = CARRYING | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  ("name", "changes"), few([("tools", TALKING), ("gspo", APART), ("gspo", ROUTED)], 0, rest="exhaustive")
-)
-@pytest.mark.slow
+# In CI two processes draw alike in `decoding/test_same_tokens.py`.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "changes"), [("tools", TALKING), ("gspo", APART), ("gspo", ROUTED)])
 def test_two_processes_draw_what_one_draws(name, changes, tmp_path):
   args = [f"--config=configs/{name}.py:tiny", *flags(changes)]
   succeed(*args, f"--workdir={tmp_path / 'one'}", devices=8, **IN_ONE)
