@@ -302,13 +302,13 @@ def test_a_study_whose_rules_have_changed_since_its_first_trial_does_not_resume(
     study.measure(a_study(), beds.SMOKE, (0, 1), tmp_path)
 
 
-@pytest.mark.parametrize(("row", "found"), [({"arm": "c", "seed": 0}, "{'arm': 'c', 'seed': 0}"), ({"arm": "a", "seed": 7}, "'seed': 7")])
-def test_a_stored_trial_that_is_not_in_the_plan_is_not_lost(row, found, tmp_path):
+@pytest.mark.parametrize(("row", "shown"), [({"arm": "c", "seed": 0}, "{'arm': 'c', 'seed': 0}"), ({"arm": "a", "seed": 7}, "'seed': 7")])
+def test_a_stored_trial_that_is_not_in_the_plan_is_not_lost(row, shown, tmp_path):
   path = tmp_path / "trials.jsonl"
   path.write_text(json.dumps(row) + "\n")
   with pytest.raises(SystemExit, match="expected the arms and seeds of the study; move the file elsewhere first") as error:
     study.measure(a_study(), beds.SMOKE, (0, 1), tmp_path)
-  assert found in str(error.value) and path.read_text() == json.dumps(row) + "\n"
+  assert shown in str(error.value) and path.read_text() == json.dumps(row) + "\n"
 
 
 def test_a_second_run_adds_to_the_results_of_the_first(tmp_path, monkeypatch):

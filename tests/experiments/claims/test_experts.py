@@ -54,7 +54,7 @@ def test_routes_that_change_too_little_or_too_much_decide_nothing(change):
 def test_frozen_weights_stay_as_they_are_and_others_move():
   bed = beds.make_bed(beds.SMOKE, "experts")
   params = bed.init(jax.random.key(0))
-  chosen = beds.problems("train", 2, np.random.default_rng(0))
+  chosen = beds.SMOKE.problems("train", 2, np.random.default_rng(0))
   arm = beds.Arm("grpo", rules.WAYS["GRPO"].settings, model="experts", frozen="router")
   batch = beds.draw(bed, params, chosen, jax.random.key(1), arm).batch
   batch = batch._replace(advantages=np.ones_like(batch.mask))
