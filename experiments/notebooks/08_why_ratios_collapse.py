@@ -50,10 +50,11 @@ show.law(stale)
 
 # %% [markdown]
 # **Figure 1. Three ratios, three laws.** Standard deviations over the responses, read from their
-# first 1, 2, 4 ... tokens; dashed: the powers for independent tokens, through the first point of
-# the youngest policy. *a* A token's ratio does not know how long its response is. *b* The
-# sequence's ratio narrows as $1/\sqrt{T}$. *c* The product widens as $\sqrt{T}$, and that is the
-# spread of its *logarithm*: at 1 nat, one response in six counts e times as much as the median.
+# first 1, 2, 4 ... tokens; dashed: the powers for independent tokens of equal spread, through the
+# first point after 15 updates. *a* A token's ratio has no length in it; that it falls says that the
+# first tokens move most. *b* The sequence's ratio narrows with length. *c* The product widens, and
+# that is the spread of its *logarithm*: at 1 nat, one response in six counts e times as much as the
+# median.
 
 # %%
 show.exponents(stale)
