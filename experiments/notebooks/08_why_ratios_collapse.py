@@ -37,7 +37,8 @@ stale = show.go_stale()
 #
 # Three ratios are made of them. A token's own is $r_t$ (PPO, GRPO, DAPO, SAPO). The sequence's is
 # their geometric mean, $s = (\prod_t r_t)^{1/T}$ (GSPO). The ratio that importance sampling really
-# asks for is the product of all, $\prod_t r_t$; no method trains with it, and you will see why.
+# asks for is the product of all, $\prod_t r_t$; no objective here trains with it without a gate, and
+# you will see why.
 #
 # ## Predict before you look
 #
@@ -193,7 +194,7 @@ show.verdicts("E24", ["gspo needs no recomputation", "grpo needs no recomputatio
 # * A clip's width belongs to a length. With the papers' constants on short responses, GSPO leaves
 #   out most of the data.
 # * The noise of the *gradient* under token ratios is real, a factor of two to three here; that it
-#   grows with length is not shown. The product of all ratios grows, and no method uses it.
+#   grows with length is not shown. That of the product of all ratios grows.
 # * That it is this noise that makes large models collapse is the papers' observation at sizes that
 #   no laptop reaches. Small beds show collapses, and GSPO without them; not yet, that the ratio is
 #   the reason.

@@ -1,6 +1,5 @@
 """Lecture 8: importance ratios of stale responses, and the noise of the gradients made of them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -84,13 +83,12 @@ def law(stale: Stale) -> Picture:
 def _law(figure: Any, log_ratios: Mapping[int, np.ndarray]) -> None:
   """Draws one panel per ratio, with one line per number of updates and the law as a dashed one."""
   panels = figure.subplots(1, 3)
-  for axes, name, title, power in zip(
-    panels, "abc", ("token r", "sequence r, mean", "product of all r"), (0.0, -0.5, 0.5), strict=True
-  ):
+  kinds = (("token", "token r", 0.0), ("sequence", "sequence r, mean", -0.5), ("product", "product of all r", 0.5))
+  for axes, name, (kind, title, power) in zip(panels, "abc", kinds, strict=True):
     for (k, gaps), color in zip(log_ratios.items(), (SKY, BLUE, ORANGE, GREY), strict=True):
-      kind = title.split()[0].rstrip(",")
       values = [spreads(gaps, length)[kind] for length in PREFIXES]
       axes.plot(PREFIXES, values, marker="o", markersize=3, color=color, label=f"{k} update{'s' * (k > 1)}")
+    # From the last line's first point.
     axes.plot(PREFIXES, values[0] * np.power(PREFIXES, power), color="black", linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -172,7 +170,7 @@ def verdicts(name: str, names: Sequence[str]) -> Table:
 
 def study_verdicts(names: Sequence[str]) -> Table:
   """Tabulates stored verdicts of the study of noise by their names."""
-  stored = json.loads((NOISE / "results.json").read_text("utf-8"))["verdicts"]
+  stored = from_json((NOISE / "results.json").read_text("utf-8"))["verdicts"]
   return _table({rule: stored[rule] for rule in names})
 
 
