@@ -37,8 +37,8 @@ stale = show.go_stale()
 #
 # Three ratios are made of them. A token's own is $r_t$ (PPO, GRPO, DAPO, SAPO). The sequence's is
 # their geometric mean, $s = (\prod_t r_t)^{1/T}$ (GSPO). The ratio that importance sampling really
-# asks for is the product of all, $\prod_t r_t$; no objective here trains with it without a gate, and
-# you will see why.
+# asks for is the product of all, $\prod_t r_t$; no objective here trains with it without a gate,
+# and you will see why.
 #
 # ## Predict before you look
 #
