@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.kernels import chunked, permutations
 from jaxrl_llm.kernels.partial import CPU_BLOCK, joined, mean_of, mixed, nothing_of, scored
-from jaxrl_llm.kernels.visibility import MASKED
+from jaxrl_llm.kernels.visibility import MASKED, Window
 
 
 class _Places(NamedTuple):
@@ -40,12 +40,13 @@ def attention_by_sequence(
   v: Float[Array, "B T K C"],
   segments: Int[Array, "B T"],
   prefixes: Int[Array, "B T"] | None,
+  window: Window | None = None,
 ) -> Float[Array, "B T H C"]:
   """Computes `chunked.chunked_attention` with sums in the order of each sequence.
 
   The tokens of a segment lie next to each other. The backward pass is that of `chunked_attention`.
   """
-  return _forward(q, k, v, segments, prefixes)[0]
+  return _forward(q, k, v, segments, prefixes, window)[0]
 
 
 def _places(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None) -> _Places:
@@ -57,7 +58,7 @@ def _places(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None) -> 
   return _Places(*(table[rows, ids].reshape(-1) for ids in (segments, before) for table in (first, size)))
 
 
-def _forward(q, k, v, segments, prefixes):
+def _forward(q, k, v, segments, prefixes, window):
   batch, length, heads, width = q.shape
   groups, block, tokens = k.shape[2], CPU_BLOCK, batch * length
   # Bfloat16 products of few rows add in an order of their own.
@@ -67,6 +68,7 @@ def _forward(q, k, v, segments, prefixes):
   behind = jnp.arange(tokens) - places.first
   is_first = (segments.reshape(-1) > 0) & (behind % block == 0)
   begins, _ = permutations.true_first(is_first)
+  firsts = None if window is None else jnp.pad(window.firsts.reshape(-1), (0, block))
 
   def attend(i, outputs):
     start = begins[i]
@@ -76,13 +78,15 @@ def _forward(q, k, v, segments, prefixes):
     # [q H C] -> [K H/K·q C], as the blocks of queries in `chunked_attention`.
     queries = jax.lax.dynamic_slice_in_dim(flat_q, start, block).reshape(block, groups, -1, width).transpose(1, 2, 0, 3)
     queries = queries.reshape(groups, -1, width)
+    earliest = None if firsts is None else jax.lax.dynamic_slice_in_dim(firsts, start, block)[:, None]
 
     def visit(j, part):
       keys = j * block + offsets
       after = keys - of_start.prefix_size
       slots = jnp.where(after < 0, of_start.prefix + keys, of_start.first + after)
       slots = jnp.clip(slots, 0, tokens - 1)
-      seen = jnp.tile(keys <= here[:, None], (queries.shape[1] // block, 1))
+      seen = keys <= here[:, None]
+      seen = jnp.tile(seen if earliest is None else seen & (keys >= earliest), (queries.shape[1] // block, 1))
       scores = jnp.where(seen, scored(queries, flat_k[slots].transpose(1, 0, 2)), MASKED)
       return joined(part, scores, lambda weights: mixed(weights, flat_v[slots].transpose(1, 0, 2)))
 
@@ -104,11 +108,12 @@ def _forward(q, k, v, segments, prefixes):
   out, log_sum = (x[:tokens].reshape(batch, length, *x.shape[1:]) for x in outputs)
   # A remat policy that saves both by name spares the backward pass this loop.
   out, log_sum = checkpoint_name(out, "attention"), checkpoint_name(log_sum, "attention")
-  return out, (q, k, v, segments, prefixes, out, log_sum)
+  return out, (q, k, v, segments, prefixes, window, out, log_sum)
 
 
 def _backward(saved, d_out):
-  return *chunked.gradients(*saved, d_out, block=CPU_BLOCK), None, None
+  *tokens, window, out, log_sum = saved
+  return *chunked.gradients(*tokens, out, log_sum, d_out, window=window, block=CPU_BLOCK), None, None, None
 
 
 attention_by_sequence.defvjp(_forward, _backward)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm.kernels import permutations
 from jaxrl_llm.kernels.partial import joined, mean_of, nothing_of, scored
 from jaxrl_llm.kernels.precision import precision_of
-from jaxrl_llm.kernels.visibility import MASKED, blocks_seen, padded, visible
+from jaxrl_llm.kernels.visibility import MASKED, Window, blocks_seen, padded, visible
 
 
 class _Blocks(NamedTuple):
@@ -27,6 +27,7 @@ class _Blocks(NamedTuple):
   slots: Int[Array, "N q"]
   keys: Int[Array, "M k"]
   key_slots: Int[Array, "M k"]
+  window: Window | None
   count: Int[Array, ""]
   of_queries: Int[Array, " P"]
   of_keys: Int[Array, " P"]
@@ -42,6 +43,7 @@ def chunked_attention(
   keys: Int[Array, "B S"] | None = None,
   slots: Int[Array, " T"] | None = None,
   stripe: int | None = None,
+  window: Window | None = None,
   block: int = 64,
 ) -> Float[Array, "B T H C"]:
   """Computes causal attention within each sequence and to its prefix, with the softmax in float32.
@@ -60,6 +62,7 @@ def chunked_attention(
     slots: Slot of each query among the keys; None if they are the first ones.
     stripe: Number of consecutive slots at a time among `slots`, which no block exceeds; None if all
       are consecutive.
+    window: Window of each query over its sequence; None if it sees all before it.
     block: Number of tokens of a block.
 
   Returns:
@@ -73,8 +76,8 @@ def chunked_attention(
   slots = jnp.arange(length, dtype=jnp.int32) if slots is None else slots
   block = min(block, stripe or block)
   q, k, v, segments, keys, slots = (padded(x, block) for x in (q, k, v, segments, keys, slots[None]))
-  prefixes = None if prefixes is None else padded(prefixes, block)
-  out = _attend(*(_stacked(x, groups, block) for x in (q, k, v)), _blocks(segments, prefixes, keys, slots[0], block))
+  prefixes, window = jax.tree.map(lambda x: padded(x, block), (prefixes, window))
+  out = _attend(*(_stacked(x, groups, block) for x in (q, k, v)), _blocks(segments, prefixes, keys, slots[0], window, block))
   return _unstacked(out, batch, heads, block)[:, :length]
 
 
@@ -101,30 +104,30 @@ def gradients(
   log_sum: Float[Array, "B T H"],
   d_out: Float[Array, "B T H C"],
   *,
+  window: Window | None = None,
   block: int,
 ) -> tuple[Float[Array, "B T H C"], Float[Array, "B T K C"], Float[Array, "B T K C"]]:
   """Computes the gradients of attention whose output and log-sum-exp are given."""
   (batch, length), groups = segments.shape, k.shape[2]
   heads = q.shape[2], groups, groups
   q, k, v, out, log_sum, d_out = (_stacked(padded(x, block), groups, block) for x in (q, k, v, out, log_sum[..., None], d_out))
-  segments, prefixes = padded(segments, block), None if prefixes is None else padded(prefixes, block)
-  blocks = _blocks(segments, prefixes, segments, jnp.arange(segments.shape[1], dtype=jnp.int32), block)
+  segments, prefixes, window = jax.tree.map(lambda x: padded(x, block), (segments, prefixes, window))
+  blocks = _blocks(segments, prefixes, segments, jnp.arange(segments.shape[1], dtype=jnp.int32), window, block)
   *of_tokens, _ = _backward((q, k, v, blocks, out, log_sum[..., 0]), d_out)
   return tuple(_unstacked(x, batch, count, block)[:, :length] for x, count in zip(of_tokens, heads, strict=True))
 
 
-def _blocks(segments: Array, prefixes: Array | None, keys: Array, slots: Array, block: int) -> _Blocks:
+def _blocks(segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None, block: int) -> _Blocks:
   batch = segments.shape[0]
-  split = lambda x: None if x is None else x.reshape(batch, -1, block)
-  segments, prefixes, keys = split(segments), split(prefixes), split(keys)
+  segments, prefixes, keys, window = jax.tree.map(lambda x: x.reshape(batch, -1, block), (segments, prefixes, keys, window))
   slots, key_slots = slots.reshape(-1, block), jnp.arange(keys[0].size, dtype=jnp.int32).reshape(-1, block)
-  seen = blocks_seen(segments, prefixes, keys, slots.max(-1))
+  seen = blocks_seen(segments, prefixes, keys, slots.max(-1), window)
   pairs, _ = permutations.true_first(seen.ravel())  # Pairs of one block of queries stay together.
   of_queries = pairs // seen.shape[2]
   of_keys = pairs // (seen.shape[1] * seen.shape[2]) * seen.shape[2] + pairs % seen.shape[2]
-  flat = lambda x: None if x is None else x.reshape(-1, block)
+  segments, prefixes, keys, window = jax.tree.map(lambda x: x.reshape(-1, block), (segments, prefixes, keys, window))
   repeat = lambda x: jnp.tile(x, (batch, 1))
-  return _Blocks(flat(segments), flat(prefixes), repeat(slots), flat(keys), repeat(key_slots), seen.sum(), of_queries, of_keys)
+  return _Blocks(segments, prefixes, repeat(slots), keys, repeat(key_slots), window, seen.sum(), of_queries, of_keys)
 
 
 @jax.custom_vjp
@@ -137,6 +140,8 @@ def _scores(q: Array, k: Array, blocks: _Blocks, i: Array, j: Array) -> tuple[Fl
   prefixes = None if blocks.prefixes is None else blocks.prefixes[i]
   causal = blocks.slots[i][:, None] >= blocks.key_slots[j]
   seen = visible(blocks.segments[i], prefixes, blocks.keys[j], causal)
+  if blocks.window is not None:
+    seen &= blocks.window.sees(i, j)
   return scored(q[i], k[j]), jnp.tile(seen, (q.shape[2] // seen.shape[0], 1))
 
 

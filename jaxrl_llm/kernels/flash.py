@@ -13,7 +13,7 @@ from jaxrl_llm.kernels import flash_gpu, flash_gpu_kernels, flash_tpu, permutati
 from jaxrl_llm.kernels.flash_gpu import Tiles, visits
 from jaxrl_llm.kernels.flash_tpu import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE, Ids, Pairs
 from jaxrl_llm.kernels.precision import precision_of
-from jaxrl_llm.kernels.visibility import blocks_seen, padded
+from jaxrl_llm.kernels.visibility import Window, blocks_seen, padded
 
 _BLOCKS = (1024, 512, 256, 128)
 """Tokens per block on TPUs, multiples of the 128 lanes of a TPU's vector registers.
@@ -39,7 +39,8 @@ class Kernels(NamedTuple):
     reads: Function from the width of a head to whether the kernels read it.
     sizes: Function `(q, k, stripe) -> sizes`, which has a block of `queries` and of `keys` that
       divide what the kernels take.
-    lists: Function `(segments, prefixes, keys, slots, sizes) -> lists` of the blocks to visit.
+    lists: Function `(segments, prefixes, keys, slots, window, sizes) -> lists` of the blocks to
+      visit.
     forward: Function `(q, k, v, ids, lists, *, sizes, interpret) -> (out, log_sum)`, which has the
       elements of B·H·T in this order.
     backward: Function `(q, k, v, d_out, log_sum, mean, ids, lists, *, sizes, interpret) -> (d_q,
@@ -82,6 +83,7 @@ def flash_attention(
   keys: Int[Array, "B S"] | None = None,
   slots: Int[Array, " T"] | None = None,
   stripe: int | None = None,
+  window: Window | None = None,
   platform: str = "tpu",
   interpret: Any = False,
 ) -> Float[Array, "B T H C"]:
@@ -111,8 +113,9 @@ def flash_attention(
   slots = (jnp.arange(length, dtype=jnp.int32) if slots is None else slots)[None]
   q, segments, prefixes, slots = (None if x is None else padded(x, sizes.queries) for x in (q, segments, prefixes, slots))
   k, v, keys = (padded(x, sizes.keys) for x in (k, v, keys))
-  lists = kernels.lists(segments, prefixes, keys, slots[0], sizes)
-  ids = _ids(segments, prefixes, keys, slots)
+  window = window and Window(padded(window.firsts, sizes.queries), padded(window.positions, sizes.keys))
+  lists = kernels.lists(segments, prefixes, keys, slots[0], window, sizes)
+  ids = _ids(segments, prefixes, keys, slots, window)
   # A remat policy that keeps them by name spares the backward pass of each layer their lists.
   lists, ids = jax.tree.map(lambda x: checkpoint_name(x, "visits"), (lists, ids))
   in_layout = lambda x: x.transpose(0, 2, 1, 3) if kernels.layout == "bhtc" else x
@@ -146,22 +149,24 @@ def block(length: int) -> int:
   return next((size for size in _BLOCKS if 4 * (-length % size) <= length), _BLOCKS[-1])
 
 
-def _ids(segments: Array, prefixes: Array | None, keys: Array, slots: Array) -> Ids:
+def _ids(segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None) -> Ids:
   # Padding among the keys has id 0, which no query looks for.
   own = [jnp.where(x > 0, x, -1) for x in (segments, prefixes) if x is not None]
   key_slots = jnp.broadcast_to(jnp.arange(keys.shape[1], dtype=jnp.int32), keys.shape)
-  return Ids(jnp.stack([*own, jnp.broadcast_to(slots, segments.shape)], axis=1), jnp.stack([keys, key_slots], axis=1))
+  firsts, positions = ([], []) if window is None else ([window.firsts], [window.positions])
+  queries = jnp.stack([*own, jnp.broadcast_to(slots, segments.shape), *firsts], axis=1)
+  return Ids(queries, jnp.stack([keys, key_slots, *positions], axis=1))
 
 
 def _visible(
-  segments: Array, prefixes: Array | None, keys: Array, slots: Array, block_q: int, block_k: int
+  segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None, block_q: int, block_k: int
 ) -> tuple[Bool[Array, "B I J"], Bool[Array, "B I J"]]:
   """Returns in which pairs of blocks a query sees a key, and in which each sees all."""
   batch = segments.shape[0]
   split = lambda x, size: None if x is None else x.reshape(batch, -1, size)
   segments, prefixes, keys = split(segments, block_q), split(prefixes, block_q), split(keys, block_k)
-  slots = slots.reshape(-1, block_q)
-  first, seen = slots.min(-1), blocks_seen(segments, prefixes, keys, slots.max(-1))
+  slots, window = slots.reshape(-1, block_q), window and Window(split(window.firsts, block_q), split(window.positions, block_k))
+  first, seen = slots.min(-1), blocks_seen(segments, prefixes, keys, slots.max(-1), window)
   # The only segment of a block, or 0.
   one = lambda x: jnp.where(x.min(-1) == x.max(-1), x.max(-1), 0)
   of_keys = one(keys)[:, None]
@@ -169,14 +174,16 @@ def _visible(
   if prefixes is not None:
     whole |= one(prefixes)[:, :, None] == of_keys
   whole &= (of_keys > 0) & (first[:, None] + 1 >= (jnp.arange(keys.shape[1]) + 1) * block_k)
+  if window is not None:
+    whole &= window.positions.min(-1)[:, None] >= window.firsts.max(-1)[:, :, None]
   return seen, whole & seen
 
 
 def _pairs(
-  segments: Array, prefixes: Array | None, keys: Array, slots: Array, sizes: _Sizes
+  segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None, sizes: _Sizes
 ) -> tuple[Pairs, list[Pairs]]:
   """Lists the pairs of blocks to visit, for all keys and for each window of keys."""
-  seen, whole = _visible(segments, prefixes, keys, slots, sizes.queries, sizes.keys)
+  seen, whole = _visible(segments, prefixes, keys, slots, window, sizes.queries, sizes.keys)
   every, windows = _listed(seen, whole), sizes.windows(keys.shape[1])
   if len(windows) == 1:
     return every, [every]
@@ -219,12 +226,12 @@ def _tpu_backward(q, k, v, d_out, log_sum, mean, ids: Ids, lists, *, sizes: _Siz
 
 
 def _gpu_lists(
-  segments: Array, prefixes: Array | None, keys: Array, slots: Array, sizes: flash_gpu.Sizes
+  segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None, sizes: flash_gpu.Sizes
 ) -> flash_gpu.Lists:
   """Lists the blocks that each block of queries visits, in two kernels, and each block of keys."""
 
   def visible(tiles: Tiles):
-    return _visible(segments, prefixes, keys, slots, tiles.queries, tiles.keys)
+    return _visible(segments, prefixes, keys, slots, window, tiles.queries, tiles.keys)
 
   by_keys = (x.swapaxes(1, 2) for x in visible(sizes.of_keys))
   return flash_gpu.Lists(visits(*visible(sizes.forward)), visits(*visible(sizes.of_queries)), visits(*by_keys))

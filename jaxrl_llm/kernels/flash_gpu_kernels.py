@@ -36,7 +36,7 @@ def _specs(q: Array, k: Array, ids: Ids, tiles: Tiles) -> tuple:
   sums = pl.BlockSpec((None, None, tiles.queries), lambda h, i, b: (b, h, last - i))
   keys = pl.BlockSpec((None, length, None, width), lambda h, i, b: (b, 0, jax.lax.div(h, group), 0))
   of_queries = pl.BlockSpec((None, num_ids, tiles.queries), lambda h, i, b: (b, 0, last - i))
-  of_keys = pl.BlockSpec((None, 2, length), lambda h, i, b: (b, 0, 0))
+  of_keys = pl.BlockSpec((None, ids.keys.shape[1], length), lambda h, i, b: (b, 0, 0))
   return [listed(length // tiles.keys), listed(2)], queries, sums, keys, [of_queries, of_keys]
 
 
@@ -98,7 +98,7 @@ def _forward(blocks_ref, counts_ref, q_ref, k_ref, v_ref, ids_ref, key_ids_ref, 
     k, v = k_ref[here, :], v_ref[here, :]
     scores = dot(q, k, 1, 1) * (scale * _LOG2_E)
     if not is_whole:
-      scores = jnp.where(is_seen(ids, [key_ids_ref[i, here][None] for i in range(2)]), scores, MASKED)
+      scores = jnp.where(is_seen(ids, [key_ids_ref[i, here][None] for i in range(key_ids_ref.shape[0])]), scores, MASKED)
     top = jnp.maximum(before, jnp.max(scores, axis=1))
     shrink, weights = jnp.exp2(before - top), jnp.exp2(scores - top[:, None])
     # A query that has seen nothing so far sums up weights of 1, which the first true score shrinks
@@ -163,7 +163,7 @@ def _backward_of_queries(
     k, v = k_ref[here, :], v_ref[here, :]
     scores = dot(q, k, 1, 1) * (scale * _LOG2_E) - log_sum
     if not is_whole:
-      scores = jnp.where(is_seen(ids, [key_ids_ref[i, here][None] for i in range(2)]), scores, MASKED)
+      scores = jnp.where(is_seen(ids, [key_ids_ref[i, here][None] for i in range(key_ids_ref.shape[0])]), scores, MASKED)
     d_scores = jnp.exp2(scores) * (dot(d_out, v, 1, 1) - mean)
     return d_q + dot(d_scores.astype(k.dtype), k, 1, 0)
 
@@ -187,7 +187,7 @@ def _gradients_of_keys(arguments: tuple[Array, ...], ids: Ids, read: Visits, til
   queries = pl.BlockSpec((None, length, group, width), lambda h, j, b: (b, 0, h, 0))
   sums = pl.BlockSpec((None, group, length), lambda h, j, b: (b, h, 0))
   of_queries = pl.BlockSpec((None, ids.queries.shape[1], length), lambda h, j, b: (b, 0, 0))
-  of_keys = pl.BlockSpec((None, 2, tiles.keys), lambda h, j, b: (b, 0, j))
+  of_keys = pl.BlockSpec((None, ids.keys.shape[1], tiles.keys), lambda h, j, b: (b, 0, j))
   return pl.pallas_call(
     partial(_backward_of_keys, scale=width**-0.5, block=tiles.queries),
     grid=(num_kv_heads, k.shape[1] // tiles.keys, batch),
@@ -205,7 +205,7 @@ def _backward_of_keys(
   *, scale: float, block: int,
 ):  # fmt: skip
   k, v = k_ref[...], v_ref[...]
-  key_ids = [key_ids_ref[i, :][:, None] for i in range(2)]
+  key_ids = [key_ids_ref[i, :][:, None] for i in range(key_ids_ref.shape[0])]
 
   def visit(is_whole, here, head, carry):
     d_k, d_v = carry

@@ -60,22 +60,24 @@ class Ids(NamedTuple):
   """What decides whether a query sees a key.
 
   Attributes:
-    queries: The segments that each query sees, -1 for none, and its slot in the row.
-    keys: The segment of each key, and its slot in the row.
+    queries: The segments that each query sees, -1 for none, and its slot in the row; with a window
+      also the first position that it sees.
+    keys: The segment of each key, and its slot in the row; with a window also its position.
   """
 
   queries: Int[Array, "B n T"]
-  keys: Int[Array, "B 2 S"]
+  keys: Int[Array, "B m S"]
 
 
 def is_seen(queries: list[Array], keys: list[Array]) -> Array:
   """Returns which keys are seen. The arguments are `Ids`, with queries and keys on two axes."""
-  *segments, slot = queries
-  segment, key_slot = keys
+  segment, key_slot, *positions = keys
+  *segments, slot = queries[: len(queries) - len(positions)]
   seen = segments[0] == segment
   for other in segments[1:]:
     seen |= other == segment
-  return seen & (slot >= key_slot)
+  seen &= slot >= key_slot
+  return seen & (positions[0] >= queries[-1]) if positions else seen
 
 
 def _parts(size: int, part: int) -> list[slice]:
@@ -127,7 +129,7 @@ def forward(
       in_specs=[
         queries, keys, keys,
         pl.BlockSpec((None, block_q, num_ids), lambda h, p, rows, queries, *_: (rows[p], queries[p], 0)),
-        pl.BlockSpec((None, 2, block_k), lambda h, p, rows, _, keys, *__: (rows[p], 0, keys[p])),
+        pl.BlockSpec((None, ids.keys.shape[1], block_k), lambda h, p, rows, _, keys, *__: (rows[p], 0, keys[p])),
       ],
       out_specs=[queries, pl.BlockSpec((None, None, 1, block_q), lambda h, p, rows, queries, *_: (rows[p], h, 0, queries[p]))],
       scratch_shapes=[
@@ -169,7 +171,8 @@ def _forward(
         ahead = dot(q_ref[parts[i + 1]], k, 1, 1)
       if not is_whole:
         ids = [jnp.tile(x[part], (1, k.shape[0] // _LANES)) for x in wide_ids_ref]
-        scores = jnp.where(is_seen(ids, [key_ids_ref[:1], key_ids_ref[1:]]), scores, MASKED)
+        key_ids = [key_ids_ref[i : i + 1] for i in range(key_ids_ref.shape[0])]
+        scores = jnp.where(is_seen(ids, key_ids), scores, MASKED)
       before = top_ref[part]
       top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
       shrink, weights = jnp.exp2(before - top), jnp.exp2(scores - jnp.tile(top, (1, k.shape[0] // _LANES)))
@@ -232,7 +235,7 @@ def backward(
       in_specs=[
         queries, keys, keys, queries, lines, lines,
         pl.BlockSpec((None, num_ids, block_q), lambda h, p, g, rows, queries, *_: (rows[p], 0, queries[p])),
-        pl.BlockSpec((None, block_k, 2), lambda h, p, g, rows, _, keys, *__: (rows[p], keys[p], 0)),
+        pl.BlockSpec((None, block_k, ids.keys.shape[1]), lambda h, p, g, rows, _, keys, *__: (rows[p], keys[p], 0)),
       ],
       out_specs=[
         pl.BlockSpec((None, group, block_q, width), lambda h, p, g, rows, queries, *_: (rows[p], h, queries[p], 0)), complete, complete
@@ -293,7 +296,7 @@ def _backward(
       scores = dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
       if not is_whole:
         ids = [ids_ref[i : i + 1] for i in range(ids_ref.shape[0])]
-        scores = jnp.where(is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
+        scores = jnp.where(is_seen(ids, [key_ids[:, i : i + 1] for i in range(key_ids.shape[1])]), scores, MASKED)
       weights = jnp.exp2(scores)
       sum_v_ref[block, part] += dot(weights.astype(d_out.dtype), d_out, 1, 0)
       d_scores = (weights * (dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)

@@ -3,7 +3,7 @@
 Backends that never hold a whole mask use blocks.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
@@ -16,6 +16,22 @@ MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 _NO_SEGMENT = jnp.iinfo(jnp.int32).max
 
 
+class Window(NamedTuple):
+  """A sliding window over sequences, wherever their rows hold their tokens.
+
+  Attributes:
+    firsts: First position of its sequence that each query sees.
+    positions: Position of each key in its sequence.
+  """
+
+  firsts: Int[Array, "*batch T"]
+  positions: Int[Array, "*batch S"]
+
+  def sees(self, queries: Any = ..., keys: Any = ...) -> Bool[Array, "*rows T S"]:
+    """Returns which queries do not come too late for which keys, of some rows or blocks."""
+    return self.positions[keys][..., None, :] >= self.firsts[queries][..., None]
+
+
 class Rows(NamedTuple):
   """Packed rows, as attention sees them. A field that the backend does not read is never computed.
 
@@ -25,12 +41,28 @@ class Rows(NamedTuple):
       0 is none. None if no token has a prefix.
     mask: Boolean mask, True if a query may attend to a key.
     stripes: Order of the tokens if it is not that of the rows.
+    window: Part of its sequence that each token sees; None if it sees all that comes before it.
   """
 
   segments: Int[Array, "B T"]
   prefixes: Int[Array, "B T"] | None
   mask: Bool[Array, "B T T"]
   stripes: Stripes | None = None
+  window: Window | None = None
+
+
+def within(rows: Rows, positions: Int[Array, "B T"], size: int | Int[Array, ""]) -> Rows:
+  """Returns rows in which each token sees the last `size` tokens of its sequence, itself included.
+
+  Example:
+    The second token of a response sees itself, the first one, and the end of its prompt:
+
+    >>> rows = packed(jnp.array([[1, 1, 2, 2]]), jnp.array([[0, 0, 1, 1]]))
+    >>> within(rows, jnp.array([[0, 1, 2, 3]]), 3).mask[0, 3].astype(int).tolist()
+    [0, 1, 1, 1]
+  """
+  window = Window(positions - size + 1, positions)
+  return rows._replace(mask=rows.mask & window.sees(), window=window)
 
 
 def packed(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None, stripes: Stripes | None = None) -> Rows:
@@ -69,14 +101,18 @@ def visible(
 
 
 def blocks_seen(
-  segments: Int[Array, "B I q"], prefixes: Int[Array, "B I q"] | None, keys: Int[Array, "B J k"], last: Int[Array, " I"]
+  segments: Int[Array, "B I q"],
+  prefixes: Int[Array, "B I q"] | None,
+  keys: Int[Array, "B J k"],
+  last: Int[Array, " I"],
+  window: Window | None = None,
 ) -> Bool[Array, "B I J"]:
   """Returns which blocks of keys hold a key that a block of queries sees.
 
   Compares ranges of segments, not every pair. The result is exact if segments ascend along a row;
   otherwise it may include further blocks, but misses none. Arguments are those of `visible`, cut
   into blocks; keys are in the order of the row, and `last` is the last slot of the row that a block
-  of queries holds.
+  of queries holds. A window is cut as they are.
   """
   first, highest = jnp.where(keys > 0, keys, _NO_SEGMENT).min(-1)[:, None], keys.max(-1)[:, None]
 
@@ -86,7 +122,11 @@ def blocks_seen(
   seen = meets(segments)
   if prefixes is not None:
     seen |= meets(prefixes)
-  return seen & (last[:, None] >= jnp.arange(keys.shape[1]) * keys.shape[2])
+  seen &= last[:, None] >= jnp.arange(keys.shape[1]) * keys.shape[2]
+  if window is None:
+    return seen
+  earliest = jnp.where(segments > 0, window.firsts, _NO_SEGMENT).min(-1)
+  return seen & (jnp.where(keys > 0, window.positions, -_NO_SEGMENT).max(-1)[:, None] >= earliest[..., None])
 
 
 def padded(x: Shaped[Array, "B T ..."], block: int) -> Shaped[Array, "B S ..."]:

@@ -73,14 +73,14 @@ def cudnn_attention(
 
 
 def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, mesh: Mesh | None) -> Array:
-  """Calls `attend(q, k, v, segments, prefixes, keys=, slots=, stripe=)` on each device's shard.
+  """Calls `attend(q, k, v, segments, prefixes, keys=, slots=, stripe=, window=)` on each shard.
 
   XLA cannot shard a kernel or a loop over blocks. Queries stay where they are. The keys and values
   of a row's other parts, and their gradients, travel over the axis context. Without stripes, the
   last part of a row of one long sequence has the most work.
   """
   if mesh is None or mesh.size == 1:
-    return attend(q, k, v, rows.segments, rows.prefixes)
+    return attend(q, k, v, rows.segments, rows.prefixes, window=rows.window)
   # Rows that do not divide evenly, such as a single prompt, are replicated on every device.
   split_rows = BATCH_AXES if q.shape[0] % num_row_shards(mesh) == 0 else None
   parts = mesh.shape["context"]
@@ -90,15 +90,17 @@ def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, 
   if rows.stripes is not None:
     slots, stripe, joined = rows.stripes.slots, rows.stripes.size, rows.stripes.joined
 
-  def local(q, k, v, segments, prefixes, slots):
+  def local(q, k, v, segments, prefixes, slots, window):
     if context is None:
-      return attend(q, k, v, segments, prefixes)
-    k, v, keys = (joined(jax.lax.all_gather(x, context, axis=1, tiled=True)) for x in (k, v, segments))
-    return attend(q, k, v, segments, prefixes, keys=keys, slots=slots, stripe=stripe)
+      return attend(q, k, v, segments, prefixes, window=window)
+    gathered = lambda x: joined(jax.lax.all_gather(x, context, axis=1, tiled=True))
+    k, v, keys = map(gathered, (k, v, segments))
+    window = window and window._replace(positions=gathered(window.positions))
+    return attend(q, k, v, segments, prefixes, keys=keys, slots=slots, stripe=stripe, window=window)
 
-  specs = (heads, heads, heads, ids, ids, PartitionSpec(context))
+  specs = (heads, heads, heads, ids, ids, PartitionSpec(context), ids)
   return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(
-    q, k, v, rows.segments, rows.prefixes, slots
+    q, k, v, rows.segments, rows.prefixes, slots, rows.window
   )
 
 

@@ -52,9 +52,10 @@ class View(NamedTuple):
   Attributes:
     column: Column of the new tokens' keys and values, counted through all blocks: one for all rows,
       or one for each. A row whose column is `NOWHERE` writes nothing.
-    ages: Number of steps since each column of each block was written; 0 for the new one.
+    ages: Number of steps since each column of each block was written; 0 for the new one. Or, if
+      `by_column`, the columns themselves.
     lengths: Number of tokens that each row sees, the new one included. A row sees the columns that
-      are younger than that.
+      are younger than that, or before that one.
     reads: Parts of each block that a kernel reads, or whether any row sees a token of it; None if
       all of it is read. See `ragged`.
     prompts: Boolean mask, True if a column of a prompt holds a token; None if no prompt has cached
@@ -64,6 +65,9 @@ class View(NamedTuple):
     sequences: Index of each row's sequence within its piece; arbitrary if the row has none. None if
       row i decodes sequence i.
     prompt_reads: Parts of each prompt that a kernel reads; None if all of it is read.
+    window: Number of last tokens of its sequence that each row sees in this layer, the new one
+      included; None if it sees all.
+    by_column: Whether each row has its own columns, from the first to the one of its new token.
   """
 
   column: Int[Array, ""] | Int[Array, " B"]
@@ -74,6 +78,20 @@ class View(NamedTuple):
   rows: Int[Array, "d N"] | None = None
   sequences: Int[Array, "d b"] | None = None
   prompt_reads: Visits | None = None
+  window: int | None = None
+  by_column: bool = False
+
+  @property
+  def own_lengths(self) -> Int[Array, " B"]:
+    """The number of tokens of its response that each row sees, the new one included."""
+    return self.lengths if self.window is None else jnp.minimum(self.lengths, self.window)
+
+  def sees(self, block: int) -> Bool[Array, "B S"]:
+    """Returns which columns of a block each row sees."""
+    ages = self.ages[block]
+    if self.window is None or not self.by_column:
+      return ages < self.own_lengths[:, None]
+    return (ages < self.lengths[:, None]) & (ages >= self.lengths[:, None] - self.window)
 
 
 class Spans(NamedTuple):
@@ -339,17 +357,23 @@ def attend(
 
 
 def attend_spans(
-  q: Float[Array, "N T H C"], blocks: Sequence[KeyValues], spans: Spans, *, mesh: Mesh | None = None, exact: bool = False
+  q: Float[Array, "N T H C"],
+  blocks: Sequence[KeyValues],
+  spans: Spans,
+  *,
+  window: int | None = None,
+  mesh: Mesh | None = None,
+  exact: bool = False,
 ) -> Float[Array, "N T H C"]:
   """Attends from the tokens of spans to their rows, piece by piece up to the last column seen.
 
-  If `exact`, the products are in float32 in any dtype; see `ModelConfig.exact`.
+  A token sees the last `window` columns up to its own; None is all. If `exact`, the products are in float32 in any dtype; see `ModelConfig.exact`.
   """
   if mesh is not None and mesh.size > 1:
     held = _spec(blocks[0], mesh)
     of_spans = PartitionSpec(held[0], None, held[1])
     specs = of_spans, held, PartitionSpec(held[0])
-    attend_local = partial(attend_spans, exact=exact)
+    attend_local = partial(attend_spans, window=window, exact=exact)
     return jax.shard_map(attend_local, mesh=mesh, in_specs=specs, out_specs=of_spans, check_vma=False)(q, tuple(blocks), spans)
   num_spans, length, _, width = q.shape
   q = q.astype(jnp.float32) if exact else q
@@ -366,7 +390,9 @@ def attend_spans(
       of_row = lambda x, axis: jax.vmap(
         lambda row: jax.lax.dynamic_slice_in_dim(jax.lax.dynamic_index_in_dim(x, row, keepdims=False), i * piece, piece, axis - 1)
       )(_rows(spans))
-      mask = start + i * piece + jnp.arange(piece) <= ends[:, :, None]
+      here = start + i * piece + jnp.arange(piece)
+      mask = here <= ends[:, :, None]
+      mask = mask if window is None else mask & (here > ends[:, :, None] - window)
       held = _map(of_row, block)
       return attend(q, jax.tree.map(lambda x: x.astype(q.dtype), held) if exact else held, mask, part)
 
@@ -385,13 +411,15 @@ def attend_in_order(
   """
   if view.prompts is None:
     by_head = q.reshape(len(q), 1, -1, q.shape[-1])
-    return attend_spans(by_head, blocks, Spans(None, view.column[:, None]), mesh=mesh, exact=True).reshape(q.shape)
+    spans = Spans(None, view.column[:, None])
+    return attend_spans(by_head, blocks, spans, window=view.window, mesh=mesh, exact=True).reshape(q.shape)
   held = PartitionSpec() if mesh is None else _spec(blocks[0], mesh)
   # Rows, and the prompts that they read, are counted on each device.
   local = len(q) if mesh is None or held[0] is None else len(q) // num_row_shards(mesh)
   sequences = jnp.arange(len(q)) % local if view.sequences is None else view.sequences.reshape(-1)
   group = (len(q) if view.rows is None else view.rows.size) // len(view.prompts)
-  attend_local, arguments = _attend_in_order, (q, prompts, tuple(blocks), view.prompts, view.lengths, sequences // group)
+  attend_local = partial(_attend_in_order, window=view.window)
+  arguments = (q, prompts, tuple(blocks), view.prompts, view.lengths, sequences // group)
   if mesh is not None and mesh.size > 1:
     rows = PartitionSpec(held[0])
     attend_local = jax.shard_map(attend_local, mesh=mesh, in_specs=(held, held, held, rows, rows, rows), out_specs=held, check_vma=False)
@@ -405,6 +433,8 @@ def _attend_in_order(
   seen: Bool[Array, "n P"],
   lengths: Int[Array, " B"],
   which: Int[Array, " B"],
+  *,
+  window: int | None,
 ) -> Float[Array, "B K G C"]:
   """Attends from rows to their prompts, padded on the left, and then to their responses."""
   size, rows = seen.shape[1], jnp.arange(len(q))
@@ -424,7 +454,9 @@ def _attend_in_order(
         held = jnp.where((after >= start).reshape(len(q), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)), own, held)
       return held.astype(jnp.float32)
 
-    return attend(q.astype(jnp.float32), _map(gathered, prompts, *blocks), places < ends[:, None], part)
+    mask = places < ends[:, None]
+    mask = mask if window is None else mask & (places >= ends[:, None] - window)
+    return attend(q.astype(jnp.float32), _map(gathered, prompts, *blocks), mask, part)
 
   part = jax.lax.fori_loop(0, -(-jnp.max(ends) // CPU_BLOCK), add, nothing_of(q))
   return mean_of(part)
@@ -465,10 +497,15 @@ def attend_prompts(
     attend_each: Function from the queries of all rows of each prompt, [n K G C], and `held` to
       their part of the softmax; None for `attend`.
   """
-  attend_each = attend_each or (lambda q, held: attend(q, held, view.prompts))
-  num_prompts = view.prompts.shape[0]
-  by_sequence = q if view.rows is None else _along(q, view.rows)
+  num_prompts, size = view.prompts.shape
+  of_sequences = lambda x: x if view.rows is None else _along(x, view.rows)
+  by_sequence = of_sequences(q)
   group = by_sequence.shape[0] // num_prompts
+  mask = view.prompts
+  if view.window is not None:  # Prompts end with their last column, and responses follow.
+    last = view.window - of_sequences(view.lengths).reshape(num_prompts, group, 1)
+    mask = jnp.repeat(mask[:, None] & (jnp.arange(size)[::-1] < last), q.shape[2], axis=1)
+  attend_each = attend_each or (lambda q, held: attend(q, held, mask))
   # [n·group, K, G, ...] -> [n, K, group, G, ...]
   fold = lambda x: x.reshape(num_prompts, group, *x.shape[1:]).swapaxes(1, 2)
   flat = lambda x: x.reshape(num_prompts, x.shape[1], -1, *x.shape[4:])

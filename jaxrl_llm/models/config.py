@@ -31,6 +31,58 @@ class RopeScaling(NamedTuple):
   original_max_positions: int
 
 
+class Linear(NamedTuple):
+  """A scaling that divides all rotary frequencies by `factor`.
+
+  References:
+    Extending context window of large language models via positional interpolation,
+    arXiv:2306.15595, 2023.
+  """
+
+  factor: float
+
+
+class Yarn(NamedTuple):
+  """YaRN's scaling of slow rotary frequencies, with longer queries and keys.
+
+  Attributes:
+    factor: Divisor of the frequencies that turn too rarely in the original context.
+    original_max_positions: Context length of the original training, in tokens.
+    attention_factor: Factor of all sines and cosines.
+    beta_fast: Number of turns in the original context above which a frequency stays.
+    beta_slow: Number of turns below which it is divided in full; the division fades in between.
+    truncate: Whether the two bounds are rounded to whole frequencies.
+
+  References:
+    YaRN: Efficient context window extension of large language models, arXiv:2309.00071, 2023.
+  """
+
+  factor: float
+  original_max_positions: int
+  attention_factor: float
+  beta_fast: float = 32.0
+  beta_slow: float = 1.0
+  truncate: bool = True
+
+
+class SlidingWindow(NamedTuple):
+  """Layers in which a token sees only the last tokens of its sequence.
+
+  Attributes:
+    size: Number of tokens that a token sees, itself included.
+    layers: Indices of these layers, from 0.
+    rope_theta: Base of the rotary frequencies of these layers, which are not scaled; None if they
+      rotate as the others do.
+
+  References:
+    Longformer, arXiv:2004.05150, 2020.
+  """
+
+  size: int
+  layers: tuple[int, ...]
+  rope_theta: float | None = None
+
+
 class Experts(NamedTuple):
   """A mixture of experts in place of the feed-forward layer.
 
@@ -128,17 +180,25 @@ class ModelConfig(NamedTuple):
     num_heads: Number of query heads (H).
     num_kv_heads: Number of key-value heads (K), each shared by H / K query heads.
     head_dim: Width of a head (C).
-    d_ff: Width of the SwiGLU hidden layer (F).
+    d_ff: Width of the hidden layer (F) of a gated feed-forward layer.
     rope_theta: Base of the rotary frequencies.
     norm_eps: Epsilon of every RMSNorm.
     qk_norm: Whether queries and keys pass an RMSNorm before the rotation (Qwen3).
+    qk_norm_joint: Whether that norm is over all heads together (OLMo 2), not over each.
     qkv_bias: Whether the query, key and value projections have biases (Qwen2).
+    query_width: Number whose inverse root scales the attention scores; None for the width of a head.
+    norms: Where RMSNorms are: "before" attention and feed-forward layer, "after" them, before their
+      outputs are added (OLMo 2), or "both" (Gemma 3).
+    centred_norms: Whether norms multiply by 1 plus their weight (Gemma).
+    activation: Function of the feed-forward layer's gate, a key of `linear.GATED`.
+    scale_embeddings: Whether embeddings are multiplied by √D (Gemma).
+    window: Layers with a sliding window; None if all tokens see all before them.
     tie_embeddings: Whether the output head is the transposed embedding.
     dtype: Dtype of activations and matrix products. Norms, router, softmax and logits are float32.
     remat: Rematerialisation policy of the backward pass, a key of `remat.POLICIES`.
     param_dtype: Dtype in which weights are stored and trained.
     max_positions: Longest sequence that the model is meant for, in tokens; None if not stated.
-    rope_scaling: Llama 3's scaling of rotary frequencies; None if not scaled.
+    rope_scaling: Scaling of rotary frequencies; None if not scaled.
     experts: Mixture of experts; None for a dense model.
     lora: Low-rank adapters; None if there are none.
     attention: Attention backend, a key of `attention.BACKENDS`, or "auto" for the platform's.
@@ -165,13 +225,20 @@ class ModelConfig(NamedTuple):
   rope_theta: float = 1e4
   norm_eps: float = 1e-6
   qk_norm: bool = False
+  qk_norm_joint: bool = False
   qkv_bias: bool = False
+  query_width: float | None = None
+  norms: str = "before"
+  centred_norms: bool = False
+  activation: str = "silu"
+  scale_embeddings: bool = False
+  window: SlidingWindow | None = None
   tie_embeddings: bool = True
   dtype: str = "float32"
   remat: str = "none"
   param_dtype: str = "float32"
   max_positions: int | None = None
-  rope_scaling: RopeScaling | None = None
+  rope_scaling: RopeScaling | Linear | Yarn | None = None
   experts: Experts | None = None
   lora: Lora | None = None
   attention: str = "auto"
@@ -181,6 +248,10 @@ class ModelConfig(NamedTuple):
   head_tokens: int | None = None
   vision: Vision | None = None
   train_tower: bool = False
+
+  def window_of(self, layer: int) -> int | None:
+    """Returns the size of a layer's sliding window; None without one."""
+    return self.window.size if self.window is not None and layer in self.window.layers else None
 
   @property
   def sparse_layers(self) -> tuple[int, ...]:

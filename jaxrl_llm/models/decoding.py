@@ -148,7 +148,7 @@ def make_steps(
     if tokens.shape[1] == 1 and rows is None:
       of_blocks = columns_of_blocks(jnp.arange(sum(block.v.shape[2] for block in cache.blocks[0])), cache.blocks[0])
       lengths = jnp.where(counts > 0, starts, 0) + 1
-      view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None)
+      view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None, by_column=True)
       x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts if positions is None else positions[:, 0], cache, view)
       return logits_of(model, x), cache, None if routes is None else routes[:, None]
     spans = Spans(rows, columns)

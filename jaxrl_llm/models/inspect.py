@@ -14,6 +14,7 @@ from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.families import architecture
 from jaxrl_llm.models.files.hf_folder import read_json
 from jaxrl_llm.models.files.loading import check_tensors, open_source
+from jaxrl_llm.models.files.rotary import SCALINGS
 from jaxrl_llm.models.files.tensor_names import num_active_params, num_params
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.pretrained import where
@@ -64,9 +65,12 @@ def _pictures(vision: Vision) -> str:
 
 def _context(config: ModelConfig) -> str:
   length = "not stated" if config.max_positions is None else f"{config.max_positions:,} tokens"
-  scaling = config.rope_scaling
-  stretched = "" if scaling is None else f", stretched {scaling.factor:g} times from {scaling.original_max_positions:,} (llama3)"
-  return f"{length}, rotary base {config.rope_theta:g}{stretched}"
+  scaling, window = config.rope_scaling, config.window
+  origin = f" from {scaling.original_max_positions:,}" if hasattr(scaling, "original_max_positions") else ""
+  stretched = "" if scaling is None else f", stretched {scaling.factor:g} times{origin} ({SCALINGS[type(scaling)]})"
+  of_window = "" if window is None or window.rope_theta is None else f" with rotary base {window.rope_theta:g}"
+  windows = "" if window is None else f"; {len(window.layers)} layers see {window.size:,} tokens{of_window}"
+  return f"{length}, rotary base {config.rope_theta:g}{stretched}{windows}"
 
 
 def _stored(source: TensorSource) -> str:

@@ -4,39 +4,58 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.devices.mesh import platform_of
+from jaxrl_llm.kernels.visibility import within
 from jaxrl_llm.models import cache, ragged
 from jaxrl_llm.models.attention import Rows, row_attention
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.linear import adapter, linear, param, swiglu
+from jaxrl_llm.models.config import ModelConfig, Yarn
+from jaxrl_llm.models.linear import GATED, adapter, linear, param
 from jaxrl_llm.models.moe import MoE
 from jaxrl_llm.models.residual import gathered, scattered, whole
-from jaxrl_llm.models.rope import Rotation, rope, rotation
+from jaxrl_llm.models.rope import Rotation, frequencies, rope, rotation
+
+
+_NO_WINDOW = 2**30
+"""Size of a window that is longer than any sequence."""
 
 
 class RMSNorm(nnx.Module):
-  """RMS normalisation x / rms(x) · scale, in float32.
+  """RMS normalisation x / rms(x) · scale over the last axes, in float32.
+
+  The scale is the weight, or 1 plus the weight if the model has centred norms.
 
   References:
     Root mean square layer normalization, arXiv:1910.07467, 2019.
   """
 
-  def __init__(self, width: int, *, axis: str, eps: float):
-    self.scale = nnx.Param(jnp.ones((width,), jnp.float32), axes=(axis,))
-    self.eps = eps
+  def __init__(self, config: ModelConfig, shape: tuple[int, ...], axes: tuple[str, ...]):
+    self.scale = nnx.Param(jnp.full(shape, 0.0 if config.centred_norms else 1.0, jnp.float32), axes=axes)
+    self.config = config
 
   def __call__(self, x: Float[Array, "*batch w"]) -> Float[Array, "*batch w"]:
-    y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-    return (y * self.scale[...]).astype(x.dtype)
+    scale, y = self.scale[...], x.astype(jnp.float32)
+    scale = 1 + scale if self.config.centred_norms else scale
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=tuple(range(-scale.ndim, 0)), keepdims=True) + self.config.norm_eps)
+    return (y * scale).astype(x.dtype)
 
 
-def rotation_of(config: ModelConfig, positions: Int[Array, "B T *axes"]) -> Rotation:
-  """Computes the rotation of each position in a model."""
+def norm_of_stream(config: ModelConfig) -> RMSNorm:
+  """Makes a norm over the width of the residual stream."""
+  return RMSNorm(config, (config.d_model,), ("embed",))
+
+
+def rotation_of(config: ModelConfig, positions: Int[Array, "B T *axes"], in_window: bool | Bool[Array, ""] = False) -> Rotation:
+  """Computes the rotation of each position in a layer with or without a sliding window."""
   sections = None if config.vision is None else config.vision.rope_sections
-  return rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling, sections)
+  of_all = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+  factor = config.rope_scaling.attention_factor if isinstance(config.rope_scaling, Yarn) else 1.0
+  if config.window is not None and config.window.rope_theta is not None:
+    of_all = jnp.where(in_window, frequencies(config.head_dim, config.window.rope_theta), of_all)
+    factor = jnp.where(in_window, 1.0, factor)
+  rotated = rotation(positions, of_all, sections)
+  return rotated if isinstance(factor, float) and factor == 1 else jax.tree.map(lambda x: x * factor, rotated)
 
 
 class Attention(nnx.Module):
@@ -59,8 +78,8 @@ class Attention(nnx.Module):
       self.k_bias = nnx.Param(jnp.zeros((k, c), dtype), axes=("kv_heads", "head_dim"))
       self.v_bias = nnx.Param(jnp.zeros((k, c), dtype), axes=("kv_heads", "head_dim"))
     if config.qk_norm:
-      self.q_norm = RMSNorm(c, axis="head_dim", eps=config.norm_eps)
-      self.k_norm = RMSNorm(c, axis="head_dim", eps=config.norm_eps)
+      normed = lambda heads, axis: ((heads, c), (axis, "head_dim")) if config.qk_norm_joint else ((c,), ("head_dim",))
+      self.q_norm, self.k_norm = RMSNorm(config, *normed(h, "heads")), RMSNorm(config, *normed(k, "kv_heads"))
     for name in ("q", "k", "v", "o"):
       adapter(self, name, f"attention/{name}", config, rngs=rngs, ins=2 if name == "o" else 1)
     self.config = config
@@ -74,6 +93,8 @@ class Attention(nnx.Module):
       q, k, v = (a + b[...].astype(x.dtype) for a, b in ((q, self.q_bias), (k, self.k_bias), (v, self.v_bias)))
     if config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
+    if config.query_width is not None and config.query_width != config.head_dim:
+      q = q * (config.head_dim / config.query_width) ** 0.5
     return rope(q, rotated), rope(k, rotated), v
 
   def by_head(self, x: Float[Array, "B T *outputs"]) -> Float[Array, "B T _ C"]:
@@ -86,10 +107,12 @@ class Attention(nnx.Module):
     return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 
   @jax.named_scope("attention")
-  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows):
+  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows, in_window: Bool[Array, ""]):
     """Attends from every token to the earlier ones of its segment; also returns keys and values."""
+    if self.config.window is not None:
+      rows = within(rows, positions, jnp.where(in_window, self.config.window.size, _NO_WINDOW))
     # Computed in each layer: for whole rows, recomputing the angles is cheaper than storing them.
-    q, k, v = self.project(x, rotation_of(self.config, positions))
+    q, k, v = self.project(x, rotation_of(self.config, positions, in_window))
     mixed = row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh, exact=self.config.exact)
     return linear(self, "o", mixed, self.config, ins=2), (k, v)
 
@@ -116,17 +139,17 @@ class Attention(nnx.Module):
 
   @jax.named_scope("attention")
   def extend(
-    self, x: Float[Array, "N T D"], rotated: Rotation, blocks: tuple[cache.KeyValues, ...], spans: cache.Spans
+    self, x: Float[Array, "N T D"], rotated: Rotation, blocks: tuple[cache.KeyValues, ...], spans: cache.Spans, window: int | None
   ) -> tuple[Float[Array, "N T D"], tuple[cache.KeyValues, ...]]:
     """Attends from the tokens of spans to their rows so far, and writes them to the blocks."""
     q, k, v = self.project(x, rotated)
     blocks = cache.write_spans(blocks, cache.key_values(k, v, blocks[0].k.dtype.name, type(blocks[0])), spans, mesh=self.mesh)
-    mixed = cache.attend_spans(q, blocks, spans, mesh=self.mesh, exact=self.config.exact).astype(x.dtype)
+    mixed = cache.attend_spans(q, blocks, spans, window=window, mesh=self.mesh, exact=self.config.exact).astype(x.dtype)
     return linear(self, "o", mixed.reshape(*x.shape[:2], -1, q.shape[-1]), self.config, ins=2), blocks
 
 
 class MLP(nnx.Module):
-  """A SwiGLU feed-forward layer: (silu(x·gate) ⊙ x·up)·down.
+  """A gated feed-forward layer: (activation(x·gate) ⊙ x·up)·down.
 
   References:
     GLU variants improve transformer, arXiv:2002.05202, 2020.
@@ -144,22 +167,31 @@ class MLP(nnx.Module):
 
   @jax.named_scope("mlp")
   def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    hidden = swiglu(linear(self, "gate", x, self.config), linear(self, "up", x, self.config))
+    hidden = GATED[self.config.activation](linear(self, "gate", x, self.config), linear(self, "up", x, self.config))
     return linear(self, "down", hidden, self.config)
 
 
 class Block(nnx.Module):
-  """Pre-norm attention and a dense or expert feed-forward layer, each on the residual stream."""
+  """Attention and a dense or expert feed-forward layer, each with norms and on the residual stream.
+
+  Norms are before each of them, after each of them, or both; see `ModelConfig.norms`.
+  """
 
   def __init__(
     self, config: ModelConfig, *, rngs: nnx.Rngs, sparse: bool = False, mesh: Mesh | None = None, expert_axes: tuple[str, ...] = ("expert",)
   ):
-    self.attention_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
+    if config.norms != "after":
+      self.attention_norm, self.mlp_norm = norm_of_stream(config), norm_of_stream(config)
+    if config.norms != "before":
+      self.attention_end_norm, self.mlp_end_norm = norm_of_stream(config), norm_of_stream(config)
     self.attention = Attention(config, rngs=rngs, mesh=mesh)
-    self.mlp_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
     self.mlp = MoE(config, rngs=rngs, mesh=mesh, expert_axes=expert_axes) if sparse else MLP(config, rngs=rngs, mesh=mesh)
     self.sparse = sparse
     self.mesh = mesh
+
+  def normed(self, name: str, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+    """Applies a norm to its input, which it is without that norm."""
+    return getattr(self, name)(x) if hasattr(self, name) else x
 
   def feed_forward(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None = None):
     """Applies the feed-forward layer to normalised tokens.
@@ -168,34 +200,41 @@ class Block(nnx.Module):
     """
     return self.mlp(x, replay) if self.sparse else (self.mlp(x), None)
 
-  def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
+  def __call__(
+    self,
+    x: Float[Array, "B T D"],
+    positions: Int[Array, "B T *axes"],
+    rows: Rows,
+    in_window: Bool[Array, ""],
+    replay: Int[Array, "B T K"] | None = None,
+  ):
     """Applies the block to whole rows; also returns what its router did, and keys and values."""
     # A norm adds up the whole width on one device if its sums are to have one order.
     part, added = (whole, whole) if self.attention.config.exact else (scattered, lambda x, mesh: x)
     x = part(x, self.mesh)
-    mixed, kv = self.attention.over_rows(gathered(self.attention_norm(x), self.mesh), positions, rows)
-    x = added(x + part(mixed, self.mesh), self.mesh)
-    y, routed = self.feed_forward(gathered(self.mlp_norm(x), self.mesh), replay)
-    return added(x + part(y, self.mesh), self.mesh), routed, kv
+    mixed, kv = self.attention.over_rows(gathered(self.normed("attention_norm", x), self.mesh), positions, rows, in_window)
+    x = added(x + self.normed("attention_end_norm", part(mixed, self.mesh)), self.mesh)
+    y, routed = self.feed_forward(gathered(self.normed("mlp_norm", x), self.mesh), replay)
+    return added(x + self.normed("mlp_end_norm", part(y, self.mesh)), self.mesh), routed, kv
 
   def step(self, x: Float[Array, "B D"], rotated: Rotation, prompts, blocks, view: cache.View):
     """Applies the block to one new token per row.
 
     Also returns the cache blocks with the token and the experts that it visited, None without any.
     """
-    mixed, blocks = self.attention.step(self.attention_norm(x), rotated, prompts, blocks, view)
+    mixed, blocks = self.attention.step(self.normed("attention_norm", x), rotated, prompts, blocks, view)
     # The residual stream keeps its shape. If it is reshaped between two layers, XLA fuses its sum
     # into every reader, which then adds up the outputs of all earlier layers again.
-    x = x + mixed
-    y, routed = self.feed_forward(self.mlp_norm(x)[:, None])
-    return x + y[:, 0], blocks, None if routed is None else routed.experts[:, 0]
+    x = x + self.normed("attention_end_norm", mixed)
+    y, routed = self.feed_forward(self.normed("mlp_norm", x)[:, None])
+    return x + self.normed("mlp_end_norm", y[:, 0]), blocks, None if routed is None else routed.experts[:, 0]
 
-  def extend(self, x: Float[Array, "N T D"], rotated: Rotation, blocks, spans: cache.Spans):
+  def extend(self, x: Float[Array, "N T D"], rotated: Rotation, blocks, spans: cache.Spans, window: int | None):
     """Applies the block to the tokens of spans.
 
     Also returns the cache blocks with them and the experts that they visited, None without any.
     """
-    mixed, blocks = self.attention.extend(self.attention_norm(x), rotated, blocks, spans)
-    x = x + mixed
-    y, routed = self.feed_forward(self.mlp_norm(x))
-    return x + y, blocks, None if routed is None else routed.experts
+    mixed, blocks = self.attention.extend(self.normed("attention_norm", x), rotated, blocks, spans, window)
+    x = x + self.normed("attention_end_norm", mixed)
+    y, routed = self.feed_forward(self.normed("mlp_norm", x))
+    return x + self.normed("mlp_end_norm", y), blocks, None if routed is None else routed.experts

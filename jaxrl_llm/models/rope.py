@@ -1,4 +1,4 @@
-"""Rotary position embedding, with Llama 3's scaling, and with three positions per token."""
+"""Rotary position embedding, with scaled frequencies, and with three positions per token."""
 
 import math
 from typing import NamedTuple
@@ -6,24 +6,47 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.config import RopeScaling
+from jaxrl_llm.models.config import Linear, RopeScaling, Yarn
+
+Scaling = RopeScaling | Linear | Yarn | None
 
 
-def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Float[Array, " half"]:
-  """Returns θ^(-2i/C) for each pair i of a head's C dimensions, in radians per token.
+def frequencies(head_dim: int, theta: float, scaling: Scaling = None) -> Float[Array, " half"]:
+  """Returns θ^(-2i/C) for each pair i of a head's C dimensions, scaled, in radians per token.
 
   References:
-    RoFormer, arXiv:2104.09864, 2021; The Llama 3 herd of models, arXiv:2407.21783, 2024.
+    RoFormer, arXiv:2104.09864, 2021; for the scalings see the classes of `config`.
+
+  Example:
+    >>> frequencies(4, 100.0).round(3).tolist(), frequencies(4, 100.0, Linear(8.0)).round(3).tolist()
+    ([1.0, 0.1...], [0.125, 0.01...])
   """
   half = head_dim // 2
   plain = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
   if scaling is None:
     return plain
+  if isinstance(scaling, Linear):
+    return plain / scaling.factor
+  if isinstance(scaling, Yarn):
+    return _yarn(plain, theta, scaling)
   wavelengths = 2 * math.pi / plain
   # Turns of each pair within the original context.
   turns = scaling.original_max_positions / wavelengths
   # 0 if training saw few turns (divide in full), 1 if it saw many (keep).
   keep = jnp.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
+  return plain * (keep + (1 - keep) / scaling.factor)
+
+
+def _yarn(plain: Float[Array, " half"], theta: float, scaling: Yarn) -> Float[Array, " half"]:
+  """Divides the frequencies that turn rarely in the original context."""
+  half = len(plain)
+  # The pair, as a real number, that turns so many times in the original context.
+  pair = lambda turns: half * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / math.log(theta)
+  low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+  if scaling.truncate:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, 2 * half - 1)
+  keep = 1 - jnp.clip((jnp.arange(half, dtype=jnp.float32) - low) / max(high - low, 1e-3), 0, 1)
   return plain * (keep + (1 - keep) / scaling.factor)
 
 
@@ -36,28 +59,24 @@ class Rotation(NamedTuple):
 
 def rotation(
   positions: Int[Array, "B T *axes"],
-  head_dim: int,
-  theta: float,
-  scaling: RopeScaling | None = None,
+  frequencies: Float[Array, " half"],
   sections: tuple[int, int, int] | None = None,
 ) -> Rotation:
-  """Computes the rotation of each position in its sequence; see `frequencies`.
+  """Computes the rotation of each position in its sequence.
 
   Args:
     positions: Position of each token, or its three positions in time, height and width.
-    head_dim: Width of a head.
-    theta: Base of the frequencies.
-    scaling: Scaling of the frequencies; None if not scaled.
+    frequencies: Radians per token of each pair; see `frequencies`.
     sections: Numbers of frequencies for time, height and width; only read with three positions.
 
   References:
     Qwen3-VL technical report (interleaved MRoPE), arXiv:2511.21631, 2025.
   """
   if positions.ndim == 3:
-    positions = positions[..., jnp.asarray(axes_of_frequencies(head_dim // 2, sections))]
+    positions = positions[..., jnp.asarray(axes_of_frequencies(len(frequencies), sections))]
   else:
     positions = positions[..., None]
-  angles = positions[:, :, None].astype(jnp.float32) * frequencies(head_dim, theta, scaling)
+  angles = positions[:, :, None].astype(jnp.float32) * frequencies
   return Rotation(jnp.sin(angles), jnp.cos(angles))
 
 

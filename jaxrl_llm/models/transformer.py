@@ -16,7 +16,7 @@ from jaxrl_llm.kernels.stripes import Stripes
 from jaxrl_llm.models.attention import Rows, packed
 from jaxrl_llm.models.cache import Cache, Spans, View, key_values, layout_of, num_positions
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import Block, RMSNorm, rotation_of
+from jaxrl_llm.models.layers import Block, norm_of_stream, rotation_of
 from jaxrl_llm.models.linear import adapter, in_one_order, linear, matmul_in_float32, param
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.quantized import Quantized
@@ -95,7 +95,7 @@ class Transformer(nnx.Module):
       self.layers = stack(len(config.dense_layers), sparse=False)
     if config.sparse_layers:
       self.sparse_layers = stack(len(config.sparse_layers), sparse=True)
-    self.final_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
+    self.final_norm = norm_of_stream(config)
     if not config.tie_embeddings:
       self.head = param(rngs, shape[::-1], ("embed", "vocab"), fan_in=config.d_model, dtype=dtype)
       adapter(self, "head", "head", config, rngs=rngs)
@@ -107,10 +107,12 @@ class Transformer(nnx.Module):
   @jax.named_scope("embed")
   def embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
     """Looks up the embeddings of tokens, in the compute dtype."""
-    table = self.embedding.get_value()
+    table, dtype = self.embedding.get_value(), self.config.dtype
     if isinstance(table, Quantized):
-      return (table.values[tokens].astype(jnp.float32) * table.scale[tokens][..., None]).astype(self.config.dtype)
-    return table[tokens].astype(self.config.dtype)
+      x = (table.values[tokens].astype(jnp.float32) * table.scale[tokens][..., None]).astype(dtype)
+    else:
+      x = table[tokens].astype(dtype)
+    return x * jnp.asarray(self.config.d_model**0.5, dtype) if self.config.scale_embeddings else x
 
   def embed_rows(self, tokens: Int[Array, "B T"], images: Images | None) -> Float[Array, "B T D"]:
     """Looks up the embeddings of tokens; a feature takes the place of an image token's."""
@@ -161,6 +163,10 @@ class Transformer(nnx.Module):
       outputs.append((span, out))
     return carry, outputs
 
+  def in_window(self, layer: Int[Array, ""]) -> Bool[Array, ""]:
+    """Returns whether a layer of a scan has a sliding window."""
+    return jnp.asarray([self.config.window_of(i) is not None for i in range(self.config.num_layers)])[layer]
+
   def hidden(
     self,
     tokens: Int[Array, "B T"],
@@ -183,7 +189,7 @@ class Transformer(nnx.Module):
     replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
 
     def body(block, x, layer, replay):
-      x, routed, _ = block(x, positions, rows, replay)
+      x, routed, _ = block(x, positions, rows, self.in_window(layer), replay)
       x = self.add_deep(x, images, layer)
       return x, None if routed is None else self.routers(routed, rows, router_losses)
 
@@ -257,7 +263,7 @@ class Transformer(nnx.Module):
       positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
 
     def body(block, x, layer):
-      x, routed, (k, v) = block(x, positions, rows)
+      x, routed, (k, v) = block(x, positions, rows, self.in_window(layer))
       x = self.add_deep(x, images, layer)
       return x, (key_values(k, v, dtype, layout_of(self.mesh)), None if routed is None else self.routers(routed, rows, losses=False))
 
@@ -276,7 +282,9 @@ class Transformer(nnx.Module):
     x, held, routes = self.embed(tokens), [], []
     rotated = self.rotated(positions[:, None], num_positions(cache))
     for layer, block in enumerate(self.merged(blocks)):
-      x, written, experts = block.step(x, rotated, cache.prompts[layer], cache.blocks[layer], view)
+      window = self.config.window_of(layer)
+      view = view._replace(window=window)
+      x, written, experts = block.step(x, rotated[window is not None], cache.prompts[layer], cache.blocks[layer], view)
       held.append(written)
       routes.append(experts)
     return self.final_norm(x), cache._replace(blocks=tuple(held)), self.stacked(routes, tokens.shape)
@@ -297,20 +305,29 @@ class Transformer(nnx.Module):
     x, held, routes = self.embed_rows(tokens, images), [], []
     rotated = self.rotated(positions, num_positions(cache))
     for layer, (block, kept) in enumerate(zip(self.merged(blocks), cache.blocks, strict=True)):
-      x, written, experts = block.extend(x, rotated, kept, spans)
+      window = self.config.window_of(layer)
+      x, written, experts = block.extend(x, rotated[window is not None], kept, spans, window)
       x = self.add_deep(x, images, layer)
       held.append(written)
       routes.append(experts)
     return self.final_norm(x), cache._replace(blocks=tuple(held)), self.stacked(routes, tokens.shape)
 
-  def rotated(self, positions: Int[Array, "N T *axes"], end: int) -> Rotation:
-    """Computes the rotation of positions below `end`, once for all heads and layers."""
-    # Without the barrier, XLA recomputes the sines for every head of every layer.
-    if platform_of(self.mesh) != "cpu" or positions.ndim == 3:
-      return jax.lax.optimization_barrier(rotation_of(self.config, positions))
-    # On CPUs it does so despite the barrier, but it does not recompute a table for its entries.
-    table = jax.lax.optimization_barrier(rotation_of(self.config, jnp.arange(end)[:, None]))
-    return jax.tree.map(lambda x: x[positions, 0], table)
+  def rotated(self, positions: Int[Array, "N T *axes"], end: int) -> tuple[Rotation, Rotation]:
+    """Computes the rotations of positions below `end`, once for all heads and layers.
+
+    The first is that of layers without a sliding window, and the second that of layers with one.
+    """
+
+    def of_layers(in_window: bool) -> Rotation:
+      # Without the barrier, XLA recomputes the sines for every head of every layer.
+      if platform_of(self.mesh) != "cpu" or positions.ndim == 3:
+        return jax.lax.optimization_barrier(rotation_of(self.config, positions, in_window))
+      # On CPUs it does so despite the barrier, but it does not recompute a table for its entries.
+      table = jax.lax.optimization_barrier(rotation_of(self.config, jnp.arange(end)[:, None], in_window))
+      return jax.tree.map(lambda x: x[positions, 0], table)
+
+    of_all = of_layers(False)
+    return of_all, of_all if self.config.window is None else of_layers(True)
 
   def stacked(self, routes: Sequence[Int[Array, "*batch K"] | None], shape: tuple[int, ...]) -> Int[Array, "*batch L K"] | None:
     """Stacks the routes of all layers, -1 at those without experts; None for a dense model."""

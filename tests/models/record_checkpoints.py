@@ -25,6 +25,7 @@ MIXTURE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, h
 STRETCHED = dict(
   rope_type="llama3", rope_theta=1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
 )
+YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=16, beta_fast=8.0, beta_slow=1.0)
 
 # By name: the family, fields of its config, and arguments of save_pretrained.
 CHECKPOINTS = {
@@ -48,7 +49,35 @@ CHECKPOINTS = {
     ),
     dict(save_original_format=False),  # The experts of a layer fused into one tensor.
   ),
-}
+  # Windows that are shorter than the sequence, in some layers or in all.
+  "qwen2_window": (
+    "Qwen2",
+    dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=7, max_window_layers=1, rope_parameters=YARN | dict(truncate=False)),
+    {},
+  ),
+  "mistral": ("Mistral", dict(sliding_window=9, rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0)), {}),
+  "olmo2": ("Olmo2", dict(rope_parameters=dict(rope_type="default", rope_theta=5e5)), {}),
+  "olmo3": (
+    "Olmo3",
+    dict(
+      num_hidden_layers=4, sliding_window=8, max_position_embeddings=128,
+      rope_parameters=dict(sliding_attention=dict(rope_type="default", rope_theta=1e3), full_attention=YARN),
+    ),
+    {},
+  ),
+  "gemma3": (
+    "Gemma3",
+    dict(
+      num_hidden_layers=3, sliding_window=8, sliding_window_pattern=3, head_dim=16, query_pre_attn_scalar=24,
+      rope_parameters=dict(
+        sliding_attention=dict(rope_type="default", rope_theta=1e2),
+        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e4),
+      ),
+    ),
+    {},
+  ),
+}  # fmt: skip
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 BFLOAT16 = ("qwen2",)
 OLD_LAYOUT = ("smollm2",)
 
@@ -60,7 +89,8 @@ def draw(model) -> None:
   with torch.no_grad():
     for name, weight in model.named_parameters():
       if "norm" in name and name.endswith("weight"):
-        weight.copy_(1 + 0.2 * torch.randn_like(weight))
+        neutral = 0 if "Gemma" in type(model).__name__ else 1
+        weight.copy_(neutral + 0.2 * torch.randn_like(weight))
       elif weight.ndim == 1:
         weight.copy_(0.3 * torch.randn_like(weight))
       else:
@@ -93,7 +123,7 @@ def record(name: str) -> None:
 
   family, fields, how = CHECKPOINTS[name]
   torch.manual_seed(list(CHECKPOINTS).index(name))
-  config = getattr(transformers, f"{family}Config")(**(SIZES | dict(bos_token_id=1, eos_token_id=2) | fields))
+  config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**(SIZES | dict(bos_token_id=1, eos_token_id=2) | fields))
   model = getattr(transformers, f"{family}ForCausalLM")(config)
   draw(model)
   if name in BFLOAT16:
@@ -134,8 +164,10 @@ def main(description: str, names: Iterable[str], record: Callable[[str], None], 
   """Records or checks all checkpoints, as the command line says."""
   parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-  for name in names:
-    (check if parser.parse_args().check else record)(name)
+  parser.add_argument("names", nargs="*", help="only these; default all")
+  arguments = parser.parse_args()
+  for name in arguments.names or names:
+    (check if arguments.check else record)(name)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import math
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
-from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling, Vision
+from jaxrl_llm.models.config import Experts, ModelConfig, Vision
+from jaxrl_llm.models.files.json_fields import BOOL, INT, LAYERS, NUMBER, OBJECT, get
+from jaxrl_llm.models.files.rotary import Windows, is_writable, read_rope, read_window, to_json
 from jaxrl_llm.pretrained.pictures import PictureConfig
-
-MISSING = object()
 
 
 class Family(NamedTuple):
@@ -19,44 +19,72 @@ class Family(NamedTuple):
 
   Attributes:
     model_type: Short name in transformers.
-    qk_norm: Whether queries and keys are normalised; see `ModelConfig`.
-    qkv_bias: Whether queries, keys and values have biases; see `ModelConfig`.
+    options: Fields of `ModelConfig` that all of its models share.
+    fields: Fields of `ModelConfig` that the file may set: the file's name, its kind and its default.
     has_experts: Whether it is a mixture of experts.
     num_kv_heads: Default number of key-value heads; None is the number of query heads.
     head_dim: Default width of a head; None is the model's width over the number of query heads.
     max_positions: Default context length in tokens.
-    refused_biases: Fields that would give linear maps a bias that is not implemented.
-    window_switch: Field without which `sliding_window` has no effect, "" if it never has one; None
-      if it always has one.
+    rope_theta: Default base of the rotary frequencies.
+    norm_eps: Default epsilon of the norms.
+    tie_embeddings: Default of whether the head is the embedding.
+    activation: Field of the activation, and its only value.
+    refused: Fields that would change the numbers and are not implemented; false or null is fine.
+    windows: Which layers have sliding windows; None if the family reads no such field.
     has_tower: Whether it has a vision tower. The decoder's fields are then below `text_config`, and
       the gates of its experts always sum to 1.
   """
 
   model_type: str
-  qk_norm: bool = False
-  qkv_bias: bool = False
+  options: dict[str, Any] = {}
+  fields: dict[str, tuple[str, str, Any]] = {}
   has_experts: bool = False
   num_kv_heads: int | None = 32
   head_dim: int | None = None
   max_positions: int = 32768
-  refused_biases: tuple[str, ...] = ()
-  window_switch: str | None = None
+  rope_theta: float = 1e4
+  norm_eps: float = 1e-6
+  tie_embeddings: bool = False
+  activation: tuple[str, str] = ("hidden_act", "silu")
+  refused: tuple[str, ...] = ()
+  windows: Windows | None = Windows()
   has_tower: bool = False
 
 
-_QWEN3 = Family("qwen3", qk_norm=True, head_dim=128, refused_biases=("attention_bias",), window_switch="use_sliding_window")
+_SWITCHED = Windows(switch="use_sliding_window", from_layer=True, size=4096)
+_QWEN3 = Family("qwen3", options=dict(qk_norm=True), head_dim=128, refused=("attention_bias",), windows=_SWITCHED)
+_QWEN3_VL = _QWEN3._replace(model_type="qwen3_vl", max_positions=128000, rope_theta=5e5, windows=None, has_tower=True)
+_OLMO2 = Family(
+  "olmo2", options=dict(qk_norm=True, qk_norm_joint=True, norms="after"), num_kv_heads=None, max_positions=2048, norm_eps=1e-5,
+  refused=("attention_bias",), windows=None,
+)  # fmt: skip
+_GEMMA3 = Family(
+  "gemma3_text",
+  options=dict(qk_norm=True, norms="both", centred_norms=True, scale_embeddings=True, activation="gelu_tanh"),
+  fields=dict(query_width=("query_pre_attn_scalar", NUMBER, 256)),
+  num_kv_heads=4, head_dim=256, max_positions=131072, rope_theta=1e6, tie_embeddings=True,
+  activation=("hidden_activation", "gelu_pytorch_tanh"),
+  refused=("attention_bias", "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+  windows=Windows(period=6, size=4096, local_theta=("rope_local_base_freq", 1e4)),
+)  # fmt: skip
 
 FAMILIES = {
-  "LlamaForCausalLM": Family(
-    "llama", num_kv_heads=None, max_positions=2048, refused_biases=("attention_bias", "mlp_bias"), window_switch=""
-  ),
-  "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window_switch="use_sliding_window"),
+  "LlamaForCausalLM": Family("llama", num_kv_heads=None, max_positions=2048, refused=("attention_bias", "mlp_bias"), windows=None),
+  "Qwen2ForCausalLM": Family("qwen2", options=dict(qkv_bias=True), windows=_SWITCHED),
   "Qwen3ForCausalLM": _QWEN3,
-  "Qwen3MoeForCausalLM": _QWEN3._replace(model_type="qwen3_moe", has_experts=True, num_kv_heads=4, head_dim=None),
-  "Qwen3VLForConditionalGeneration": _QWEN3._replace(model_type="qwen3_vl", max_positions=128000, has_tower=True),
-  "Qwen3VLMoeForConditionalGeneration": _QWEN3._replace(
-    model_type="qwen3_vl_moe", has_experts=True, num_kv_heads=16, head_dim=None, max_positions=128000, has_tower=True
+  "Qwen3MoeForCausalLM": _QWEN3._replace(
+    model_type="qwen3_moe", has_experts=True, num_kv_heads=4, head_dim=None, windows=_SWITCHED._replace(from_layer=False)
   ),
+  "Qwen3VLForConditionalGeneration": _QWEN3_VL,
+  "Qwen3VLMoeForConditionalGeneration": _QWEN3_VL._replace(
+    model_type="qwen3_vl_moe", has_experts=True, num_kv_heads=16, head_dim=None
+  ),
+  "MistralForCausalLM": Family("mistral", num_kv_heads=8, max_positions=131072, windows=Windows(size=4096)),
+  "Olmo2ForCausalLM": _OLMO2,
+  "Olmo3ForCausalLM": _OLMO2._replace(
+    model_type="olmo3", rope_theta=5e5, windows=Windows(period=4, size=4096, local_theta=("rope_theta", 5e5))
+  ),
+  "Gemma3ForCausalLM": _GEMMA3,
 }
 
 # Fields of the vision tower by their names in `Vision`.
@@ -75,30 +103,6 @@ _VISION_TOKENS = {
   "end_token": "vision_end_token_id",
 }
 
-# Tests of a field's value, by the name of its type in messages. In Python a bool is an int, but in
-# a config it is not.
-_TYPES = {
-  "a positive integer": lambda x: isinstance(x, int) and not isinstance(x, bool) and x > 0,
-  "a positive number": lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf"),
-  "true or false": lambda x: isinstance(x, bool),
-  "a list of layers, counted from 0": lambda x: isinstance(x, list) and all(type(y) is int and y >= 0 for y in x),
-  "an object": lambda x: isinstance(x, dict),
-}
-_INT, _NUMBER, _BOOL, _LAYERS, _OBJECT = _TYPES
-
-
-def _get(raw: dict[str, Any], field: str, kind: str, default: Any = MISSING, *, where: str) -> Any:
-  """Returns a field after a check of its type; null counts as missing."""
-  value = raw.get(field)
-  if value is None:
-    if default is MISSING:
-      raise ValueError(f"{where}: {field} is missing, expected {kind}")
-    return default
-  if not _TYPES[kind](value):
-    raise ValueError(f"{where}: {field}: found {value!r}, expected {kind}")
-  return value
-
-
 def _architecture(raw: dict[str, Any], where: str) -> str:
   """Returns the one architecture that the config names."""
   named = raw.get("architectures")
@@ -113,69 +117,24 @@ def _architecture(raw: dict[str, Any], where: str) -> str:
   return named[0]
 
 
-def _refuse_unimplemented(raw: dict[str, Any], family: Family, num_layers: int, where: str) -> None:
+def _refuse_unimplemented(raw: dict[str, Any], family: Family, where: str) -> None:
   """Raises ValueError on every option that would change the numbers and is not implemented."""
 
   def refuse(field: str, expected: str):
     raise ValueError(f"{where}: {field}: found {raw[field]!r}, expected {expected}")
 
-  if raw.get("hidden_act", "silu") != "silu":
-    refuse("hidden_act", "'silu', the only activation that is implemented")
-  for field in family.refused_biases:
+  field, expected = family.activation
+  if raw.get(field, expected) != expected:
+    refuse(field, f"{expected!r}, the only activation that is implemented")
+  for field in family.refused:
     if raw.get(field):
-      refuse(field, "false: this bias is not implemented")
+      refuse(field, "false or null: it is not implemented")
   if raw.get("quantization_config"):
     method = raw["quantization_config"]
     method = method.get("quant_method", method) if isinstance(method, dict) else method
     raise ValueError(f"{where}: quantization_config: found {method!r}, expected none; load the checkpoint in bfloat16, or a .gguf file")
   if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
     refuse("partial_rotary_factor", "1.0: rotating a part of a head is not implemented")
-  switch = family.window_switch
-  if raw.get("sliding_window") is not None and (switch is None or raw.get(switch)):
-    # The first layer with the sliding window.
-    first = 0 if family.has_experts or switch is None else raw.get("max_window_layers", 28)
-    if not isinstance(first, int) or first < num_layers:
-      expected = "null" if switch is None else "false"
-      refuse(switch or "sliding_window", f"{expected}: attention within a sliding window is not implemented")
-  if isinstance(raw.get("layer_types"), list) and set(raw["layer_types"]) - {"full_attention"}:
-    refuse("layer_types", "full_attention everywhere")
-
-
-def _rope(raw: dict[str, Any], max_positions: int, where: str, *, default: float) -> tuple[float, RopeScaling | None]:
-  """Reads the base and scaling of the rotary frequencies.
-
-  It accepts both layouts: `rope_theta` with `rope_scaling`, and `rope_parameters`.
-  """
-  field = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-  rope = raw.get(field)
-  if rope is not None and not isinstance(rope, dict):
-    raise ValueError(f"{where}: {field}: found {rope!r}, expected an object with rope_type")
-  rope = rope or {}
-  inner = f"{where}: {field}"
-  theta = float(_get(rope, "rope_theta", _NUMBER, None, where=inner) or _get(raw, "rope_theta", _NUMBER, default, where=where))
-  if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
-    raise ValueError(f"{inner}.partial_rotary_factor: found {rope['partial_rotary_factor']!r}, expected 1.0")
-  rope_type = rope.get("rope_type", rope.get("type", "default"))
-  if rope_type == "default":
-    nested = [key for key, value in rope.items() if isinstance(value, dict)]
-    if nested:
-      raise ValueError(f"{inner}: found settings by layer type ({', '.join(nested)}), expected one rope_type for all layers")
-    return theta, None
-  if rope_type != "llama3":
-    raise ValueError(
-      f"{inner}.rope_type: found {rope_type!r}, expected 'default' or 'llama3'; no other type is implemented"
-    )
-  scaling = RopeScaling(
-    factor=float(_get(rope, "factor", _NUMBER, where=inner)),
-    low_freq_factor=float(_get(rope, "low_freq_factor", _NUMBER, where=inner)),
-    high_freq_factor=float(_get(rope, "high_freq_factor", _NUMBER, where=inner)),
-    original_max_positions=_get(rope, "original_max_position_embeddings", _INT, max_positions, where=inner),
-  )
-  if scaling.low_freq_factor >= scaling.high_freq_factor:
-    raise ValueError(
-      f"{inner}: found low_freq_factor {scaling.low_freq_factor} >= high_freq_factor {scaling.high_freq_factor}, expected less"
-    )
-  return theta, scaling
 
 
 def _experts(raw: dict[str, Any], family: Family, num_layers: int, where: str) -> Experts:
@@ -184,18 +143,18 @@ def _experts(raw: dict[str, Any], family: Family, num_layers: int, where: str) -
   transformers 5 calls the number of experts `num_local_experts`.
   """
   field = "num_local_experts" if raw.get("num_experts") is None and "num_local_experts" in raw else "num_experts"
-  num_experts = _get(raw, field, _INT, where=where)
-  top_k = _get(raw, "num_experts_per_tok", _INT, where=where)
+  num_experts = get(raw, field, INT, where=where)
+  top_k = get(raw, "num_experts_per_tok", INT, where=where)
   if top_k > num_experts:
     raise ValueError(f"{where}: num_experts_per_tok: found {top_k}, expected at most {field}={num_experts}")
-  step = _get(raw, "decoder_sparse_step", _INT, 1, where=where)
-  dense = _get(raw, "mlp_only_layers", _LAYERS, [], where=where)
+  step = get(raw, "decoder_sparse_step", INT, 1, where=where)
+  dense = get(raw, "mlp_only_layers", LAYERS, [], where=where)
   sparse = tuple(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0)
   return Experts(
     num_experts=num_experts,
     top_k=top_k,
-    d_ff=_get(raw, "moe_intermediate_size", _INT, where=where),
-    norm_top_k=family.has_tower or _get(raw, "norm_topk_prob", _BOOL, False, where=where),
+    d_ff=get(raw, "moe_intermediate_size", INT, where=where),
+    norm_top_k=family.has_tower or get(raw, "norm_topk_prob", BOOL, False, where=where),
     layers=None if len(sparse) == num_layers else sparse,
   )
 
@@ -224,25 +183,28 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
   family, vision, tied = FAMILIES[_architecture(raw, where)], None, raw.get("tie_word_embeddings")
   if family.has_tower:
     vision = _vision(raw, where)
-    raw, where = _get(raw, "text_config", _OBJECT, where=where), f"{where}: text_config"
+    raw, where = get(raw, "text_config", OBJECT, where=where), f"{where}: text_config"
     # Published checkpoints have it outside, and transformers 5 writes it to both.
     raw = raw if tied is None else {**raw, "tie_word_embeddings": tied}
   num_layers, d_model, num_heads, d_ff, vocab_size = (
-    _get(raw, field, _INT, where=where)
+    get(raw, field, INT, where=where)
     for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
   )
-  _refuse_unimplemented(raw, family, num_layers, where)
+  _refuse_unimplemented(raw, family, where)
   default_kv_heads = num_heads if family.num_kv_heads is None or "num_key_value_heads" in raw else family.num_kv_heads
-  num_kv_heads = _get(raw, "num_key_value_heads", _INT, default_kv_heads, where=where)
+  num_kv_heads = get(raw, "num_key_value_heads", INT, default_kv_heads, where=where)
   if num_heads % num_kv_heads:
     raise ValueError(f"{where}: num_key_value_heads: found {num_kv_heads}, expected a divisor of num_attention_heads={num_heads}")
-  head_dim = _get(raw, "head_dim", _INT, family.head_dim or d_model // num_heads, where=where)
+  head_dim = get(raw, "head_dim", INT, family.head_dim or d_model // num_heads, where=where)
   if head_dim % 2 or not head_dim:
     raise ValueError(
       f"{where}: head_dim: found {head_dim}, expected an even number: rotation pairs the two halves of a head"
     )
-  max_positions = _get(raw, "max_position_embeddings", _INT, family.max_positions, where=where)
-  rope_theta, rope_scaling = _rope(raw, max_positions, where, default=5e5 if family.has_tower else 1e4)
+  max_positions = get(raw, "max_position_embeddings", INT, family.max_positions, where=where)
+  rope_theta, rope_scaling, of_window = read_rope(raw, max_positions, where, theta=family.rope_theta, windows=family.windows)
+  window = read_window(raw, num_layers, where, family.windows)
+  if window is not None and (of_window, None) != (rope_theta, rope_scaling):
+    window = window._replace(rope_theta=of_window)
   if vision is not None:
     vision = vision._replace(rope_sections=_rope_sections(raw, head_dim // 2, where))
   return ModelConfig(
@@ -254,35 +216,36 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
     head_dim=head_dim,
     d_ff=d_ff,
     rope_theta=rope_theta,
-    norm_eps=float(_get(raw, "rms_norm_eps", _NUMBER, 1e-6, where=where)),
-    qk_norm=family.qk_norm,
-    qkv_bias=family.qkv_bias,
-    tie_embeddings=_get(raw, "tie_word_embeddings", _BOOL, False, where=where),
+    norm_eps=float(get(raw, "rms_norm_eps", NUMBER, family.norm_eps, where=where)),
+    tie_embeddings=get(raw, "tie_word_embeddings", BOOL, family.tie_embeddings, where=where),
     max_positions=max_positions,
     rope_scaling=rope_scaling,
+    window=window,
     experts=_experts(raw, family, num_layers, where) if family.has_experts else None,
     vision=vision,
+    **family.options,
+    **{ours: float(get(raw, *field, where=where)) for ours, field in family.fields.items()},
   )
 
 
 def _vision(raw: dict[str, Any], where: str) -> Vision:
   """Reads the vision tower."""
-  inner, where = _get(raw, "vision_config", _OBJECT, where=where), f"{where}: vision_config"
-  sizes = {ours: _get(inner, field, _INT, where=where) for ours, field in _TOWER_SIZES.items()}
-  positions = _get(inner, "num_position_embeddings", _INT, 2304, where=where)
+  inner, where = get(raw, "vision_config", OBJECT, where=where), f"{where}: vision_config"
+  sizes = {ours: get(inner, field, INT, where=where) for ours, field in _TOWER_SIZES.items()}
+  positions = get(inner, "num_position_embeddings", INT, 2304, where=where)
   side = math.isqrt(positions)
   if side * side != positions:
     raise ValueError(f"{where}: num_position_embeddings: found {positions}, expected the square of an integer")
   for field, expected in _TOWER_FIXED.items():
     if inner.get(field, expected) != expected:
       raise ValueError(f"{where}: {field}: found {inner[field]!r}, expected {expected!r}, the only value that is implemented")
-  deep = tuple(_get(inner, "deepstack_visual_indexes", _LAYERS, [8, 16, 24], where=where))
+  deep = tuple(get(inner, "deepstack_visual_indexes", LAYERS, [8, 16, 24], where=where))
   if list(deep) != sorted(set(deep)) or (deep and deep[-1] >= sizes["num_layers"]):
     raise ValueError(f"{where}: deepstack_visual_indexes: found {list(deep)}, expected ascending layers below {sizes['num_layers']}")
   if sizes["d_model"] % (4 * sizes["num_heads"]):
     raise ValueError(f"{where}: hidden_size: found {sizes['d_model']}, expected a multiple of 4 times num_heads={sizes['num_heads']}")
   tokens = {ours: raw.get(field, Vision._field_defaults[ours]) for ours, field in _VISION_TOKENS.items()}
-  pictures = PictureConfig(**{ours: _get(inner, field, _INT, where=where) for ours, field in _PATCH_SIZES.items()})
+  pictures = PictureConfig(**{ours: get(inner, field, INT, where=where) for ours, field in _PATCH_SIZES.items()})
   return Vision(**sizes, deep_layers=deep, pictures=pictures, grid_side=side, **tokens)
 
 
@@ -308,13 +271,17 @@ def architecture(config: ModelConfig) -> str:
     >>> architecture(preset("nano", vocab_size=264))
     'Qwen3ForCausalLM'
   """
-  options = (config.qk_norm, config.qkv_bias, config.experts is not None, config.vision is not None)
+  shared = {name for family in FAMILIES.values() for name in family.options}
+  options = {name: getattr(config, name) for name in shared if getattr(config, name) != ModelConfig._field_defaults[name]}
   for name, family in FAMILIES.items():
-    if options == (family.qk_norm, family.qkv_bias, family.has_experts, family.has_tower):
+    has_parts = (config.experts is not None, config.vision is not None) == (family.has_experts, family.has_tower)
+    settable = config.query_width is None or "query_width" in family.fields
+    if options == family.options and has_parts and settable and is_writable(config, family.windows):
       return name
-  shown = f"qk_norm={config.qk_norm}, qkv_bias={config.qkv_bias}, experts={config.experts}, vision={config.vision}"
+  parts = dict(experts=config.experts, vision=config.vision, window=config.window, query_width=config.query_width)
+  shown = ", ".join(f"{name}={value}" for name, value in {**dict(sorted(options.items())), **parts}.items() if value is not None)
   raise ValueError(
-    f"model: no architecture of transformers has {shown}; expected the options of one of {', '.join(FAMILIES)}"
+    f"model: no architecture of transformers has {shown or 'these options'}; expected the options of one of {', '.join(FAMILIES)}"
   )
 
 
@@ -325,15 +292,14 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     ValueError: If no architecture of transformers has this combination of options.
 
   Note:
-    Rotary settings are written as in published checkpoints, `rope_theta` with `rope_scaling`, which
-    every version of transformers reads. Only version 5 also reads `rope_parameters`. Token ids are
-    written as null, because a family's defaults (1 and 2 for Llama) would be wrong for most
-    tokenizers.
+    Token ids are written as null, because a family's defaults (1 and 2 for Llama) would be wrong
+    for most tokenizers.
   """
   name = architecture(config)
+  family = FAMILIES[name]
   raw = {
     "architectures": [name],
-    "model_type": FAMILIES[name].model_type,
+    "model_type": family.model_type,
     "vocab_size": config.vocab_size,
     "hidden_size": config.d_model,
     "intermediate_size": config.d_ff,
@@ -341,24 +307,19 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     "num_attention_heads": config.num_heads,
     "num_key_value_heads": config.num_kv_heads,
     "head_dim": config.head_dim,
-    "hidden_act": "silu",
+    family.activation[0]: family.activation[1],
     "rms_norm_eps": config.norm_eps,
-    "rope_theta": config.rope_theta,
-    "rope_scaling": None,
     "tie_word_embeddings": config.tie_embeddings,
     "torch_dtype": config.param_dtype,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
   }
-  raw |= dict.fromkeys(FAMILIES[name].refused_biases, False)
+  raw |= {field: False if field.endswith(("bias", "bidirectional_attention")) else None for field in family.refused}
+  raw |= {field: getattr(config, ours) for ours, (field, *_) in family.fields.items() if getattr(config, ours) is not None}
+  raw |= to_json(config, family.windows)
   if config.max_positions is not None:
     raw["max_position_embeddings"] = config.max_positions
-  if config.rope_scaling is not None:
-    factor, low, high, original = config.rope_scaling
-    raw["rope_scaling"] = dict(
-      rope_type="llama3", factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_position_embeddings=original
-    )
   if config.experts is not None:
     raw |= {
       "num_experts": config.experts.num_experts,

@@ -47,6 +47,18 @@ class TensorEntry(NamedTuple):
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
+# Norms of a block by where they are. Each name has been given to more than one of them.
+_NORMS = {
+  "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+  "after": {"attention_end_norm": "post_attention_layernorm", "mlp_end_norm": "post_feedforward_layernorm"},
+  "both": {
+    "attention_norm": "input_layernorm",
+    "attention_end_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_end_norm": "post_feedforward_layernorm",
+  },
+}
+
 
 def _attention_rows(config: ModelConfig) -> list[tuple]:
   """Lists the tensors of attention and norms of a block.
@@ -56,8 +68,7 @@ def _attention_rows(config: ModelConfig) -> list[tuple]:
   """
   d, c = config.d_model, config.head_dim
   rows = [
-    ("attention_norm/scale", "input_layernorm.weight", (d,), (d,), (0,)),
-    ("mlp_norm/scale", "post_attention_layernorm.weight", (d,), (d,), (0,)),
+    *(_vector(f"{ours}/scale", f"{name}.weight", d) for ours, name in _NORMS[config.norms].items()),
     ("attention/o", "self_attn.o_proj.weight", (d, config.num_heads * c), (d, config.num_heads, c), (1, 2, 0)),
   ]
   for part, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads)):
@@ -65,7 +76,8 @@ def _attention_rows(config: ModelConfig) -> list[tuple]:
     if config.qkv_bias:
       rows.append((f"attention/{part}_bias", f"self_attn.{part}_proj.bias", (heads * c,), (heads, c), (0, 1)))
     if config.qk_norm and part != "v":
-      rows.append((f"attention/{part}_norm/scale", f"self_attn.{part}_norm.weight", (c,), (c,), (0,)))
+      name, shape = f"self_attn.{part}_norm.weight", (heads, c) if config.qk_norm_joint else (c,)
+      rows.append((f"attention/{part}_norm/scale", name, (math.prod(shape),), shape, tuple(range(len(shape)))))
   return rows
 
 
