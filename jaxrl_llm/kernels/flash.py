@@ -24,7 +24,7 @@ Larger blocks read keys and values less often and take fewer steps.
 _SUMS = 24 * 2**20
 """Bytes of fast memory for the gradients of keys and values: 24,576 tokens of heads of 128.
 
-The backward pass takes the keys of a longer row in several windows, one after the other.
+The backward pass takes the keys of a longer row in several parts, one after the other.
 """
 
 _PAIRS = 50_000
@@ -61,16 +61,16 @@ class _Sizes(NamedTuple):
   Attributes:
     queries: Block of queries.
     keys: Block of keys.
-    window: Window of keys, a multiple of their block.
+    part: Part of the keys at a time in the backward pass, a multiple of their block.
   """
 
   queries: int
   keys: int
-  window: int
+  part: int
 
-  def windows(self, length: int) -> list[slice]:
-    """Returns the windows of a row of keys."""
-    return [slice(i, i + self.window) for i in range(0, length, self.window)]
+  def parts(self, length: int) -> list[slice]:
+    """Returns the parts of a row of keys."""
+    return [slice(i, i + self.part) for i in range(0, length, self.part)]
 
 
 def flash_attention(
@@ -182,12 +182,12 @@ def _visible(
 def _pairs(
   segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None, sizes: _Sizes
 ) -> tuple[Pairs, list[Pairs]]:
-  """Lists the pairs of blocks to visit, for all keys and for each window of keys."""
+  """Lists the pairs of blocks to visit, for all keys and for each part of keys."""
   seen, whole = _visible(segments, prefixes, keys, slots, window, sizes.queries, sizes.keys)
-  every, windows = _listed(seen, whole), sizes.windows(keys.shape[1])
-  if len(windows) == 1:
+  every, parts = _listed(seen, whole), sizes.parts(keys.shape[1])
+  if len(parts) == 1:
     return every, [every]
-  blocks = [slice(part.start // sizes.keys, part.stop // sizes.keys) for part in windows]
+  blocks = [slice(part.start // sizes.keys, part.stop // sizes.keys) for part in parts]
   return every, [_listed(seen[..., part], whole[..., part]) for part in blocks]
 
 
@@ -213,13 +213,13 @@ def _tpu_forward(q, k, v, ids: Ids, lists, *, sizes: _Sizes, interpret: Any):
 
 
 def _tpu_backward(q, k, v, d_out, log_sum, mean, ids: Ids, lists, *, sizes: _Sizes, interpret: Any):
-  windows = lists[1]
+  of_parts = lists[1]
   d_q, d_k, d_v = zip(*(
     flash_tpu.backward(
       q, k[:, :, part], v[:, :, part], d_out, log_sum, mean, Ids(ids.queries, ids.keys[:, :, part]), pairs,
-      sizes=sizes[:2], d_q_type=q.dtype if len(windows) == 1 else jnp.float32, interpret=interpret,
+      sizes=sizes[:2], d_q_type=q.dtype if len(of_parts) == 1 else jnp.float32, interpret=interpret,
     )
-    for part, pairs in zip(sizes.windows(k.shape[2]), windows, strict=True)
+    for part, pairs in zip(sizes.parts(k.shape[2]), of_parts, strict=True)
   ))  # fmt: skip
   d_k, d_v = (jnp.concatenate(x, axis=2) for x in (d_k, d_v))
   return sum(d_q[1:], start=d_q[0]).astype(q.dtype), d_k, d_v

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.kernels import columns_tpu
@@ -367,7 +367,8 @@ def attend_spans(
 ) -> Float[Array, "N T H C"]:
   """Attends from the tokens of spans to their rows, piece by piece up to the last column seen.
 
-  A token sees the last `window` columns up to its own; None is all. If `exact`, the products are in float32 in any dtype; see `ModelConfig.exact`.
+  A token sees the last `window` columns up to its own; None is all. If `exact`, the products are in
+  float32 in any dtype; see `ModelConfig.exact`.
   """
   if mesh is not None and mesh.size > 1:
     held = _spec(blocks[0], mesh)
@@ -519,7 +520,7 @@ def attend_prompts(
   return Partial(*map(unfold, part))
 
 
-def _along(x: Float[Array, "..."], index: Int[Array, "d M"]) -> Float[Array, "..."]:
+def _along(x: Shaped[Array, "..."], index: Int[Array, "d M"]) -> Shaped[Array, "..."]:
   """Returns x[index] within each piece: pieces are on different devices and never share rows."""
   pieces = x.reshape(index.shape[0], -1, *x.shape[1:])
   taken = jax.vmap(lambda piece, i: jnp.take(piece, i, axis=0, mode="clip"))(pieces, index)

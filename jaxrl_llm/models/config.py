@@ -186,9 +186,9 @@ class ModelConfig(NamedTuple):
     qk_norm: Whether queries and keys pass an RMSNorm before the rotation (Qwen3).
     qk_norm_joint: Whether that norm is over all heads together (OLMo 2), not over each.
     qkv_bias: Whether the query, key and value projections have biases (Qwen2).
-    query_width: Number whose inverse root scales the attention scores; None for the width of a head.
-    norms: Where RMSNorms are: "before" attention and feed-forward layer, "after" them, before their
-      outputs are added (OLMo 2), or "both" (Gemma 3).
+    query_width: Number whose inverse root scales the scores of attention; None for a head's width.
+    norms: Places of the RMSNorms: "before" attention and feed-forward layer, "after" them, where
+      their outputs are added (OLMo 2), or "both" (Gemma 3).
     centred_norms: Whether norms multiply by 1 plus their weight (Gemma).
     activation: Function of the feed-forward layer's gate, a key of `linear.GATED`.
     scale_embeddings: Whether embeddings are multiplied by √D (Gemma).

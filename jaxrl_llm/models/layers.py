@@ -16,7 +16,6 @@ from jaxrl_llm.models.moe import MoE
 from jaxrl_llm.models.residual import gathered, scattered, whole
 from jaxrl_llm.models.rope import Rotation, frequencies, rope, rotation
 
-
 _NO_WINDOW = 2**30
 """Size of a window that is longer than any sequence."""
 

@@ -4,7 +4,7 @@ The published sizes are those of the families that `load` can read.
 """
 
 from jaxrl_llm.messages import Problem, did_you_mean
-from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling, Vision
+from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling, SlidingWindow, Vision, Yarn
 from jaxrl_llm.pretrained.pictures import PictureConfig
 
 
@@ -38,8 +38,32 @@ def _smollm2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, rope_theta=1
   return ModelConfig(*sizes, rope_theta=rope_theta, norm_eps=1e-5, tie_embeddings=True, max_positions=8192)
 
 
+def _gemma3(num_layers, d_model, num_heads, num_kv_heads, d_ff):
+  """Makes a Gemma 3 without a vision tower: every sixth layer sees all tokens, the others 512."""
+  sizes = (262144, num_layers, d_model, num_heads, num_kv_heads, 256, d_ff)
+  return _as_gemma3(ModelConfig(*sizes, rope_theta=1e6, max_positions=32768), SlidingWindow(512, _but_every(6, num_layers), 1e4))
+
+
+def _as_gemma3(sizes: ModelConfig, window: SlidingWindow) -> ModelConfig:
+  options = dict(norms="both", centred_norms=True, scale_embeddings=True, activation="gelu_tanh", query_width=256)
+  return sizes._replace(qk_norm=True, window=window, **options)
+
+
+def _olmo3(num_layers, d_model, num_heads, num_kv_heads, d_ff):
+  """Makes an OLMo 3 with the context extended to 64k tokens in every fourth layer."""
+  sizes, window = (100278, num_layers, d_model, num_heads, num_kv_heads, 128, d_ff), _but_every(4, num_layers)
+  return ModelConfig(
+    *sizes, rope_theta=5e5, qk_norm=True, qk_norm_joint=True, norms="after", tie_embeddings=False, max_positions=65536,
+    rope_scaling=Yarn(8.0, 8192, 1.2079441541679836), window=SlidingWindow(4096, window, 5e5),
+  )  # fmt: skip
+
+
+def _but_every(period: int, num_layers: int) -> tuple[int, ...]:
+  return tuple(layer for layer in range(num_layers) if (layer + 1) % period)
+
+
 # Small models of this project, not published; their vocabulary is the tokenizer's.
-LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe", "tiny-vl", "nano-vl")
+LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe", "tiny-vl", "nano-vl", "tiny-window", "nano-window")
 
 # 0.8M parameters with a byte vocabulary: learns the laptop job in minutes on two CPU cores.
 _TINY = ModelConfig(vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32, d_ff=384, qk_norm=True)
@@ -70,6 +94,9 @@ PRESETS = {
   "nano-moe": _NANO._replace(experts=Experts(8, 2, 32)),
   "tiny-vl": _with_tower(_TINY._replace(num_layers=2), Vision(2, 96, 4, 192, deep_layers=(0,))),
   "nano-vl": _with_tower(_NANO, Vision(2, 32, 2, 64, deep_layers=(0,))),
+  # Gemma 3's blocks, with windows shorter than the prompts of the laptop job.
+  "tiny-window": _as_gemma3(_TINY, SlidingWindow(8, (0, 1, 2), 1e3))._replace(query_width=32),
+  "nano-window": _as_gemma3(_NANO, SlidingWindow(5, (0,), 1e2))._replace(query_width=12),
   "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, head_dim=64, tie=True),
   "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, max_positions=131072, tie=True),
   "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008, tie=True),
@@ -99,6 +126,10 @@ PRESETS = {
   "smollm2-135m": _smollm2(30, 576, 9, 3, 1536),
   "smollm2-360m": _smollm2(32, 960, 15, 5, 2560),
   "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, rope_theta=130000.0),
+  "gemma3-270m": _gemma3(18, 640, 4, 1, 2048),
+  "gemma3-1b": _gemma3(26, 1152, 4, 1, 6912),
+  "olmo3-7b": _olmo3(32, 4096, 32, 32, 11008),
+  "olmo3-32b": _olmo3(64, 5120, 40, 8, 27648),
 }
 
 

@@ -112,7 +112,11 @@ class Transformer(nnx.Module):
       x = (table.values[tokens].astype(jnp.float32) * table.scale[tokens][..., None]).astype(dtype)
     else:
       x = table[tokens].astype(dtype)
-    return x * jnp.asarray(self.config.d_model**0.5, dtype) if self.config.scale_embeddings else x
+    if not self.config.scale_embeddings:
+      return x
+    x = x * jnp.asarray(self.config.d_model**0.5, dtype)
+    # Otherwise XLA on CPUs moves the product into the first norm's sum, in some programs only.
+    return jax.lax.optimization_barrier(x) if self.config.exact else x
 
   def embed_rows(self, tokens: Int[Array, "B T"], images: Images | None) -> Float[Array, "B T D"]:
     """Looks up the embeddings of tokens; a feature takes the place of an image token's."""

@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm.kernels.by_sequence import attention_by_sequence
 from jaxrl_llm.kernels.visibility import packed
 from jaxrl_llm.models.attention import xla_attention
+from tests.kernels.windows import window_of
 
 # Tokens of a prompt and of its responses, for each row.
 ROWS = [(70, (20, 3, 65)), (5, (10, 100, 2, 7)), (64, (64,))]
@@ -28,16 +29,17 @@ def numbers(seed, *shape):
   return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-@pytest.mark.parametrize(("heads", "groups", "width"), [(6, 2, 16), (2, 2, 8)])
+@pytest.mark.parametrize(("heads", "groups", "width", "size"), [(6, 2, 16, None), (2, 2, 8, 30)])
 @pytest.mark.parametrize("shares", [True, False])
-def test_it_is_plain_attention_with_its_gradients(heads, groups, width, shares):
+def test_it_is_plain_attention_with_its_gradients(heads, groups, width, size, shares):
   segments, prefixes = rows(170)
   prefixes = prefixes if shares else None
   q, k, v = (numbers(i, len(ROWS), 170, n, width) for i, n in enumerate((heads, groups, groups)))
   ct = numbers(3, *q.shape) * (segments > 0)[..., None, None]
-  plain = lambda q, k, v: xla_attention(q, k, v, packed(segments, prefixes).mask)
+  window, mask = size and window_of(segments, prefixes, size), packed(segments, prefixes).mask
+  plain = lambda q, k, v: xla_attention(q, k, v, mask if window is None else mask & window.sees())
   expected, of_plain = jax.vjp(plain, q, k, v)
-  result, of_result = jax.vjp(lambda q, k, v: attention_by_sequence(q, k, v, segments, prefixes), q, k, v)
+  result, of_result = jax.vjp(lambda q, k, v: attention_by_sequence(q, k, v, segments, prefixes, window), q, k, v)
   counted = (segments > 0)[..., None, None]
   np.testing.assert_allclose(result * counted, expected * counted, atol=2e-6)
   for own, other in zip(of_result(ct), of_plain(ct), strict=True):

@@ -9,6 +9,7 @@ from jaxrl_llm.kernels import flash, flash_tpu
 from jaxrl_llm.kernels.flash_tpu import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE
 from jaxrl_llm.models.attention import packed, xla_attention
 from jaxrl_llm.models.remat import rematerialised
+from tests.kernels.windows import window_of
 from tests.marks import few
 
 LENGTH = 380  # Three blocks of 128; the last is not full.
@@ -49,19 +50,25 @@ def with_gradients(attend, q, k, v, d_out):
   return y, *gradients(d_out)
 
 
-def compare(inputs, segments, prefixes, dtype="float32", **options):
-  """Compares attention and its gradients with plain attention in float32."""
+def compare(inputs, segments, prefixes, dtype="float32", size=None, **options):
+  """Compares attention and its gradients with plain attention in float32.
+
+  `size` is that of a sliding window.
+  """
+  window = size and window_of(segments, prefixes, size)
   q, k, v, d_out = inputs
   d_out = jnp.where((segments > 0)[..., None, None], d_out, 0)
 
   @jax.jit
   def run(q, k, v, d_out, segments, prefixes):
-    attend = lambda q, k, v: flash.flash_attention(q, k, v, segments, prefixes, interpret=True, **options)
+    attend = lambda q, k, v: flash.flash_attention(q, k, v, segments, prefixes, window=window, interpret=True, **options)
     return with_gradients(attend, q, k, v, d_out)
 
   @jax.jit
   def plain(q, k, v, d_out, segments, prefixes):
-    return with_gradients(lambda *x: xla_attention(*x, packed(segments, prefixes).mask), q, k, v, d_out)
+    mask = packed(segments, prefixes).mask
+    mask = mask if window is None else mask & window.sees()
+    return with_gradients(lambda *x: xla_attention(*x, mask), q, k, v, d_out)
 
   y, *gradients = run(q, k, v, d_out, segments, prefixes)
   expected_y, *expected = plain(*(x.astype(jnp.float32) for x in (q, k, v, d_out)), segments, prefixes)
@@ -95,6 +102,15 @@ def test_the_kernels_equal_plain_attention(name, rng):
   compare(arrays(rng), *ROWS[name])
 
 
+@pytest.mark.parametrize("name, size", few([("one sequence", 40), ("shared prompts", 100), ("a prompt of one block", 129)], 1))
+def test_tokens_see_a_window(name, size, rng):
+  """Shorter than a block, and longer than some sequences; blocks before it are not visited."""
+  compare(arrays(rng), *ROWS[name], size=size)
+  visible = lambda window: flash._visible(*ROWS[name], ROWS[name][0], jnp.arange(LENGTH), window, 20, 20)[0]
+  every, near = visible(None), visible(window_of(*ROWS[name], size))
+  assert near.sum() < every.sum() and not np.any(near & ~every)
+
+
 @pytest.mark.parametrize("name", ["packed", "padding"])
 def test_rows_without_prefixes_need_none(name, rng):
   compare(arrays(rng), ROWS[name][0], None)
@@ -116,7 +132,7 @@ def test_rows_of_a_batch_are_apart(rng):
 
 
 @pytest.mark.slow
-def test_keys_of_long_rows_come_in_windows(rng, monkeypatch):
+def test_keys_of_long_rows_come_in_parts(rng, monkeypatch):
   monkeypatch.setattr(flash, "_SUMS", 8 * 128 * 256)
   calls, backward = [], flash_tpu.backward
   monkeypatch.setattr(flash_tpu, "backward", lambda *x, **options: calls.append(x[1].shape[2]) or backward(*x, **options))

@@ -38,6 +38,10 @@ def test_the_kernels_equal_plain_attention(name, rng, small_tiles):
   compare(arrays(rng), *ROWS[name])
 
 
+def test_tokens_see_a_window(rng, small_tiles):
+  compare(arrays(rng), *ROWS["shared prompts"], size=50)
+
+
 def test_rows_without_prefixes_need_none(rng, small_tiles):
   compare(arrays(rng), ROWS["padding"][0], None)
 

@@ -9,9 +9,10 @@ import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.kernels import chunked
-from jaxrl_llm.kernels.visibility import blocks_seen
+from jaxrl_llm.kernels.visibility import Window, blocks_seen, within
 from jaxrl_llm.models import attention, make_model, preset
 from jaxrl_llm.models.striping import stripes_of
+from tests.kernels.windows import positions_of
 from tests.marks import few
 from tests.programs import equations
 
@@ -21,6 +22,12 @@ B, T, H, K, C = 2, 40, 4, 2, 8
 class Layout(NamedTuple):
   segments: np.ndarray
   prefixes: np.ndarray | None
+  positions: np.ndarray | None = None  # Of rows with a sliding window of `WINDOW` tokens.
+
+  def as_rows(self, stripes=None):
+    """Makes the rows that attention sees."""
+    packed = attention.packed(self.segments, self.prefixes, stripes)
+    return packed if self.positions is None else within(packed, self.positions, WINDOW)
 
 
 def rows(*runs):
@@ -39,6 +46,8 @@ LAYOUTS = {
     [(6, 0, 7), (2, 6, 8), (5, 0, 4), (3, 5, 6), (4, 6, 10), (1, 5, 3), (0, 0, 2)],
   ),
 }
+WINDOW = 7  # Shorter than most prompts, and than a block.
+LAYOUTS["windows"] = LAYOUTS["shared"]._replace(positions=positions_of(*LAYOUTS["shared"][:2]))
 ON_CPU = [name for name in attention.BACKENDS if name != "cudnn"]
 TOLERANCE = {"float32": dict(rtol=2e-5, atol=2e-6), "bfloat16": dict(rtol=4e-2, atol=2e-2)}
 
@@ -56,10 +65,11 @@ def inputs(rng, num_kv_heads=K, dtype="float32", batch=B, length=T):
 
 def loop(q, k, v, layout):
   """Computes attention one query at a time, in float64."""
-  out, (segments, prefixes) = np.zeros(q.shape), layout
+  out, (segments, prefixes, positions) = np.zeros(q.shape), layout
   for b, t, h in np.ndindex(*q.shape[:3]):
     own = {segments[b, t], 0 if prefixes is None else prefixes[b, t]} - {0}
-    if seen := [s for s in range(t + 1) if segments[b, s] in own]:
+    near = lambda s, b=b, t=t: positions is None or positions[b, t] - positions[b, s] < WINDOW
+    if seen := [s for s in range(t + 1) if segments[b, s] in own and near(s)]:
       kv = h * k.shape[2] // q.shape[2]
       scores = np.array([q[b, t, h] @ k[b, s, kv] for s in seen]) / np.sqrt(q.shape[3])
       weights = np.exp(scores - scores.max())
@@ -73,7 +83,7 @@ def value_and_gradients(backend, q, k, v, cotangent, layout, mesh=None, stripes=
   @jax.jit
   def run(q, k, v, layout):
     def loss(q, k, v):
-      y = attention.row_attention(q, k, v, attention.packed(*layout, stripes), backend=backend, mesh=mesh)
+      y = attention.row_attention(q, k, v, layout.as_rows(stripes), backend=backend, mesh=mesh)
       return jnp.sum(jnp.where((layout.segments > 0)[..., None, None], y * cotangent, 0).astype(jnp.float32)), y
 
     return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q, k, v)
@@ -96,7 +106,7 @@ def check_against_xla(actual, expected, layout, **tolerance):
 def test_values_are_those_of_a_loop(backend, layout, rng):
   layout = jax.tree.map(jnp.asarray, LAYOUTS[layout])
   q, k, v, _ = inputs(rng, num_kv_heads=1 if layout.prefixes is None else K)
-  y = jax.jit(lambda *x: attention.row_attention(*x, attention.packed(*layout), backend=backend, mesh=None))(q, k, v)
+  y = jax.jit(lambda *x: attention.row_attention(*x, layout.as_rows(), backend=backend, mesh=None))(q, k, v)
   expected = loop(*(np.asarray(x, np.float64) for x in (q, k, v)), jax.tree.map(np.asarray, layout))
   real = np.asarray(layout.segments > 0)
   np.testing.assert_allclose(np.asarray(y)[real], expected[real], **TOLERANCE["float32"])
@@ -104,7 +114,7 @@ def test_values_are_those_of_a_loop(backend, layout, rng):
 
 
 @pytest.mark.parametrize("backend, layout, dtype", few([
-  ("chunked", "packed", "float32"), ("chunked", "shared", "float32"), ("chunked", "shared", "bfloat16"),
+  ("chunked", "windows", "float32"), ("chunked", "shared", "float32"), ("chunked", "shared", "bfloat16"),
   ("flash", "packed", "bfloat16"),  # Emulated, and slow; others are in test_flash.py.
 ], 0, 1, 3))  # fmt: skip
 def test_gradients_are_those_of_xla(backend, layout, dtype, rng):
@@ -132,7 +142,7 @@ def test_rows_of_padding_alone_are_finite(backend, rng):
 def test_a_mesh_changes_nothing(backend, shape, batch, rng):
   mesh = mesh_lib.make_mesh(**dict(zip(mesh_lib.AXES, shape, strict=True)))
   arrays = inputs(rng, batch=batch)
-  layout = jax.tree.map(lambda x: np.concatenate([x, x[::-1]])[:batch], LAYOUTS["shared"])
+  layout = jax.tree.map(lambda x: np.concatenate([x, x[::-1]])[:batch], LAYOUTS["shared" if backend == "xla" else "windows"])
   expected = value_and_gradients("xla", *arrays, layout)
   check_against_xla(value_and_gradients(backend, *arrays, layout, mesh=mesh), expected, layout, **TOLERANCE["float32"])
 
@@ -143,7 +153,8 @@ def test_a_mesh_changes_nothing(backend, shape, batch, rng):
 def test_the_order_of_stripes_changes_nothing(backend, parts, length, rng):
   mesh = mesh_lib.make_mesh(data=1, context=parts, devices=jax.devices()[:parts])
   arrays, stripes = inputs(rng, length=length), stripes_of(length, mesh)
-  layout = jax.tree.map(lambda x: np.pad(x, [(0, 0), (0, length - T)], mode="edge"), LAYOUTS["shared"])
+  layout = LAYOUTS["shared" if backend == "xla" else "windows"]
+  layout = jax.tree.map(lambda x: np.pad(x, [(0, 0), (0, length - T)], mode="edge"), layout)
   expected = value_and_gradients("xla", *arrays, layout)
   in_stripes = jax.tree.map(lambda x: x[:, stripes.slots], (*arrays, layout))
   y, gradients = value_and_gradients(backend, *in_stripes, mesh=mesh, stripes=stripes)
@@ -161,12 +172,17 @@ def test_rows_that_the_axis_context_does_not_divide_stay_whole(rng):
 
 def test_only_blocks_with_visible_keys_are_visited():
   layout = rows([(1, 0, 8), (2, 1, 8), (3, 1, 8), (4, 0, 4), (0, 0, 12)])
-  segments, prefixes = (jnp.asarray(x.reshape(1, 5, 8)) for x in layout)
+  segments, prefixes = (jnp.asarray(x.reshape(1, 5, 8)) for x in layout[:2])
   last = jnp.arange(5) * 8 + 7
   assert blocks_seen(segments, None, segments, last)[0].astype(int).tolist() == [
     [1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0],
   ]  # fmt: skip
   assert blocks_seen(segments, prefixes, segments, last)[0, :, 0].tolist() == [True, True, True, False, False]
+  # The last tokens of the prompt are near the first ones of a response.
+  positions = jnp.asarray(positions_of(*layout[:2]).reshape(1, 5, 8))
+  for size, expected in ((9, [1, 1, 1, 0, 0]), (1, [1, 0, 0, 0, 0])):
+    window = Window(positions - size + 1, positions)
+    assert blocks_seen(segments, prefixes, segments, last, window)[0, :, 0].astype(int).tolist() == expected
 
 
 def test_no_array_holds_every_score(rng):

@@ -12,7 +12,7 @@ from jaxrl_llm.models import make_model, preset
 from tests.marks import few
 
 ROWS, COLUMNS, LENGTH = 4, (8, 8, 16), 21
-PRESETS = {"dense": "nano", "mixture": "nano-moe"}
+PRESETS = {"dense": "nano", "mixture": "nano-moe", "window": "nano-window"}
 
 
 @functools.cache

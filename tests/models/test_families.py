@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
+from jaxrl_llm.models.config import Experts, Linear, ModelConfig, RopeScaling, SlidingWindow, Yarn
 from jaxrl_llm.models.files.families import FAMILIES, Family, from_hf_config, to_hf_config
+from jaxrl_llm.models.files.rotary import FULL, SLIDING
 from jaxrl_llm.models.presets import PRESETS
+from jaxrl_llm.models.rope import frequencies
 from tests.models.recorded import CHECKPOINTS
 
 SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=48, num_hidden_layers=4, num_attention_heads=32)
@@ -118,17 +120,47 @@ def test_options_that_change_nothing_are_accepted(fields):
   assert read("Qwen2", **fields) == read("Qwen2")
 
 
-def test_a_window_without_a_switch_is_refused(monkeypatch):
-  """As in Mistral 7B. A new family has no switch unless its row names one."""
-  monkeypatch.setitem(FAMILIES, "MistralForCausalLM", Family("mistral"))
-  raw = raw_config("Llama") | dict(architectures=["MistralForCausalLM"])
-  from_hf_config(raw | dict(sliding_window=None), where="x")
-  with pytest.raises(ValueError, match="x: sliding_window: found 8, expected null: attention within a sliding window"):
-    from_hf_config(raw | dict(sliding_window=8), where="x")
-  assert read("Llama", sliding_window=8) == read("Llama")  # Llama reads no such field.
+@pytest.mark.parametrize(
+  ("family", "fields", "window"),
+  [
+    # As the configs of transformers 5.24 fill in what a file leaves out.
+    ("Qwen2", dict(use_sliding_window=True, max_window_layers=3), SlidingWindow(4096, (3,))),
+    ("Qwen3", dict(use_sliding_window=True, sliding_window=8, max_window_layers=0), SlidingWindow(8, (0, 1, 2, 3))),
+    ("Qwen3", dict(use_sliding_window=True, sliding_window=8), None),  # From layer 28 on.
+    ("Qwen3", dict(use_sliding_window=True, layer_types=[FULL, SLIDING] * 2), SlidingWindow(4096, (1, 3))),
+    ("Qwen3Moe", dict(use_sliding_window=True, sliding_window=8, max_window_layers=9), SlidingWindow(8, (0, 1, 2, 3))),
+    ("Mistral", {}, SlidingWindow(4096, (0, 1, 2, 3))),
+    ("Mistral", dict(sliding_window=None), None),
+    ("Olmo2", dict(sliding_window=8), None),  # It reads no such field; nor does Llama.
+    ("Llama", dict(sliding_window=8), None),
+    ("Olmo3", {}, SlidingWindow(4096, (0, 1, 2))),
+    ("Olmo3", dict(sliding_window=None), None),
+    ("Olmo3", dict(rope_theta=1e3, rope_scaling=dict(rope_type="yarn", factor=2.0)), SlidingWindow(4096, (0, 1, 2), 1e3)),
+    ("Gemma3", dict(sliding_window_pattern=2, sliding_window=512), SlidingWindow(512, (0, 2), 1e4)),
+    ("Gemma3", dict(layer_types=[SLIDING, FULL, FULL, FULL], rope_local_base_freq=10.0), SlidingWindow(4096, (0,), 10.0)),
+    ("Gemma3", dict(rope_parameters={SLIDING: dict(rope_theta=20.0), FULL: dict(rope_theta=20.0)}), SlidingWindow(4096, (0, 1, 2, 3))),
+  ],
+)
+def test_layers_with_a_sliding_window(family, fields, window):
+  config = read(family, **fields)
+  assert config.window == window
+  assert from_hf_config(json.loads(json.dumps(to_hf_config(config))), where="x") == config
 
 
-WINDOW = dict(use_sliding_window=True, sliding_window=4096)
+def test_a_new_family_honours_the_windows_of_its_files(monkeypatch):
+  monkeypatch.setitem(FAMILIES, "StarlingForCausalLM", Family("starling"))
+  assert read("Starling").window is None and read("Starling", sliding_window=8).window.size == 8
+
+
+def test_scalings_of_rotary_frequencies():
+  """As in Qwen2.5 with YaRN, and in Gemma 3 of 4B weights, which scales nothing within windows."""
+  yarn = dict(type="yarn", factor=4.0, original_max_position_embeddings=32768)
+  assert read("Qwen2", rope_scaling=yarn).rope_scaling == Yarn(4.0, 32768, pytest.approx(1.1386294361))
+  config = read("Gemma3", rope_scaling=dict(rope_type="linear", factor=8.0), sliding_window_pattern=2)
+  assert (config.rope_theta, config.rope_scaling, config.window.rope_theta) == (1e6, Linear(8.0), 1e4)
+  assert frequencies(8, 1e4, Linear(8.0))[0] == 1 / 8
+
+
 REFUSED = {
   "unknown architecture": ("Llma", {}, "unknown architecture 'LlmaForCausalLM', expected one of LlamaForCausalLM, Qwen2ForCausalLM, "),
   "did you mean": ("Qwen3Mo", {}, "; did you mean 'Qwen3MoeForCausalLM'?"),
@@ -139,11 +171,20 @@ REFUSED = {
   "attention bias in Qwen3": ("Qwen3", dict(attention_bias=True), "attention_bias: found True, expected false"),
   "attention bias in the mixture": ("Qwen3Moe", dict(attention_bias=True), "attention_bias: found True, expected false"),
   "mlp bias": ("Llama", dict(mlp_bias=True), "mlp_bias: found True, expected false"),
-  "window": ("Qwen2", dict(max_window_layers=3, **WINDOW), "use_sliding_window: found True, expected false"),
-  "window in the mixture": ("Qwen3Moe", dict(max_window_layers=9, **WINDOW), "use_sliding_window: found True, expected false"),
-  "window by layer": ("Qwen3", dict(layer_types=["sliding_attention"] * 4), "layer_types: found ['sliding_attention', "),
-  "yarn": ("Qwen2", dict(rope_scaling=dict(type="yarn")), "rope_scaling.rope_type: found 'yarn', expected 'default' or 'llama3'"),
-  "linear": ("Llama", dict(rope_parameters=dict(rope_type="linear", factor=2.0)), "rope_parameters.rope_type: found 'linear', expected"),
+  "window without its switch": ("Qwen3", dict(layer_types=[SLIDING] * 4), "sliding_window: found none, expected use_sliding_window: true"),
+  "window of no size": ("Gemma3", dict(sliding_window=0), "sliding_window: found 0, expected a positive integer"),
+  "window without a size": ("Mistral", dict(layer_types=[SLIDING] * 4, sliding_window=None), "found none, expected a number, because"),
+  "window in Llama": ("Llama", dict(layer_types=[SLIDING] * 4), "expected 'full_attention' everywhere: the family has no windows"),
+  "layers of a new kind": ("Qwen3", dict(layer_types=["linear_attention"] * 4), "layer_types: found ['linear_attention', "),
+  "too few layer types": ("Olmo3", dict(layer_types=[FULL]), "layer_types: found ['full_attention'], expected"),
+  "softcap": ("Gemma3", dict(attn_logit_softcapping=50.0), "attn_logit_softcapping: found 50.0, expected false or null"),
+  "sees what follows": ("Gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention: found True, expected false"),
+  "activation of Gemma": ("Gemma3", dict(hidden_activation="gelu"), "hidden_activation: found 'gelu', expected 'gelu_pytorch_tanh'"),
+  "scaled within windows": (
+    "Olmo3", dict(rope_parameters={SLIDING: dict(rope_type="linear", factor=2.0)}), "rope_parameters.sliding_attention: found 'linear'"
+  ),
+  "mscale": ("Qwen2", dict(rope_scaling=dict(type="yarn", factor=2.0, mscale=0.7)), "rope_scaling.mscale: found 0.7, expected none"),
+  "yarn without a factor": ("Qwen2", dict(rope_scaling=dict(type="yarn")), "rope_scaling: factor is missing, expected a positive number"),
   "dynamic": ("Llama", dict(rope_scaling=dict(type="dynamic", factor=2.0)), "rope_scaling.rope_type: found 'dynamic', expected"),
   "longrope": ("Llama", dict(rope_scaling=dict(type="longrope")), "rope_scaling.rope_type: found 'longrope', expected"),
   "rope by layer": ("Llama", dict(rope_parameters=dict(full_attention={})), "settings by layer type (full_attention), expected one"),
@@ -203,8 +244,12 @@ def test_mixed_layers_survive_a_round_trip():
 
 
 def test_a_model_that_transformers_does_not_have_is_refused():
-  with pytest.raises(ValueError, match="no architecture of transformers has qk_norm=True, qkv_bias=True, experts=None, vision=None; "):
+  with pytest.raises(ValueError, match="no architecture of transformers has qk_norm=True, qkv_bias=True; expected"):
     to_hf_config(PRESETS["nano"]._replace(qkv_bias=True))
+  with pytest.raises(ValueError, match="no architecture of transformers has norms=after, qk_norm=True, qk_norm_joint=True, window="):
+    # OLMo 3 has no scale of the scores.
+    olmo3 = dict(norms="after", qk_norm_joint=True, centred_norms=False, scale_embeddings=False, activation="silu")
+    to_hf_config(PRESETS["nano-window"]._replace(**olmo3))
 
 
 def test_the_recorded_configs_have_both_layouts():

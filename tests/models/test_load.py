@@ -24,7 +24,9 @@ def recorded(name):
 
 
 def test_every_family_is_recorded():
-  assert NAMES == ["llama3", "qwen2", "qwen2.5", "qwen3", "qwen3_moe", "qwen3_moe_mixed", "smollm2"]
+  assert NAMES == [
+    "gemma3", "llama3", "mistral", "olmo2", "olmo3", "qwen2", "qwen2.5", "qwen2_window", "qwen3", "qwen3_moe", "qwen3_moe_mixed", "smollm2",
+  ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", few(NAMES, 0, 1))

@@ -24,6 +24,7 @@ MORE = {
   "loop, adapters": ("--config.rollout.driver=loop", "--config.model.lora_rank=4"),
   "drain, mixture": ("--config.rollout.driver=drain", MIXTURE),
   "drain, bfloat16": ("--config.rollout.driver=drain", BFLOAT16),
+  "windows": ("--config.model.preset=nano-window",),
   "rows of their own": ("--config.learner.share_prompts=False",),
   "conversations": ("--config=configs/tools.py:tiny",),
   "pictures": (

@@ -5,6 +5,8 @@ frequencies answers fluently and wrongly.
 """
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
@@ -20,7 +22,7 @@ class Family(NamedTuple):
   Attributes:
     model_type: Short name in transformers.
     options: Fields of `ModelConfig` that all of its models share.
-    fields: Fields of `ModelConfig` that the file may set: the file's name, its kind and its default.
+    fields: Fields of `ModelConfig` that the file may set: its name there, its kind, its default.
     has_experts: Whether it is a mixture of experts.
     num_kv_heads: Default number of key-value heads; None is the number of query heads.
     head_dim: Default width of a head; None is the model's width over the number of query heads.
@@ -30,14 +32,14 @@ class Family(NamedTuple):
     tie_embeddings: Default of whether the head is the embedding.
     activation: Field of the activation, and its only value.
     refused: Fields that would change the numbers and are not implemented; false or null is fine.
-    windows: Which layers have sliding windows; None if the family reads no such field.
+    windows: Layers with sliding windows; None if the family reads no such field.
     has_tower: Whether it has a vision tower. The decoder's fields are then below `text_config`, and
       the gates of its experts always sum to 1.
   """
 
   model_type: str
-  options: dict[str, Any] = {}
-  fields: dict[str, tuple[str, str, Any]] = {}
+  options: Mapping[str, Any] = MappingProxyType({})
+  fields: Mapping[str, tuple[str, str, Any]] = MappingProxyType({})
   has_experts: bool = False
   num_kv_heads: int | None = 32
   head_dim: int | None = None
@@ -224,7 +226,7 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
     experts=_experts(raw, family, num_layers, where) if family.has_experts else None,
     vision=vision,
     **family.options,
-    **{ours: float(get(raw, *field, where=where)) for ours, field in family.fields.items()},
+    **{ours: get(raw, *field, where=where) for ours, field in family.fields.items()},
   )
 
 

@@ -16,9 +16,9 @@ class Windows(NamedTuple):
   """Which layers of a family have a sliding window.
 
   Attributes:
-    period: Every so many-th layer has none; 0 if all others have one.
+    period: Distance of the layers without one, such as 4 for every fourth; 0 if all have one.
     switch: Field without which no layer has one; "" if there is no such field.
-    from_layer: Whether `max_window_layers` counts the first layers without one.
+    from_layer: Whether `max_window_layers` is the number of first layers without one.
     size: Default number of tokens that a token sees; None for no window.
     local_theta: Field with the rotary base of these layers, and its default; None if all layers
       rotate alike.
@@ -34,8 +34,8 @@ class Windows(NamedTuple):
 def read_rope(raw: dict[str, Any], max_positions: int, where: str, *, theta: float, windows: Windows | None):
   """Reads the base and scaling of the rotary frequencies, and the base within windows.
 
-  It accepts both layouts: `rope_theta` with `rope_scaling`, and `rope_parameters`, which may have an
-  entry for each type of layer.
+  It accepts both layouts: `rope_theta` with `rope_scaling`, and `rope_parameters`, which may have
+  an entry for each type of layer.
 
   Args:
     raw: Content of the file.
@@ -49,15 +49,16 @@ def read_rope(raw: dict[str, Any], max_positions: int, where: str, *, theta: flo
   """
   local, parameters = windows and windows.local_theta, raw.get("rope_parameters")
   by_type = local is not None and isinstance(parameters, dict) and {FULL, SLIDING} & parameters.keys()
-  of_layers = {kind: raw | {"rope_parameters": parameters.get(kind)} for kind in (FULL, SLIDING)} if by_type else {FULL: raw, SLIDING: {}}
-  base, scaling = _rope(of_layers[FULL], max_positions, where, theta)
+  of_layer = lambda kind: raw | {"rope_parameters": parameters.get(kind)} if by_type else raw
+  base, scaling = _rope(of_layer(FULL), max_positions, where, theta)
   if local is None:
     return base, scaling, None
   field, default = local
-  own = of_layers[SLIDING] | {"rope_theta": get(raw, field, NUMBER, default, where=where), "rope_scaling": None}
+  own = (of_layer(SLIDING) if by_type else {}) | {"rope_theta": get(raw, field, NUMBER, default, where=where), "rope_scaling": None}
   of_window, scaled = _rope(own, max_positions, where, default)
   if scaled is not None:
-    raise ValueError(f"{where}: rope_parameters.{SLIDING}: found {SCALINGS[type(scaled)]!r}, expected 'default', the only type within windows")
+    kind = SCALINGS[type(scaled)]
+    raise ValueError(f"{where}: rope_parameters.{SLIDING}: found {kind!r}, expected 'default', the only type within windows")
   return base, scaling, of_window
 
 
@@ -84,7 +85,8 @@ def _rope(raw: dict[str, Any], max_positions: int, where: str, theta: float) -> 
   original = get(rope, "original_max_position_embeddings", INT, max_positions, where=inner)
   if kind == "yarn":
     return theta, _yarn(rope, factor, original, inner)
-  scaling = RopeScaling(factor, *(float(get(rope, name, NUMBER, where=inner)) for name in ("low_freq_factor", "high_freq_factor")), original)
+  low, high = (float(get(rope, name, NUMBER, where=inner)) for name in ("low_freq_factor", "high_freq_factor"))
+  scaling = RopeScaling(factor, low, high, original)
   if scaling.low_freq_factor >= scaling.high_freq_factor:
     raise ValueError(
       f"{inner}: found low_freq_factor {scaling.low_freq_factor} >= high_freq_factor {scaling.high_freq_factor}, expected less"

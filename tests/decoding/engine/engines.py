@@ -13,7 +13,7 @@ from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 
 VOCAB, CONTEXT, CHUNK, SPANS, STEPS, WAIT = 264, 224, 8, 8, 4, 120
-PRESETS = {"dense": "nano", "mixture": "nano-moe"}
+PRESETS = {"dense": "nano", "mixture": "nano-moe", "window": "nano-window"}
 
 
 @functools.cache

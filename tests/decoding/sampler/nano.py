@@ -16,6 +16,7 @@ PAD = 256
 LENGTHS = (6, 3, 1, 4, 2, 6, 5, 3)
 CONFIGS = {
   "dense": preset("nano", vocab_size=264),
+  "window": preset("nano-window", vocab_size=264),
   "moe": preset("nano-moe", vocab_size=264)._replace(experts=Experts(8, 2, 16, layers=(1,))),
 }
 
@@ -36,7 +37,8 @@ class Chain(NamedTuple):
 
 def weights_of(model, scale=0.2):
   rng = np.random.default_rng(0)
-  draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + scale * rng.standard_normal(p.shape), jnp.float32)
+  neutral = 0 if model.config.centred_norms else 1
+  draw = lambda path, p: jnp.asarray(neutral * (path[-1].key == "scale") + scale * rng.standard_normal(p.shape), jnp.float32)
   return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
 
 

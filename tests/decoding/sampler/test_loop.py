@@ -94,7 +94,9 @@ def assert_equals_reference(rollouts: Rollouts, reference):
     ("dense", {"cache_blocks": (4, 8)}),
     ("dense", {"slots": 8, "temperature": 0.7, "top_k": 30, "top_p": 0.9}),
     ("moe", {"slots": 6, "cache_blocks": (6, 6)}),
-  ], 0, 5, 6),
+    # Responses longer than windows, in two blocks.
+    ("window", {"slots": 6, "cache_blocks": (4, 8)}),
+  ], 0, 5, 6, 7),
 )
 def test_tokens_and_logprobs_are_those_of_one_sequence_at_a_time(kind, settings):
   drawing = {name: settings[name] for name in ("temperature", "top_k", "top_p") if name in settings}
