@@ -360,14 +360,15 @@ def sampling(
   if engine_columns is not None:
     most = (section.num_prompts + section.spare_prompts) * section.group_size
     rows, dtype = -(-min(slots or section.slots or most, most) // shards), section.cache_dtype or shape.dtype
-    cache = num_bytes(shape, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=engine_columns, dtype=dtype)
+    cache = num_bytes(shape, num_prompts=0, prompt_tokens=0, num_rows=rows, new_tokens=engine_columns, dtype=dtype, keeps_all=True)
     cache /= min(mesh.shape["tensor"], shape.num_kv_heads)
     return {"key-value cache": cache, "logits": 3 * rows * shape.vocab_size * 4}
   width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
   for prompts, group in ((num_prompts, section.group_size), (config.eval.batch_prompts, config.eval.samples)):
     rows = num_rows(mesh, prompts * group, slots or section.slots)
     sizes = dict(num_prompts=prompts, prompt_tokens=width, num_rows=rows, new_tokens=section.max_new_tokens)
-    cache = num_bytes(shape, dtype=section.cache_dtype or shape.dtype, **sizes) / shards / min(mesh.shape["tensor"], shape.num_kv_heads)
+    cache = num_bytes(shape, dtype=section.cache_dtype or shape.dtype, keeps_all=shape.exact, **sizes)
+    cache /= shards * min(mesh.shape["tensor"], shape.num_kv_heads)
     logits = 3 * rows / shards * shape.vocab_size * 4
     options.append({"key-value cache": cache, "logits": logits})
   return _larger(*options)

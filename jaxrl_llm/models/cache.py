@@ -143,7 +143,9 @@ def empty(
   return jax.tree.map(jnp.zeros_like, key_values(zeros, zeros, dtype, layout))
 
 
-def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_rows: int, new_tokens: int, dtype: str) -> int:
+def num_bytes(
+  config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_rows: int, new_tokens: int, dtype: str, keeps_all: bool = False
+) -> int:
   """Returns the memory of a cache in bytes, over all devices.
 
   Args:
@@ -153,6 +155,7 @@ def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_
     num_rows: Number of responses that are decoded at once.
     new_tokens: Number of columns for the tokens of each response.
     dtype: Dtype of the cache, one of `CACHE_DTYPES`.
+    keeps_all: Whether layers with a sliding window keep all tokens, not the last ones.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -160,14 +163,22 @@ def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_
     63.887638528
   """
   held = jax.eval_shape(lambda: empty(1, 1, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype))
-  of_token = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held)) * config.num_layers
-  return of_token * (num_prompts * prompt_tokens + num_rows * new_tokens)
+  of_token = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+  windows = [None if keeps_all else config.window_of(layer) for layer in range(config.num_layers)]
+  tokens = lambda window, count: count if window is None else min(window, count)
+  columns = sum(num_prompts * tokens(window, prompt_tokens) + num_rows * tokens(window, new_tokens) for window in windows)
+  return of_token * columns
 
 
-def num_positions(cache: Cache) -> int:
-  """Returns a number above all positions of the tokens that a row can see, the new one included."""
-  prompt = cache.prompts[0]
-  return 1 + (0 if prompt is None else prompt.v.shape[2]) + sum(size for _, size in _columns(cache.blocks[0]))
+def num_columns(blocks: Sequence[KeyValues]) -> int:
+  """Returns the number of columns of all blocks of a layer."""
+  return sum(size for _, size in _columns(blocks))
+
+
+def last_columns(held: KeyValues, size: int | None) -> KeyValues:
+  """Returns the last `size` columns, or all if there are fewer or the size is None."""
+  first = 0 if size is None else max(held.v.shape[2] - size, 0)
+  return _map(lambda x, axis: jax.lax.slice_in_dim(x, first, x.shape[axis], axis=axis), held) if first else held
 
 
 def _columns(blocks: Sequence[KeyValues]) -> list[tuple[int, int]]:

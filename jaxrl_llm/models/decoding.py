@@ -12,7 +12,19 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm.devices.mesh import BATCH_AXES, RULES, Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.kernels.types import Visits
 from jaxrl_llm.models import ragged
-from jaxrl_llm.models.cache import NOWHERE, Cache, Spans, View, columns_of_blocks, empty, filled, layout_of, map_prompts, split_rows
+from jaxrl_llm.models.cache import (
+  NOWHERE,
+  Cache,
+  Spans,
+  View,
+  columns_of_blocks,
+  empty,
+  filled,
+  layout_of,
+  map_prompts,
+  num_columns,
+  split_rows,
+)
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
 from jaxrl_llm.types import Images, Params
@@ -45,11 +57,17 @@ def make_steps(
   def prefill(params: Params, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str, **images):
     return bind(params).prefill(tokens, mask, dtype=dtype, **images)
 
-  def grow(cache: Cache | None, rows: int, columns: int, *, dtype: str) -> Cache:
+  def grow(cache: Cache | None, rows: int, columns: int, *, dtype: str, most: int | None = None) -> Cache:
     cache = cache or Cache((None,) * config.num_layers, ((),) * config.num_layers)
     sizes = dict(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype, layout=layout_of(mesh))
-    block = lambda: split_rows(empty(rows, columns, **sizes), mesh)
-    return cache._replace(blocks=tuple((*blocks, block()) for blocks in cache.blocks))
+    block = lambda columns: split_rows(empty(rows, columns, **sizes), mesh)
+
+    def more(layer: int, blocks: tuple) -> tuple:
+      if most is None or config.exact or config.window_of(layer) is None:
+        return *blocks, block(columns)
+      return blocks or (block(min(config.window_of(layer), most)),)
+
+    return cache._replace(blocks=tuple(more(layer, blocks) for layer, blocks in enumerate(cache.blocks)))
 
   def resume(params: Params, tokens: Int[Array, "B W"], mask: Bool[Array, "B W"], cache: Cache) -> Cache:
     prefilled, _ = bind(params).prefill(tokens, mask, dtype=cache.blocks[0][0].k.dtype.name)
@@ -120,13 +138,29 @@ def make_steps(
     prompts_seen: Bool[Array, "n P"] | None,
     rows: Int[Array, "d N"] | None = None,
     sequences: Int[Array, "d b"] | None = None,
+    step: Int[Array, ""] | None = None,
   ):
     model = bind_decoder(weights.rest)
-    of_blocks = columns_of_blocks(ages, cache.blocks[0])
     num_sequences = len(tokens) if rows is None else rows.size
-    of_prompts = prompt_reads(prompts_seen, num_sequences)
-    view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences, of_prompts)
-    x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
+
+    def view_of(window: int | None) -> View:
+      layer = next((i for i in range(config.num_layers) if config.window_of(i) == window), None)
+      here, age, seen = column, ages, prompts_seen
+      if layer is None:  # No layer is of this kind.
+        return None
+      if window is not None and not config.exact:
+        # A ring: each step takes the place of the oldest one.
+        size = num_columns(cache.blocks[layer])
+        here, age = step % size, (step - jnp.arange(size)) % size
+        seen = None if seen is None else seen[:, seen.shape[1] - cache.prompts[layer].v.shape[2] :]
+      of_blocks = columns_of_blocks(age, cache.blocks[layer])
+      most = lengths if window is None else jnp.minimum(lengths, window)
+      of_prompts = prompt_reads(seen, num_sequences) if window is None else None
+      return View(here, of_blocks, lengths, reads(of_blocks, most), seen, rows, sequences, of_prompts, window)
+
+    views = view_of(None), view_of(config.window and config.window.size)
+    end = 1 + len(ages) + (0 if prompts_seen is None else prompts_seen.shape[1])
+    x, cache, routes = model.step(weights.blocks, tokens, positions, cache, views, end)
     return logits_of(model, x), cache, routes
 
   def extend(
@@ -146,10 +180,12 @@ def make_steps(
     here = starts[:, None] + offsets
     columns = jnp.where(offsets < counts[:, None], here, NOWHERE)
     if tokens.shape[1] == 1 and rows is None:
-      of_blocks = columns_of_blocks(jnp.arange(sum(block.v.shape[2] for block in cache.blocks[0])), cache.blocks[0])
+      size = num_columns(cache.blocks[0])
+      of_blocks = columns_of_blocks(jnp.arange(size), cache.blocks[0])
       lengths = jnp.where(counts > 0, starts, 0) + 1
       view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None, by_column=True)
-      x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts if positions is None else positions[:, 0], cache, view)
+      views = view, view._replace(window=config.window and config.window.size)
+      x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts if positions is None else positions[:, 0], cache, views, size)
       return logits_of(model, x), cache, None if routes is None else routes[:, None]
     spans = Spans(rows, columns)
     x, cache, routes = model.extend(weights.blocks, tokens, here if positions is None else positions, cache, spans, images)

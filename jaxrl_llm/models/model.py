@@ -47,9 +47,10 @@ class Model(NamedTuple):
       image token and of the deep layers; only for models with one.
     prefill: Forward pass over prompts `(params, tokens [n P], mask [n P], *, dtype, positions=None,
       images=None) -> (cache, routes [n P L K] or None)`. The cache has no room for responses yet.
-    grow: Function `(cache, rows, columns, *, dtype) -> cache` that adds room for `columns` more
-      tokens in each row. The cache may be None if prompts have one token, because the last token
-      of a prompt is decoded, not prefilled.
+    grow: Function `(cache, rows, columns, *, dtype, most=None) -> cache` that adds room for
+      `columns` more tokens in each row. The cache may be None if prompts have one token, because
+      the last token of a prompt is decoded, not prefilled. A cache for `decode` names the `most`
+      columns that it may grow to, so that layers with a sliding window have as few as they need.
     resume: Function `(params, tokens [B W], mask [B W], cache) -> cache` for rows that already have
       tokens. It fills the blocks with the rightmost keys and values, one for each column.
     map_prompts: Function `(function, cache) -> cache` that applies a function to the tree of arrays
@@ -57,8 +58,9 @@ class Model(NamedTuple):
     decoding_weights: Function `(params) -> weights` that lays out a copy of the params for
       `decode`, once before a loop of steps.
     decode: Decoding step `(weights, tokens [B], positions [B], cache, *, column, ages, lengths,
-      prompts_seen, rows, sequences) -> (float32 logits [B V], cache, routes [B L K] or None)` for
-      one more token per row. The caller says what the token sees of the cache; see `View`.
+      prompts_seen, rows, sequences, step) -> (float32 logits [B V], cache, routes [B L K] or None)`
+      for one more token per row. The caller says what the token sees of the cache; see `View`.
+      Steps are counted from 0, and the columns of `resume` were written in the steps before.
     extend: Function `(weights, tokens [N T], cache, starts [N], counts [N], rows=None, *,
       positions=None, images=None, scores_all=False) -> (float32 logits [N V], cache, routes
       [N T L K] or None)` for a cache in which token c of a row is in column c: a cache of `grow`

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm.devices.mesh import platform_of
 from jaxrl_llm.kernels.stripes import Stripes
 from jaxrl_llm.models.attention import Rows, packed
-from jaxrl_llm.models.cache import Cache, Spans, View, key_values, layout_of, num_positions
+from jaxrl_llm.models.cache import Cache, Spans, View, key_values, last_columns, layout_of, num_columns
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, norm_of_stream, rotation_of
 from jaxrl_llm.models.linear import adapter, in_one_order, linear, matmul_in_float32, param
@@ -259,7 +259,7 @@ class Transformer(nnx.Module):
   ) -> tuple[Cache, Int[Array, "n P L K"] | None]:
     """Computes a cache of whole prompts, and the experts that their tokens visited.
 
-    The cache has no blocks for responses yet. Positions of prompts without images are counted.
+    The cache has no blocks for responses yet, and no more of a prompt than layers see. Positions of prompts without images are counted.
     """
     segments = mask.astype(jnp.int32)
     rows, images = packed(segments), self.with_features(images)
@@ -272,23 +272,31 @@ class Transformer(nnx.Module):
       return x, (key_values(k, v, dtype, layout_of(self.mesh)), None if routed is None else self.routers(routed, rows, losses=False))
 
     _, outputs = self.scan(body, self.embed_rows(tokens, images))
-    held = tuple(jax.tree.map(lambda x, i=i: x[i], kv) for span, (kv, _) in outputs for i in range(span.count))
-    cache = Cache(held, blocks=((),) * self.config.num_layers)
+    held = [jax.tree.map(lambda x, i=i: x[i], kv) for span, (kv, _) in outputs for i in range(span.count)]
+    if not self.config.exact:
+      held = [last_columns(kv, self.config.window_of(layer)) for layer, kv in enumerate(held)]
+    cache = Cache(tuple(held), blocks=((),) * self.config.num_layers)
     return cache, self.gather([(span, out) for span, (_, out) in outputs], tokens.shape).routing
 
   def step(
-    self, blocks: tuple[PyTree, ...], tokens: Int[Array, " B"], positions: Int[Array, " B"], cache: Cache, view: View
+    self,
+    blocks: tuple[PyTree, ...],
+    tokens: Int[Array, " B"],
+    positions: Int[Array, " B"],
+    cache: Cache,
+    views: tuple[View | None, View | None],
+    end: int,
   ) -> tuple[Float[Array, "B D"], Cache, Int[Array, "B L K"] | None]:
-    """Computes the final hidden states of one new token per row.
+    """Computes the final hidden states of one new token per row, all at positions below `end`.
 
-    Also returns the cache with the tokens written to it, and the experts that they visited.
+    The views are that of layers without a sliding window, and that of layers with one; None for
+    none. Also returns the cache with the tokens written to it, and the experts that they visited.
     """
     x, held, routes = self.embed(tokens), [], []
-    rotated = self.rotated(positions[:, None], num_positions(cache))
+    rotated = self.rotated(positions[:, None], end)
     for layer, block in enumerate(self.merged(blocks)):
-      window = self.config.window_of(layer)
-      view = view._replace(window=window)
-      x, written, experts = block.step(x, rotated[window is not None], cache.prompts[layer], cache.blocks[layer], view)
+      kind = self.config.window_of(layer) is not None
+      x, written, experts = block.step(x, rotated[kind], cache.prompts[layer], cache.blocks[layer], views[kind])
       held.append(written)
       routes.append(experts)
     return self.final_norm(x), cache._replace(blocks=tuple(held)), self.stacked(routes, tokens.shape)
@@ -307,7 +315,7 @@ class Transformer(nnx.Module):
     Also returns the cache with the tokens written to it, and the experts that they visited.
     """
     x, held, routes = self.embed_rows(tokens, images), [], []
-    rotated = self.rotated(positions, num_positions(cache))
+    rotated = self.rotated(positions, num_columns(cache.blocks[0]))
     for layer, (block, kept) in enumerate(zip(self.merged(blocks), cache.blocks, strict=True)):
       window = self.config.window_of(layer)
       x, written, experts = block.extend(x, rotated[window is not None], kept, spans, window)

@@ -59,7 +59,7 @@ def begin(
   # A resumed response may need the whole cache from the first step.
   num_blocks = 1 if requests.partial is None else len(settings.cache_blocks)
   for size in settings.cache_blocks[:num_blocks]:
-    cache = model.grow(cache, rows, size, dtype=settings.cache_dtype)
+    cache = model.grow(cache, rows, size, dtype=settings.cache_dtype, most=sum(settings.cache_blocks))
 
   reasons = finished_before(requests, num_sequences)
   waiting = split_into_shards(reasons, num_shards)[:, :-1] == RUNNING

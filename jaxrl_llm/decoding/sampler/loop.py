@@ -36,7 +36,7 @@ from jaxrl_llm.types import Rollouts, StopReason
 def grow(model: Decoder, settings: Settings, loop: Loop) -> Loop:
   """Grows the cache by the next declared block, to make room for longer responses."""
   size = settings.cache_blocks[num_blocks(settings, loop)]
-  cache = model.grow(loop.cache, loop.sequences.size, size, dtype=settings.cache_dtype)
+  cache = model.grow(loop.cache, loop.sequences.size, size, dtype=settings.cache_dtype, most=sum(settings.cache_blocks))
   return loop._replace(cache=cache, written=jnp.concatenate([loop.written, jnp.full((size,), NEVER)]))
 
 
@@ -85,6 +85,7 @@ def advance(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> L
     ages=loop.step - written,
     lengths=loop.lengths.reshape(-1) + 1,
     prompts_seen=inputs.prompts_seen,
+    step=loop.step,
     **lookup,
   )
   results = _draw(model, settings, inputs, loop, logits)

@@ -122,7 +122,7 @@ def load(
 ) -> tuple[Model, Params]:
   """Loads a model and its weights from a checkpoint of transformers or a GGUF file.
 
-  The families are Llama 3, SmolLM2, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE and Qwen3-VL.
+  The families are those of `families.FAMILIES`.
 
   Args:
     path: Folder with `config.json` and safetensors, or a `.gguf` file; see

@@ -103,8 +103,9 @@ TABLE = make_stop_table([bytes([i]) if i < 256 else None for i in range(264)], [
     pytest.param("dense", (("data", 2), ("fsdp", 2), ("tensor", 2)), {"cache_dtype": "int8"}, marks=pytest.mark.exhaustive),
     ("moe", (("fsdp", 4), ("expert", 2)), {"record_routing": True, "entropy": True, "temperature": 0.8, "top_k": 30}),
     ("chain", DATA, {"stop_ids": ()}),
+    ("window", (("fsdp", 4), ("tensor", 2)), {"cache_blocks": (4, 8)}),
   ], 3),
-  ids=["growing cache", "int8 and heads over devices", "routes", "stop strings"],
+  ids=["growing cache", "int8 and heads over devices", "routes", "stop strings", "windows"],
 )
 def test_an_exchange_keeps_tokens_logprobs_reasons_and_routes(kind, axes, settings):
   requests = Requests(

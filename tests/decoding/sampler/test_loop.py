@@ -167,8 +167,9 @@ def test_stop_tokens_wait_for_the_minimum_number_of_tokens():
 
 @pytest.mark.parametrize(
   ("kind", "settings"),
-  few([("dense", {"slots": 8, "cache_blocks": (4, 8)}), ("moe", {"record_routing": True})], rest="slow", by_hand=(1,)),
-)
+  few([(kind, {"slots": 8, "cache_blocks": (4, 8)}) for kind in ("dense", "window")] + [("moe", {"record_routing": True})],
+      rest="slow", by_hand=(2,)),
+)  # fmt: skip
 def test_continuing_after_a_budget_of_steps_equals_an_uninterrupted_run(kind, settings):
   """Calls of a few steps, each continuing the last result, give the same tokens.
 
