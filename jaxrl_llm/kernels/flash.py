@@ -39,7 +39,7 @@ class Kernels(NamedTuple):
     reads: Function from the width of a head to whether the kernels read it.
     sizes: Function `(q, k, stripe) -> sizes`, which has a block of `queries` and of `keys` that
       divide what the kernels take.
-    lists: Function `(segments, prefixes, keys, slots, window, sizes) -> lists` of the blocks to
+    lists: Function `(segments, prefixes, keys, slots, sizes, window) -> lists` of the blocks to
       visit.
     forward: Function `(q, k, v, ids, lists, *, sizes, interpret) -> (out, log_sum)`, which has the
       elements of B·H·T in this order.
@@ -114,7 +114,7 @@ def flash_attention(
   q, segments, prefixes, slots = (None if x is None else padded(x, sizes.queries) for x in (q, segments, prefixes, slots))
   k, v, keys = (padded(x, sizes.keys) for x in (k, v, keys))
   window = window and Window(padded(window.firsts, sizes.queries), padded(window.positions, sizes.keys))
-  lists = kernels.lists(segments, prefixes, keys, slots[0], window, sizes)
+  lists = kernels.lists(segments, prefixes, keys, slots[0], sizes, window)
   ids = _ids(segments, prefixes, keys, slots, window)
   # A remat policy that keeps them by name spares the backward pass of each layer their lists.
   lists, ids = jax.tree.map(lambda x: checkpoint_name(x, "visits"), (lists, ids))
@@ -159,7 +159,7 @@ def _ids(segments: Array, prefixes: Array | None, keys: Array, slots: Array, win
 
 
 def _visible(
-  segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None, block_q: int, block_k: int
+  segments: Array, prefixes: Array | None, keys: Array, slots: Array, block_q: int, block_k: int, window: Window | None = None
 ) -> tuple[Bool[Array, "B I J"], Bool[Array, "B I J"]]:
   """Returns in which pairs of blocks a query sees a key, and in which each sees all."""
   batch = segments.shape[0]
@@ -180,10 +180,10 @@ def _visible(
 
 
 def _pairs(
-  segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None, sizes: _Sizes
+  segments: Array, prefixes: Array | None, keys: Array, slots: Array, sizes: _Sizes, window: Window | None = None
 ) -> tuple[Pairs, list[Pairs]]:
   """Lists the pairs of blocks to visit, for all keys and for each part of keys."""
-  seen, whole = _visible(segments, prefixes, keys, slots, window, sizes.queries, sizes.keys)
+  seen, whole = _visible(segments, prefixes, keys, slots, sizes.queries, sizes.keys, window)
   every, parts = _listed(seen, whole), sizes.parts(keys.shape[1])
   if len(parts) == 1:
     return every, [every]
@@ -226,12 +226,12 @@ def _tpu_backward(q, k, v, d_out, log_sum, mean, ids: Ids, lists, *, sizes: _Siz
 
 
 def _gpu_lists(
-  segments: Array, prefixes: Array | None, keys: Array, slots: Array, window: Window | None, sizes: flash_gpu.Sizes
+  segments: Array, prefixes: Array | None, keys: Array, slots: Array, sizes: flash_gpu.Sizes, window: Window | None = None
 ) -> flash_gpu.Lists:
   """Lists the blocks that each block of queries visits, in two kernels, and each block of keys."""
 
   def visible(tiles: Tiles):
-    return _visible(segments, prefixes, keys, slots, window, tiles.queries, tiles.keys)
+    return _visible(segments, prefixes, keys, slots, tiles.queries, tiles.keys, window)
 
   by_keys = (x.swapaxes(1, 2) for x in visible(sizes.of_keys))
   return flash_gpu.Lists(visits(*visible(sizes.forward)), visits(*visible(sizes.of_queries)), visits(*by_keys))

@@ -11,7 +11,7 @@ from jaxrl_llm.kernels.visibility import within
 from jaxrl_llm.models import cache, ragged
 from jaxrl_llm.models.attention import Rows, row_attention
 from jaxrl_llm.models.config import ModelConfig, Yarn
-from jaxrl_llm.models.linear import GATED, adapter, linear, param
+from jaxrl_llm.models.linear import GATED, adapter, linear, param, rounded
 from jaxrl_llm.models.moe import MoE
 from jaxrl_llm.models.residual import gathered, scattered, whole
 from jaxrl_llm.models.rope import Rotation, frequencies, rope, rotation
@@ -190,7 +190,10 @@ class Block(nnx.Module):
 
   def normed(self, name: str, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
     """Applies a norm to its input, which it is without that norm."""
-    return getattr(self, name)(x) if hasattr(self, name) else x
+    if not hasattr(self, name):
+      return x
+    y = getattr(self, name)(x)
+    return rounded(y) if self.attention.config.exact and name.endswith("end_norm") else y
 
   def feed_forward(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None = None):
     """Applies the feed-forward layer to normalised tokens.

@@ -175,6 +175,15 @@ def in_one_order(
   return y.reshape(*x.shape[:-1], parts, -1)[..., :outputs].reshape(*x.shape[:-1], -1)
 
 
+def rounded(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+  """Returns a product that programs on CPUs round before they add it to something else.
+
+  Some would otherwise compute product and sum by one instruction that rounds once, and others, with
+  other fusions, would not.
+  """
+  return jnp.maximum(x, jnp.finfo(x.dtype).min)
+
+
 def _parts(axes: Sequence[str], size: int, mesh: Mesh | None) -> int:
   """Returns over how many devices the axis tensor of a mesh splits an axis of a matrix."""
   is_split = mesh is not None and any(RULES[axis] == "tensor" for axis in axes) and size % mesh.shape["tensor"] == 0

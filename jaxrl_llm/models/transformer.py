@@ -17,7 +17,7 @@ from jaxrl_llm.models.attention import Rows, packed
 from jaxrl_llm.models.cache import Cache, Spans, View, key_values, last_columns, layout_of, num_columns
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, norm_of_stream, rotation_of
-from jaxrl_llm.models.linear import adapter, in_one_order, linear, matmul_in_float32, param
+from jaxrl_llm.models.linear import adapter, in_one_order, linear, matmul_in_float32, param, rounded
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
@@ -115,8 +115,7 @@ class Transformer(nnx.Module):
     if not self.config.scale_embeddings:
       return x
     x = x * jnp.asarray(self.config.d_model**0.5, dtype)
-    # Otherwise XLA on CPUs moves the product into the first norm's sum, in some programs only.
-    return jax.lax.optimization_barrier(x) if self.config.exact else x
+    return rounded(x) if self.config.exact else x
 
   def embed_rows(self, tokens: Int[Array, "B T"], images: Images | None) -> Float[Array, "B T D"]:
     """Looks up the embeddings of tokens; a feature takes the place of an image token's."""

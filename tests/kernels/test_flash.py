@@ -106,7 +106,7 @@ def test_the_kernels_equal_plain_attention(name, rng):
 def test_tokens_see_a_window(name, size, rng):
   """Shorter than a block, and longer than some sequences; blocks before it are not visited."""
   compare(arrays(rng), *ROWS[name], size=size)
-  visible = lambda window: flash._visible(*ROWS[name], ROWS[name][0], jnp.arange(LENGTH), window, 20, 20)[0]
+  visible = lambda window: flash._visible(*ROWS[name], ROWS[name][0], jnp.arange(LENGTH), 20, 20, window)[0]
   every, near = visible(None), visible(window_of(*ROWS[name], size))
   assert near.sum() < every.sum() and not np.any(near & ~every)
 
