@@ -15,7 +15,6 @@ from jaxrl_llm.run.setup.data import load_task
 from jaxrl_llm.tasks.sets import figures
 from jaxrl_llm.workdir import claim
 from jaxrl_llm.workdir.metrics import read_rows
-from tests.marks import few
 from tests.runs import VARIED, column, quick, run_here, tiny_config
 
 SETTINGS = VARIED | {
@@ -82,8 +81,8 @@ def talk() -> Environment:
   return Environment(lambda example: 0, step)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("train_tower", few([False, True], 1))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("train_tower", [False, True])
 def test_conversations_about_pictures(train_tower, tmp_path, monkeypatch):
   """With a lag, and a trained tower that new weights interrupt."""
   monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
