@@ -143,7 +143,7 @@ def make_steps(
     model = bind_decoder(weights.rest)
     num_sequences = len(tokens) if rows is None else rows.size
 
-    def view_of(window: int | None) -> View:
+    def view_of(window: int | None) -> View | None:
       layer = next((i for i in range(config.num_layers) if config.window_of(i) == window), None)
       here, age, seen = column, ages, prompts_seen
       if layer is None:  # No layer is of this kind.

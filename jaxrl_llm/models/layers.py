@@ -45,7 +45,7 @@ def norm_of_stream(config: ModelConfig) -> RMSNorm:
   return RMSNorm(config, (config.d_model,), ("embed",))
 
 
-def rotation_of(config: ModelConfig, positions: Int[Array, "B T *axes"], in_window: bool | Bool[Array, ""] = False) -> Rotation:
+def rotation_of(config: ModelConfig, positions: Int[Array, "B T *axes"], in_window: bool | Bool[Array, ""] | None = None) -> Rotation:
   """Computes the rotation of each position in a layer with or without a sliding window."""
   sections = None if config.vision is None else config.vision.rope_sections
   of_all = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
@@ -106,7 +106,7 @@ class Attention(nnx.Module):
     return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 
   @jax.named_scope("attention")
-  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows, in_window: Bool[Array, ""]):
+  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows, in_window: Bool[Array, ""] | None):
     """Attends from every token to the earlier ones of its segment; also returns keys and values."""
     if self.config.window is not None:
       rows = within(rows, positions, jnp.where(in_window, self.config.window.size, _NO_WINDOW))
@@ -207,10 +207,13 @@ class Block(nnx.Module):
     x: Float[Array, "B T D"],
     positions: Int[Array, "B T *axes"],
     rows: Rows,
-    in_window: Bool[Array, ""],
+    in_window: Bool[Array, ""] | None,
     replay: Int[Array, "B T K"] | None = None,
   ):
-    """Applies the block to whole rows; also returns what its router did, and keys and values."""
+    """Applies the block to whole rows; also returns what its router did, and keys and values.
+
+    `in_window` says whether its attention has a sliding window; None if that of no layer has one.
+    """
     # A norm adds up the whole width on one device if its sums are to have one order.
     part, added = (whole, whole) if self.attention.config.exact else (scattered, lambda x, mesh: x)
     x = part(x, self.mesh)

@@ -166,8 +166,10 @@ class Transformer(nnx.Module):
       outputs.append((span, out))
     return carry, outputs
 
-  def in_window(self, layer: Int[Array, ""]) -> Bool[Array, ""]:
-    """Returns whether a layer of a scan has a sliding window."""
+  def in_window(self, layer: Int[Array, ""]) -> Bool[Array, ""] | None:
+    """Returns whether a layer of a scan has a sliding window; None if no layer has one."""
+    if self.config.window is None:
+      return None
     return jnp.asarray([self.config.window_of(i) is not None for i in range(self.config.num_layers)])[layer]
 
   def hidden(
@@ -258,7 +260,8 @@ class Transformer(nnx.Module):
   ) -> tuple[Cache, Int[Array, "n P L K"] | None]:
     """Computes a cache of whole prompts, and the experts that their tokens visited.
 
-    The cache has no blocks for responses yet, and no more of a prompt than layers see. Positions of prompts without images are counted.
+    The cache has no blocks for responses yet, and of a prompt no more tokens than the layer's
+    window has. Positions of prompts without images are counted.
     """
     segments = mask.astype(jnp.int32)
     rows, images = packed(segments), self.with_features(images)
