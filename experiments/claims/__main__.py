@@ -89,7 +89,7 @@ def refusal(name: str, rest: Sequence[str]) -> str:
   """
   if name.upper() not in CLAIMS:
     hint = did_you_mean(name.upper(), CLAIMS, " (did you mean '{}'?)")
-    return f"claim: found '{name}'{hint}, expected one of E1 to E21, E23, E24, or --page for the page of all"
+    return f"claim: found '{name}'{hint}, expected one of E1 to E21, E23 to E25, or --page for the page of all"
   study = CLAIMS[name.upper()].study
   if importlib.util.find_spec(study) is None or importlib.util.find_spec(f"{study}.__main__") is None:
     return f"{name}: found no package {study}, expected the study that tries the claim"

@@ -159,6 +159,12 @@ ROWS = (
     main_rule="E24, gspo needs no recomputation",
     note="two warm starts, so that the pairs are no sample of policies; GSPO ends at chance in all of them",
   ),
+  Claim(
+    "E25", "GSPO, arXiv:2507.18071", f"{HERE}.long_responses", "figures/long_responses.png",
+    says="The noise of token-level importance ratios accumulates over long responses until training collapses; a sequence ratio does not.",
+    main_rule="E25, samples: GSPO's lead over GRPO grows from 16 to 256",
+    note="up to 256 tokens and 64 updates of a small dense model; GRPO hardly ever collapses at any length",
+  ),
 )  # fmt: skip
 
 CLAIMS = {claim.name: claim for claim in ROWS}

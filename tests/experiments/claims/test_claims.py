@@ -120,9 +120,9 @@ def test_a_claim_with_results_of_another_claim_alone_has_not_run():
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    (["E99"], "error: claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, E23, E24, or --page for the page of all\n"),
-    (["staleness"], "error: claim: found 'staleness', expected one of E1 to E21, E23, E24, or --page for the page of all\n"),
-    (["--smoke"], "error: claim: found '--smoke', expected one of E1 to E21, E23, E24, or --page for the page of all\n"),
+    (["E99"], "error: claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, E23 to E25, or --page for the page of all\n"),
+    (["staleness"], "error: claim: found 'staleness', expected one of E1 to E21, E23 to E25, or --page for the page of all\n"),
+    (["--smoke"], "error: claim: found '--smoke', expected one of E1 to E21, E23 to E25, or --page for the page of all\n"),
     (
       ["e4", "--smoke"],
       "error: --smoke: found no --folder, expected --folder=DIR, so that the measured results are not overwritten\n",
