@@ -46,7 +46,7 @@ def _real_model() -> tuple[str, str, str]:
 
 def _claims() -> tuple[str, str, str]:
   number, counts = re.search(r"\*\*Of (\d+) claims: (.*)\.\*\*", page.text()).groups()
-  return f"[{number} claims of the papers](experiments/claims/README.md), small models", counts, "CPU, 2026-11-21 to -30"
+  return f"[{number} claims of the papers](experiments/claims/README.md), small models", counts, "CPU, 2026-11-21 to 2026-12-01"
 
 
 def _noise() -> tuple[str, str, str]:
