@@ -5,6 +5,7 @@ This module counts matrix products, attention over rows of one whole sequence ea
 traffic between a chip's memory and its cores.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -57,15 +58,28 @@ def layer_weights(model: ModelConfig) -> tuple[float, float]:
   return met, attention + dense + router + model.experts.num_experts * expert
 
 
-def _attention(model: ModelConfig, pairs: float) -> float:
-  return 4 * model.num_layers * model.num_heads * model.head_dim * pairs
+def _attention(model: ModelConfig, pairs: Callable[[int | None], float]) -> float:
+  """Counts the operations of all layers, by the pairs of a layer with a window, or with None."""
+  return 4 * model.num_heads * model.head_dim * sum(pairs(model.window_of(layer)) for layer in range(model.num_layers))
 
 
-def _pairs_in_blocks(length: int) -> float:
+def _pairs(length: int, window: int | None) -> float:
+  """Counts the pairs of a causal row in which a query sees a key.
+
+  Example:
+    >>> _pairs(4, None), _pairs(4, 2), _pairs(4, 9)
+    (10.0, 7.0, 10.0)
+  """
+  near = length if window is None else min(window, length)
+  return near * (near + 1) / 2 + (length - near) * near
+
+
+def _pairs_in_blocks(length: int, window: int | None) -> float:
   """Counts the pairs of a causal row whose blocks are computed whole."""
   size = flash.block(length)
   blocks = -(-length // size)
-  return min(blocks * (blocks + 1) / 2 * size**2, float(length) ** 2)
+  before = blocks if window is None else -(-(window - 1) // size)
+  return min(sum(min(i, before) + 1 for i in range(blocks)) * float(size) ** 2, float(length) ** 2)
 
 
 def weights_on_chip(model: ModelConfig, mesh: Mesh) -> float:
@@ -93,14 +107,14 @@ def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, 
   """
   length, chips = config.learner.row_tokens, mesh.size
   met, _ = layer_weights(model)
-  tokens, pairs = rows * length, rows * length * (length + 1) / 2
+  tokens = rows * length
   layers, head, attention = (
     2 * model.num_layers * met * tokens,
     2 * model.d_model * model.vocab_size * tokens,
-    _attention(model, pairs),
+    _attention(model, lambda window: rows * _pairs(length, window)),
   )
   itemsize, micro = jnp.dtype(model.dtype).itemsize, micro_batches(config, mesh, rows)
-  in_blocks = _attention(model, rows * _pairs_in_blocks(length))
+  in_blocks = _attention(model, lambda window: rows * _pairs_in_blocks(length, window))
   passes, repeated = 1, in_blocks - attention
   flops = model_flops = layers + head + attention
   if backward:
@@ -173,7 +187,8 @@ def prefill(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> Work:
   """Counts the prefill of all prompts, each once, at the length of the largest bucket."""
   length, prompts = max(config.rollout.prompt_buckets), config.rollout.num_prompts + config.rollout.spare_prompts
   met, _ = layer_weights(model)
-  flops = 2 * model.num_layers * met * prompts * length + _attention(model, prompts * length * (length + 1) / 2)
+  attention = _attention(model, lambda window: prompts * _pairs(length, window))
+  flops = 2 * model.num_layers * met * prompts * length + attention
   itemsize = jnp.dtype(model.dtype).itemsize
   return Work(flops / mesh.size, flops / mesh.size, weights_on_chip(model, mesh) * itemsize)
 
@@ -192,7 +207,8 @@ def decode_step(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int
   met, _ = layer_weights(model)
   head = 2 * model.d_model * model.vocab_size
   seen = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
-  flops = rows * (2 * model.num_layers * met + head) + _attention(model, rows * seen)
+  attention = _attention(model, lambda window: rows * (seen if window is None else min(window, seen)))
+  flops = rows * (2 * model.num_layers * met + head) + attention
   return Work(flops / mesh.size, flops / mesh.size, num_bytes)
 
 

@@ -277,11 +277,29 @@ def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str], rows: int, *
   states = rows * plan.model.d_model * jnp.dtype(_shape(plan).dtype).itemsize
   return [
     f"largest collective of a step {largest / 1e6:.1f} MB, where the rows' states are {states / 1e6:.1f}",
-    *([f"largest of an exchange {outer / 1e6:.1f} MB with {FEW_LAYERS[1]} layers"] if depth > 1 else []),
+    *([f"largest of an exchange {outer / 1e6:.1f} MB with {few_layers(plan.model)[1]} layers"] if depth > 1 else []),
     "the cache is not copied"
     if not copied
     else "copies of parts of the cache: " + ", ".join(f"{count} {places.get(at, 'in each exchange')}" for at, count in copied.items()),
   ]
+
+
+def few_layers(model: ModelConfig) -> tuple[int, int]:
+  """Returns two numbers of layers, of which the same share has a sliding window as of all.
+
+  If only all layers have that share, the first is their number.
+
+  Example:
+    >>> from jaxrl_llm.models import preset
+    >>> few_layers(preset("qwen3-0.6b")), few_layers(preset("olmo3-7b")), few_layers(preset("gemma3-270m"))
+    ((2, 4), (4, 8), (6, 12))
+  """
+  windows = [model.window_of(layer) for layer in range(model.num_layers)]
+  period = next(p for p in range(1, len(windows) + 1) if all(x == windows[i % p] for i, x in enumerate(windows)))
+  if period == 1:
+    return FEW_LAYERS
+  few = period if len(windows) % period == 0 else len(windows)
+  return few, 2 * few
 
 
 def extrapolated(model: ModelConfig, of_layers: Callable[[int], tuple[Compiled, Any]]) -> tuple[Compiled, dict[str, float], str]:
@@ -294,13 +312,13 @@ def extrapolated(model: ModelConfig, of_layers: Callable[[int], tuple[Compiled, 
   Returns:
     The program with all layers, the parts, and a remark if they are extrapolated.
   """
-  total = model.num_layers
-  if total <= FEW_LAYERS[1] or model.experts and model.experts.layers:
+  total, depths = model.num_layers, few_layers(model)
+  if total <= depths[1] or model.experts and model.experts.layers:
     return *of_layers(total), ""
-  (few, few_parts), (more, more_parts) = map(of_layers, FEW_LAYERS)
+  (few, few_parts), (more, more_parts) = map(of_layers, depths)
   if few.refused or more.refused:
-    return more, more_parts, f"compiled with {FEW_LAYERS[1]} layers"
-  steps = (total - FEW_LAYERS[0]) / (FEW_LAYERS[1] - FEW_LAYERS[0])
+    return more, more_parts, f"compiled with {depths[1]} layers"
+  steps = (total - depths[0]) / (depths[1] - depths[0])
   line = lambda a, b: a + (b - a) * steps
   sizes = {
     name: line(getattr(few, name), getattr(more, name))
@@ -317,7 +335,7 @@ def extrapolated(model: ModelConfig, of_layers: Callable[[int], tuple[Compiled, 
   return (
     compiled,
     parts,
-    f"compiled with {FEW_LAYERS[0]} and {FEW_LAYERS[1]} of {total} layers, extrapolated linearly",
+    f"compiled with {depths[0]} and {depths[1]} of {total} layers, extrapolated linearly",
   )
 
 
