@@ -183,6 +183,10 @@ REFUSED = {
   "scaled within windows": (
     "Olmo3", dict(rope_parameters={SLIDING: dict(rope_type="linear", factor=2.0)}), "rope_parameters.sliding_attention: found 'linear'"
   ),
+  "rope for all layers alike": ("Olmo3", dict(rope_parameters=dict(rope_theta=1e6)), "expected an entry for each of 'full_attention' and"),
+  "dynamic by layer": (
+    "Gemma3", dict(rope_parameters={FULL: dict(rope_type="dynamic")}), "rope_parameters.full_attention.rope_type: found 'dynamic', expected"
+  ),
   "mscale": ("Qwen2", dict(rope_scaling=dict(type="yarn", factor=2.0, mscale=0.7)), "rope_scaling.mscale: found 0.7, expected none"),
   "yarn without a factor": ("Qwen2", dict(rope_scaling=dict(type="yarn")), "rope_scaling: factor is missing, expected a positive number"),
   "dynamic": ("Llama", dict(rope_scaling=dict(type="dynamic", factor=2.0)), "rope_scaling.rope_type: found 'dynamic', expected"),

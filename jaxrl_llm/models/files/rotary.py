@@ -49,43 +49,48 @@ def read_rope(raw: dict[str, Any], max_positions: int, where: str, *, theta: flo
   """
   local, parameters = windows and windows.local_theta, raw.get("rope_parameters")
   by_type = local is not None and isinstance(parameters, dict) and {FULL, SLIDING} & parameters.keys()
+  if local is not None and parameters and not by_type:
+    raise ValueError(f"{where}: rope_parameters: found {parameters!r}, expected an entry for each of {FULL!r} and {SLIDING!r}")
   of_layer = lambda kind: raw | {"rope_parameters": parameters.get(kind)} if by_type else raw
-  base, scaling = _rope(of_layer(FULL), max_positions, where, theta)
+  base, scaling = _rope(of_layer(FULL), max_positions, where, theta, kind=f".{FULL}" if by_type else "")
   if local is None:
     return base, scaling, None
   field, default = local
   own = (of_layer(SLIDING) if by_type else {}) | {"rope_theta": get(raw, field, NUMBER, default, where=where), "rope_scaling": None}
-  of_window, scaled = _rope(own, max_positions, where, default)
+  of_window, scaled = _rope(own, max_positions, where, default, kind=f".{SLIDING}")
   if scaled is not None:
     kind = SCALINGS[type(scaled)]
     raise ValueError(f"{where}: rope_parameters.{SLIDING}: found {kind!r}, expected 'default', the only type within windows")
   return base, scaling, of_window
 
 
-def _rope(raw: dict[str, Any], max_positions: int, where: str, theta: float) -> tuple[float, RopeScaling | Linear | Yarn | None]:
+def _rope(
+  raw: dict[str, Any], max_positions: int, where: str, theta: float, kind: str = ""
+) -> tuple[float, RopeScaling | Linear | Yarn | None]:
+  """Reads the settings of one type of layer, whose name in messages is `kind`."""
   field = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
   rope = raw.get(field)
   if rope is not None and not isinstance(rope, dict):
     raise ValueError(f"{where}: {field}: found {rope!r}, expected an object with rope_type")
-  rope, inner = rope or {}, f"{where}: {field}"
+  rope, inner = rope or {}, f"{where}: {field}{kind}"
   theta = float(get(rope, "rope_theta", NUMBER, None, where=inner) or get(raw, "rope_theta", NUMBER, theta, where=where))
   if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
     raise ValueError(f"{inner}.partial_rotary_factor: found {rope['partial_rotary_factor']!r}, expected 1.0")
-  kind = rope.get("rope_type", rope.get("type", "default"))
-  if kind == "default":
+  name = rope.get("rope_type", rope.get("type", "default"))
+  if name == "default":
     if nested := [key for key, value in rope.items() if isinstance(value, dict)]:
       raise ValueError(f"{inner}: found settings by layer type ({', '.join(nested)}), expected one rope_type for all layers")
     return theta, None
-  if kind not in SCALINGS.values():
+  if name not in SCALINGS.values():
     names = ", ".join(map(repr, ("default", *SCALINGS.values())))
-    raise ValueError(f"{inner}.rope_type: found {kind!r}, expected one of {names}; no other type is implemented")
+    raise ValueError(f"{inner}.rope_type: found {name!r}, expected one of {names}; no other type is implemented")
   factor = float(get(rope, "factor", NUMBER, where=inner))
-  if kind == "linear":
+  if name == "linear":
     return theta, Linear(factor)
   original = get(rope, "original_max_position_embeddings", INT, max_positions, where=inner)
-  if kind == "yarn":
+  if name == "yarn":
     return theta, _yarn(rope, factor, original, inner)
-  low, high = (float(get(rope, name, NUMBER, where=inner)) for name in ("low_freq_factor", "high_freq_factor"))
+  low, high = (float(get(rope, bound, NUMBER, where=inner)) for bound in ("low_freq_factor", "high_freq_factor"))
   scaling = RopeScaling(factor, low, high, original)
   if scaling.low_freq_factor >= scaling.high_freq_factor:
     raise ValueError(
