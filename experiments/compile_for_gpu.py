@@ -77,8 +77,8 @@ class Gate(NamedTuple):
 
 def decode(plan: Plan) -> list[Gate]:
   """Returns the gates of a decoding step."""
-  few_layers, more_layers = sampler_proof.FEW_LAYERS
-  samplers = [sampler_proof.make_sampler(plan, layers) for layers in sampler_proof.FEW_LAYERS]
+  few_layers, more_layers = depths = sampler_proof.few_layers(plan.model)
+  samplers = [sampler_proof.make_sampler(plan, layers) for layers in depths]
   few, more = (sampler_proof.loop_of_steps(plan, sampler, only_planned=False) for sampler in samplers)
   counts = [len(parse(each.launches).deepest().launches) for each in (few, more)]
   of_layer = (counts[1] - counts[0]) / (more_layers - few_layers)

@@ -163,7 +163,7 @@ ROWS = (
     "E25", "GSPO, arXiv:2507.18071", f"{HERE}.long_responses", "figures/long_responses.png",
     says="The noise of token-level importance ratios accumulates over long responses until training collapses; a sequence ratio does not.",
     main_rule="E25, samples: GSPO's lead over GRPO grows from 16 to 256",
-    note="up to 256 tokens and 64 updates of a small dense model; GRPO hardly ever collapses at any length",
+    note="up to 256 tokens and 64 updates of a small dense model; GRPO collapses in few seeds at any length",
   ),
 )  # fmt: skip
 

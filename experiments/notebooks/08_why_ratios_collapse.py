@@ -191,8 +191,8 @@ show.verdicts("E24", ["gspo needs no recomputation", "grpo needs no recomputatio
 # **Length** (E25, `experiments/claims/long_responses`): Fibonacci numbers again, of 16, 64 and 256
 # tokens, with 16 updates of each rollout batch. GSPO's lead over GRPO is not shown to grow (-2.7
 # points, 95 % interval -7.9 to +2.6), and GRPO, whose clip binds on 0.3 % of the tokens at 256,
-# collapses in none of 24 seeds there. Without a ratio 11 do, and with SAPO's gate, too: at this
-# rate neither keeps the policy near the samples.
+# collapses in none of 24 seeds there, or in four if an update has 8 responses, not 32. Without a
+# ratio 11 do, and with SAPO's gate, too: at this rate neither keeps the policy near the samples.
 #
 # ## What we can conclude
 #

@@ -155,6 +155,7 @@ def make_steps(
         seen = None if seen is None else seen[:, seen.shape[1] - cache.prompts[layer].v.shape[2] :]
       of_blocks = columns_of_blocks(age, cache.blocks[layer])
       most = lengths if window is None else jnp.minimum(lengths, window)
+      # The kernel would show all rows of a prompt the same part of it.
       of_prompts = prompt_reads(seen, num_sequences) if window is None else None
       return View(here, of_blocks, lengths, reads(of_blocks, most), seen, rows, sequences, of_prompts, window)
 
@@ -184,7 +185,9 @@ def make_steps(
       of_blocks = columns_of_blocks(jnp.arange(size), cache.blocks[0])
       lengths = jnp.where(counts > 0, starts, 0) + 1
       view = View(columns[:, 0], of_blocks, lengths, reads_of_rows(of_blocks, lengths), None, by_column=True)
-      views = view, view._replace(window=config.window and config.window.size)
+      # The kernel has no first column of a row.
+      by_program = tuple(None if isinstance(read, Visits) else read for read in view.reads)
+      views = view, view._replace(window=config.window and config.window.size, reads=by_program)
       x, cache, routes = model.step(weights.blocks, tokens[:, 0], starts if positions is None else positions[:, 0], cache, views, size)
       return logits_of(model, x), cache, None if routes is None else routes[:, None]
     spans = Spans(rows, columns)

@@ -153,10 +153,9 @@ def last_visits(lengths: Int[Array, " B"], size: int, *, columns: int) -> Visits
 def attend_block(q: Float[Array, "B K G C"], held: KeyValues, view: View, block: int, *, mesh: Mesh | None) -> Partial:
   """Attends from the queries of each row to its own tokens in a block of the cache."""
   reads = view.reads[block]
-  # The kernel has no first column of a row.
-  if not isinstance(reads, Visits) or (view.by_column and view.window is not None):
+  if not isinstance(reads, Visits):
     attend_whole = lambda: attend_all(q, held, view.sees(block))
-    return jax.lax.cond(reads, attend_whole, lambda: nothing_of(q)) if isinstance(reads, jax.Array) else attend_whole()
+    return attend_whole() if reads is None else jax.lax.cond(reads, attend_whole, lambda: nothing_of(q))
   return attend(q, held, view.ages[block], view.own_lengths, reads, kernel=kernel_of(platform_of(mesh)), mesh=mesh)
 
 
@@ -165,8 +164,7 @@ def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View, *, m
 
   For the kernel, the rows of a prompt are one row with the queries of all.
   """
-  # The kernel would show all rows of a prompt the same part of it.
-  if view.prompt_reads is None or view.window is not None:
+  if view.prompt_reads is None:
     return attend_all_prompts(q, held, view)
   ages, lengths = jnp.arange(held.v.shape[2])[::-1], jnp.sum(view.prompts, axis=1)
   kernel = kernel_of(platform_of(mesh))

@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl_llm.kernels import flash, flash_gpu
 from jaxrl_llm.kernels.flash_gpu import Sizes, Tiles
+from jaxrl_llm.kernels.visibility import Window
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.models.attention import packed
 from jaxrl_llm.models.remat import rematerialised
@@ -108,21 +109,27 @@ def test_heads_of_other_widths_are_refused():
     jax.eval_shape(flash_attention, heads, heads, heads, ids)
 
 
-def layer(dtype, width, *, length=4096, num_heads=8, num_kv_heads=2):
-  """Returns a layer's attention with all gradients, and its arguments' shapes."""
+def layer(dtype, width, *, length=4096, num_heads=8, num_kv_heads=2, size=None):
+  """Returns a layer's attention with all gradients, and its arguments' shapes.
+
+  `size` is that of a sliding window.
+  """
   heads = lambda num: jax.ShapeDtypeStruct((1, length, num, width), dtype)
   ids = jax.ShapeDtypeStruct((1, length), "int32")
 
   def run(q, k, v, d_out, segments, prefixes):
-    return with_gradients(lambda q, k, v: flash.flash_attention(q, k, v, segments, prefixes, platform="gpu"), q, k, v, d_out)
+    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), segments.shape)
+    window = size and Window(positions - size + 1, positions)
+    attend = lambda q, k, v: flash.flash_attention(q, k, v, segments, prefixes, window=window, platform="gpu")
+    return with_gradients(attend, q, k, v, d_out)
 
   return run, (heads(num_heads), heads(num_kv_heads), heads(num_kv_heads), heads(num_heads), ids, ids)
 
 
 @pytest.mark.parametrize("width", flash_gpu.WIDTHS)
-@pytest.mark.parametrize("dtype", few(["bfloat16", "float32"], 0))
-def test_the_kernels_lower_to_triton(dtype, width):
-  run, arguments = layer(dtype, width)
+@pytest.mark.parametrize("dtype, size", few([("bfloat16", None), ("bfloat16", 512), ("float32", None)], 0, 1))
+def test_the_kernels_lower_to_triton(dtype, size, width):
+  run, arguments = layer(dtype, width, size=size)
   program = lowered(run, *arguments)
   kernels = kernels_of(program)
   assert [kernel.name for kernel in kernels] == ["flash_forward", "flash_backward_of_queries", "flash_backward_of_keys"]

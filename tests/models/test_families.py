@@ -147,6 +147,11 @@ def test_layers_with_a_sliding_window(family, fields, window):
   assert from_hf_config(json.loads(json.dumps(to_hf_config(config))), where="x") == config
 
 
+def test_scores_are_written_with_their_scale_even_if_it_is_that_of_other_families():
+  """transformers' default would be 256, whatever the width of a head."""
+  assert to_hf_config(PRESETS["nano-window"]._replace(query_width=None))["query_pre_attn_scalar"] == 8
+
+
 def test_a_new_family_honours_the_windows_of_its_files(monkeypatch):
   monkeypatch.setitem(FAMILIES, "StarlingForCausalLM", Family("starling"))
   assert read("Starling").window is None and read("Starling", sliding_window=8).window.size == 8

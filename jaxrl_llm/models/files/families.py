@@ -22,7 +22,7 @@ class Family(NamedTuple):
   Attributes:
     model_type: Short name in transformers.
     options: Fields of `ModelConfig` that all of its models share.
-    fields: Fields of `ModelConfig` that the file may set: its name there, its kind, its default.
+    query_width: Field of `ModelConfig.query_width`, and its default; None if the family has none.
     has_experts: Whether it is a mixture of experts.
     num_kv_heads: Default number of key-value heads; None is the number of query heads.
     head_dim: Default width of a head; None is the model's width over the number of query heads.
@@ -39,7 +39,7 @@ class Family(NamedTuple):
 
   model_type: str
   options: Mapping[str, Any] = MappingProxyType({})
-  fields: Mapping[str, tuple[str, str, Any]] = MappingProxyType({})
+  query_width: tuple[str, int] | None = None
   has_experts: bool = False
   num_kv_heads: int | None = 32
   head_dim: int | None = None
@@ -63,7 +63,7 @@ _OLMO2 = Family(
 _GEMMA3 = Family(
   "gemma3_text",
   options=dict(qk_norm=True, norms="both", centred_norms=True, scale_embeddings=True, activation="gelu_tanh"),
-  fields=dict(query_width=("query_pre_attn_scalar", NUMBER, 256)),
+  query_width=("query_pre_attn_scalar", 256),
   num_kv_heads=4, head_dim=256, max_positions=131072, rope_theta=1e6, tie_embeddings=True,
   activation=("hidden_activation", "gelu_pytorch_tanh"),
   refused=("attention_bias", "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
@@ -226,7 +226,7 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
     experts=_experts(raw, family, num_layers, where) if family.has_experts else None,
     vision=vision,
     **family.options,
-    **{ours: get(raw, *field, where=where) for ours, field in family.fields.items()},
+    query_width=family.query_width and get(raw, family.query_width[0], NUMBER, family.query_width[1], where=where),
   )
 
 
@@ -277,8 +277,8 @@ def architecture(config: ModelConfig) -> str:
   options = {name: getattr(config, name) for name in shared if getattr(config, name) != ModelConfig._field_defaults[name]}
   for name, family in FAMILIES.items():
     has_parts = (config.experts is not None, config.vision is not None) == (family.has_experts, family.has_tower)
-    settable = config.query_width is None or "query_width" in family.fields
-    if options == family.options and has_parts and settable and is_writable(config, family.windows):
+    has_width = config.query_width is None or family.query_width is not None
+    if options == family.options and has_parts and has_width and is_writable(config, family.windows):
       return name
   parts = dict(experts=config.experts, vision=config.vision, window=config.window, query_width=config.query_width)
   shown = ", ".join(f"{name}={value}" for name, value in {**dict(sorted(options.items())), **parts}.items() if value is not None)
@@ -317,8 +317,9 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     "eos_token_id": None,
     "pad_token_id": None,
   }
-  raw |= {field: False if field.endswith(("bias", "bidirectional_attention")) else None for field in family.refused}
-  raw |= {field: getattr(config, ours) for ours, (field, *_) in family.fields.items() if getattr(config, ours) is not None}
+  raw |= {field: False if field.endswith("bias") else None for field in family.refused}
+  if family.query_width is not None:
+    raw[family.query_width[0]] = config.query_width or config.head_dim
   raw |= to_json(config, family.windows)
   if config.max_positions is not None:
     raw["max_position_embeddings"] = config.max_positions

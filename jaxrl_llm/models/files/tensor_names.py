@@ -47,7 +47,7 @@ class TensorEntry(NamedTuple):
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
-# Norms of a block by where they are. Each name has been given to more than one of them.
+# Names of a block's norms. That behind attention has the name that others give the MLP's own.
 _NORMS = {
   "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
   "after": {"attention_end_norm": "post_attention_layernorm", "mlp_end_norm": "post_feedforward_layernorm"},
